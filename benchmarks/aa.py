@@ -36,7 +36,7 @@ from replay import replay  # noqa: E402
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.records import Record  # noqa: E402
-from nightshift.campaign.scores import BUSY  # noqa: E402
+from nightshift.campaign.scores import BUSY, taken  # noqa: E402
 from nightshift.config.decision_rules import DecisionRules  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
@@ -101,7 +101,7 @@ def simulate(matrix: Floats, rules: DecisionRules, num_decisions: int, repetitio
         latent = math.sqrt(share) * difficulty + math.sqrt(1 - share) * rng.standard_normal(difficulty.shape)
         return (latent + shift * rng.standard_normal((repetitions, 1)) > cut).astype(float)
 
-    campaigns = Campaigns(np.stack([run() for _ in range(rules.baseline_runs)], axis=1), rules)
+    campaigns = Campaigns(run(), rules)
     kept = np.sum([campaigns.test(run()) for _ in range(num_decisions)], axis=0)
     print(
         f"observed: {len(matrix)} runs, mean {mean:.4f}, run sd {matrix.mean(axis=1).std(ddof=1):.4f}, "
@@ -131,7 +131,7 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, 
     records = decided_anew(recorded)
     kept = sum(r.status == "keep" for r in records[1:])
     low, high = wilson(kept, len(records) - 1)
-    rows = [run.evaluation.example_scores for record in records for run in record.runs if run.evaluation]
+    rows = [record.evaluation.example_scores for record in records if record.evaluation]
     shares = simulate(np.array(rows), ARITHMETIC_TRL.decision, len(records) - 1, repetitions)
     predicted = float(shares.mean())
     p_better = [r.judgement.p_better for r in records[1:] if r.judgement and r.judgement.p_better is not None]
@@ -144,7 +144,7 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, 
         "predicted_share": predicted,
         "predicted_middle_95": np.quantile(shares, [0.025, 0.975]).tolist(),
         "predicted_inside": low <= predicted <= high,
-        "busy_runs": sum(run.load is not None and run.load.taken >= BUSY for r in recorded for run in r.runs),
+        "busy_runs": sum(taken(record) >= BUSY for record in recorded),
         "taken_back": sum(bool(r.judgement and r.judgement.taken_back_to) for r in records),
         "run_scores": [round(float(np.mean(row)), 4) for row in rows],
         "p_better_quartiles": np.quantile(p_better, [0.0, 0.25, 0.5, 0.75, 1.0]).round(3).tolist(),

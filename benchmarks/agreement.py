@@ -36,8 +36,8 @@ def agreements(records: Sequence[Record]) -> dict[str, dict[str, float | int | N
     """Within settings, and between the better half of them."""
     runs: dict[str, list[Floats]] = {}
     for record in records:
-        if record.evaluations:
-            runs.setdefault(record.effective_hash, []).extend(run_scores(record))
+        if record.evaluation:
+            runs.setdefault(record.effective_hash, []).append(run_scores(record))
     means = {key: float(np.mean(rows)) for key, rows in runs.items()}
     better = sorted(runs, key=lambda key: -means[key])[: (len(runs) + 1) // 2]
     return {
@@ -56,7 +56,7 @@ def main(checkouts: tuple[Path, ...], output: Path) -> None:
         nights = {folder.resolve().name: Ledger(folder).readable()[0] for folder in checkouts}
     found = {}
     for night, all_records in nights.items():
-        records = [record for record in all_records if record.evaluations]
+        records = [record for record in all_records if record.evaluation]
         for key in dict.fromkeys((record.rules_name, record.rules_hash) for record in records):
             name = f"{night} {key[0]} {key[1]}"
             found[name] = agreements([r for r in records if (r.rules_name, r.rules_hash) == key])

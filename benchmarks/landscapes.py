@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from recorded import NIGHTS, configs, records
+from recorded import NIGHTS, runs
 from sklearn.ensemble import RandomForestRegressor
 
 from nightshift.agents.space import STEPS, SearchSpace
@@ -70,9 +70,7 @@ def used_keys() -> frozenset[str]:
 @cache
 def recorded() -> tuple[tuple[Config, Result], ...]:
     """The runs of the two recorded nights, with their configs."""
-    return tuple(
-        (configs(night)[record.number], run) for night in NIGHTS for record in records(night) for run in record.runs
-    )
+    return tuple(run for night in NIGHTS for run in runs(night))
 
 
 @cache

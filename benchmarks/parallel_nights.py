@@ -26,7 +26,6 @@ from nightshift.campaign.standing import Z95
 
 NUM_NIGHTS = {1: 1000, 2: 500, 4: 300, 8: 120, 16: 40}  # campaigns of so many slots
 PLAYED = ("default", "hard", "decay")
-MAX_BASELINE_RUNS = 6
 
 
 class SideBySide(ShippedRule):
@@ -61,22 +60,18 @@ class _Slots(_Nights):
 
     def __init__(self, num_slots: int, world: World, size: int, seed: Seed) -> None:
         self.rule = SideBySide(RULES, seed=seed[0])
-        super().__init__(Player(self.rule, baseline_runs=max(2, min(num_slots, MAX_BASELINE_RUNS))), world, size, seed)
+        super().__init__(Player(self.rule), world, size, seed)
         self.num_slots = num_slots
 
     def play_all(self) -> tuple[Floats, Floats, Floats, float]:
         """(true gain, reported gain, its standard deviation, ideas a campaign)."""
-        size, runs = self.size, self.player.baseline_runs
-        start, rows = np.full(size, START), np.arange(size)
-        self.rule.begin(
-            np.stack([self.run(start, np.zeros(size)) for _ in range(runs)], axis=1), self.player.num_examples
-        )
-        rounds = -(-runs // self.num_slots)
-        ends = np.full((size, self.num_slots), rounds * self.run_seconds)  # of what runs in each slot
+        size, rows = self.size, np.arange(self.size)
+        self.rule.begin(self.run(np.full(size, START), np.zeros(size)), self.player.num_examples)
+        ends = np.full((size, self.num_slots), self.run_seconds)  # of what runs in each slot
         parent = np.zeros((size, self.num_slots), int)
         number, crashed = np.zeros((size, self.num_slots), int), np.zeros((size, self.num_slots), bool)
         sets = np.zeros((size, self.num_slots, 0))
-        ready, open_, index = np.full(size, rounds * self.run_seconds), np.zeros((size, self.num_slots), bool), 0
+        ready, open_, index = np.full(size, self.run_seconds), np.zeros((size, self.num_slots), bool), 0
         while True:
             slot = np.where(open_ | (number == 0), ends, np.inf).argmin(axis=1)
             now = ends[rows, slot]

@@ -31,11 +31,11 @@ class Campaigns:
     """Campaigns in step, on one score an example: the belief, and what the kept configs answered."""
 
     def __init__(self, first: Floats, rules: DecisionRules) -> None:
-        """Baselines: `first` (campaigns, runs, examples), answers 0 or 1."""
-        self.rules, (size, self.baseline_runs, num_examples) = rules, first.shape
-        self.belief = decision.baseline(first.mean(axis=2), num_examples, rules)
+        """Baselines: `first` (campaigns, examples), answers 0 or 1."""
+        self.rules, (size, num_examples) = rules, first.shape
+        self.belief = decision.baseline(first.mean(axis=1), num_examples, rules)
         self.rows, self.num_kept = np.arange(size), np.ones(size, int)
-        self.right = first.sum(axis=1, dtype=np.uint8)[:, None]  # (campaigns, configs, examples), summed over runs
+        self.right = first.astype(np.uint8)[:, None]  # (campaigns, configs, examples)
 
     @property
     def incumbent(self) -> Ints:
@@ -44,9 +44,7 @@ class Campaigns:
 
     def test(self, scores: Floats) -> Bools:
         """One child of every incumbent, `scores` (campaigns, examples): is it kept?"""
-        runs = np.where(self.incumbent == 0, self.baseline_runs, 1)
-        parent = self.right[self.rows, self.incumbent] / runs[:, None]
-        e2 = decision.pairing(scores, parent, runs)
+        e2 = decision.pairing(scores, self.right[self.rows, self.incumbent])
         tested = decision.observe(self.belief, self.incumbent, scores.mean(axis=1), e2, self.rules)
         keep = np.asarray(tested.keep)
         self.belief = decision.settle(tested, keep, self.rules)
@@ -76,8 +74,7 @@ def play(size: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
     """(true gain, believed gain, its standard deviation) of each campaign in which the last incumbent is a keep."""
     difficulty = rng.standard_normal((size, NUM_EXAMPLES))
     truths = np.full((size, NUM_EXPERIMENTS + 1), START)  # of the configs that were kept
-    first = [answers(rng, difficulty, truths[:, 0]) for _ in range(RULES.baseline_runs)]
-    campaigns = Campaigns(np.stack(first, axis=1), RULES)
+    campaigns = Campaigns(answers(rng, difficulty, truths[:, 0]), RULES)
     for _ in range(NUM_EXPERIMENTS):
         candidate = truths[campaigns.rows, campaigns.incumbent] + effects(rng, size)
         where = campaigns.rows, campaigns.num_kept.copy()

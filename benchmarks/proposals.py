@@ -36,27 +36,28 @@ def proposals(folder: Path, budget_seconds: float) -> Iterator[dict[str, Any]]:
     ledger, before = Ledger(ROOT, folder), list[Any]()
     for record in (record for records in campaigns(ledger.records()) for record in records):
         config = parse(ledger.source(record.number))
-        if record.parent is not None and record.runs and record.diff:
+        if record.parent is not None and record.result and record.diff:
             yield from _row(ledger, record, config, Throughput.of(before, budget_seconds))
-        before += [(config, as_recorded_now(ledger, record, index)) for index in range(len(record.runs))]
+        before += [(config, as_recorded_now(ledger, record))] if record.result else []
 
 
-def curve(ledger: Ledger, record: Record, index: int) -> list[Step]:
-    """The steps of one of its runs."""
-    return read_steps(ledger.attempt_dir(record, index + 1) / METRICS_NAME)
+def curve(ledger: Ledger, record: Record) -> list[Step]:
+    """The steps of its run."""
+    return read_steps(ledger.files_dir(record) / METRICS_NAME)
 
 
-def as_recorded_now(ledger: Ledger, record: Record, index: int) -> Result:
+def as_recorded_now(ledger: Ledger, record: Record) -> Result:
     """A run with the mean length of its steps: nights of 2026-11-23 hold the median."""
-    run, steps = record.runs[index], curve(ledger, record, index)
+    run, steps = record.result, curve(ledger, record)
+    assert run is not None
     if run.load is None or not steps or not steps[-1].time:
         return run
     return replace(run, load=replace(run.load, step_seconds=steps[-1].time / len(steps)))
 
 
 def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput) -> Iterator[dict[str, Any]]:
-    run = record.runs[0]
-    steps = curve(ledger, record, 0)
+    run, steps = record.result, curve(ledger, record)
+    assert run is not None
     if not steps or not steps[-1].time:
         return
     planned, kind = config.get(STEPS), config.get(KIND)

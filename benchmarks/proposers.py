@@ -101,13 +101,13 @@ def play(
             context = Context(number, incumbent, made_from.source, base, campaign, its_rules, ledger, used_keys())  # type: ignore[arg-type]
             config = _proposed(proposer, context, campaign)
         ledger.sources[number] = config.source
-        runs = tuple(run(config, place) for place in ((0, 1) if incumbent is None else (number,)))
+        result = run(config, number)
         changes = tuple(change.line for change in diff(made_from, config)) if made_from else ()
         effective = engine().validate(config).settings
-        record = _record(number, incumbent, config, changes, runs, base, hash_of(effective), landscape.decision)
+        record = _record(number, incumbent, config, changes, result, base, hash_of(effective), landscape.decision)
         campaign = campaign.step(campaign.judge(record))
         if changes and incumbent is not None:
-            rows.append(_told(config, runs[0], changes, truth[number] - truth[incumbent.number]))
+            rows.append(_told(config, result, changes, truth[number] - truth[incumbent.number]))
     assert campaign.incumbent is not None
     decaying = [row for row in rows if row["used"] is not None]
     return {
@@ -155,7 +155,7 @@ def _record(
     incumbent: Record | None,
     config: Config,
     changes: tuple[str, ...],
-    runs: tuple[Result, ...],
+    result: Result,
     base: tuple[int, ...] | None,
     effective_hash: str,
     decision: DecisionRules,
@@ -177,7 +177,7 @@ def _record(
         engine="trl",
         versions={},
         hardware="",
-        runs=runs,
+        result=result,
         decided=number,
     )
 

@@ -1,4 +1,7 @@
-"""The runs of two recorded nights, as records and configs: recorded_runs.json says how it writes them."""
+"""The runs of two recorded nights, as records and configs: recorded_runs.json says how it writes them.
+
+Nightshift 0.1.0 ran a baseline twice. A record holds the first of the two runs; `runs` has both.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,13 @@ def records(night: str) -> tuple[Record, ...]:
     return tuple(_record(night, experiment) for experiment in data()["nights"][night]["experiments"])
 
 
+@cache
+def runs(night: str) -> tuple[tuple[Config, Result], ...]:
+    """All runs of the night with their configs."""
+    experiments = data()["nights"][night]["experiments"]
+    return tuple((configs(night)[each["number"]], _result(run)) for each in experiments for run in each["runs"])
+
+
 def _config(values: dict[str, Any]) -> Config:
     lines = []
     for key, value in values.items():
@@ -83,7 +93,7 @@ def _record(night: str, experiment: dict[str, Any]) -> Record:
         engine=common["engine"],
         versions=common["versions"],
         hardware=common["hardware"],
-        runs=tuple(map(_result, experiment["runs"])),
+        result=_result(experiment["runs"][0]),
         judgement=msgspec.convert(experiment["judgement"], Judgement),
         decided=experiment["number"],
         settled="recorded",

@@ -46,9 +46,8 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any]) -> Campaign:
         decision, parent = replace(old.decision_rules, **constants), old.parent
         if campaign.incumbent and parent not in [kept.number for kept in campaign.kept]:
             parent = campaign.incumbent.number
-        runs = old.runs if campaign.kept else old.runs[: decision.baseline_runs]
-        new = structs.replace(old, decision_rules=decision, runs=runs, parent=parent)
-        if new.evaluations:
+        new = structs.replace(old, decision_rules=decision, parent=parent)
+        if new.evaluation:
             new = campaign.judge(new)
         campaign = campaign.step(new)
     return campaign

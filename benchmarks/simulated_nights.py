@@ -66,7 +66,7 @@ class Rule(Protocol):
     def gain(self) -> tuple[Floats, Floats]: ...  # believed, and its standard deviation; NaN where the rule has none
     @property
     def reported(self) -> Floats: ...
-    def begin(self, scores: Floats, num_examples: int) -> None: ...  # (campaigns, baseline runs)
+    def begin(self, scores: Floats, num_examples: int) -> None: ...  # (campaigns) of the baselines
     def base(self, used: Floats) -> Floats:
         """The ideas that the next one is tried with, (campaigns, ideas so far); `used`: shares of the nights."""
         ...
@@ -82,7 +82,6 @@ class Player:
 
     rule: Rule
     num_examples: int = 1319
-    baseline_runs: int = 2
 
 
 @dataclass(frozen=True)
@@ -197,16 +196,14 @@ class _Nights:
         self.player, self.world, self.size, self.seed = player, world, size, seed
         self.luck = np.random.default_rng((*seed, 1))
         self.run_seconds = _STARTUP + _TRAINING + _PER_EXAMPLE * player.num_examples
-        self.end, self.clock = world.hours * 3600, np.full(size, player.baseline_runs * self.run_seconds)
+        self.end, self.clock = world.hours * 3600, np.full(size, self.run_seconds)
         self.effects: list[tuple[Floats, ...]] = []  # of each idea: help, other effect, own luck, interactions, scale
         self.ideas = self.taken_back = 0
         self.log: list[tuple[Floats, Bools, Floats]] = []
 
     def play(self) -> Night:
-        rule, size, baseline_runs = self.player.rule, self.size, self.player.baseline_runs
-        start, no_luck = np.full(size, START), np.zeros(size)
-        runs = [self.run(start, no_luck) for _ in range(baseline_runs)]
-        rule.begin(np.stack(runs, axis=1), self.player.num_examples)
+        rule, size = self.player.rule, self.size
+        rule.begin(self.run(np.full(size, START), np.zeros(size)), self.player.num_examples)
         index = 0
         while (alive := self.clock + self.world.agent_seconds + self.run_seconds <= self.end).any():
             self.try_idea(alive, index)
@@ -262,10 +259,9 @@ class _Nights:
 
     def e2(self, q: Floats, parent: Floats, tried: Floats) -> Floats:
         """What `pairing` would find in the scores of two sets: the variance of a paired difference, a run."""
-        k = np.where(parent.any(axis=1), 1.0, 1 / self.player.baseline_runs)
         apart = np.abs(np.pad(parent, ((0, 0), (0, 1))) - tried).sum(axis=1)  # ideas; each leaves 0.8 of the luck
         own = 2 * (1 - INHERITED**apart) * (SAME_CONFIG - OTHER_CONFIG)
-        variance: Floats = q * (1 - q) / self.player.num_examples * (own / (1 + k) + 1 - SAME_CONFIG)
+        variance: Floats = q * (1 - q) / self.player.num_examples * (own / 2 + 1 - SAME_CONFIG)
         return variance
 
 

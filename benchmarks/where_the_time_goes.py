@@ -38,8 +38,8 @@ def measure_experiment(root: Path, budget_seconds: float, python: str = sys.exec
     began = time.monotonic()
     result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     wall_seconds = time.monotonic() - began
-    run = Ledger(root).records()[-1].runs[-1]
-    if result.returncode != 0 or run.evaluation is None or run.training.training_seconds is None:
+    run = Ledger(root).records()[-1].result
+    if result.returncode != 0 or run is None or run.evaluation is None or run.training.training_seconds is None:
         sys.exit(f"run.py ended with {result.returncode}: {result.stderr}")
     assert run.startup_seconds is not None
     parts = {

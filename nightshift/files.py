@@ -38,13 +38,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     version: Literal[3] = 3
 
 
+def temporary_beside(path: Path) -> Path:
+    """A new name beside `path` for a file that is renamed to `path` once it is whole; `sweep_folder` knows the name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+
+
 def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
 
     Nobody can guess its name, and nothing is opened that lies there already. Without `sync` a loss of power may
     bring back what was there before; a kill does not.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
@@ -189,7 +194,7 @@ def sync_folder(folder: Path) -> None:
 def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_mine: bool = False) -> None:
     """Delete the temporary files that killed writers left in `folder`; of these `names` only, if given.
 
-    Where the folder `is_only_mine`, those of the living too: a worker that its head did not outlive is about to die,
+    Where the folder `is_only_mine`, those of the living too: a worker whose controller is dead is about to die,
     and the dead have a process id until their parent takes note.
     """
     for path in folder.glob(".*.tmp"):

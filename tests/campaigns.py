@@ -84,21 +84,21 @@ def a_record(**changes: object) -> Record:
 
 
 def judged(
-    story: Sequence[Sequence[float]], rules: DecisionRules = ARITHMETIC_TRL.decision, num_examples: int = 400
+    story: Sequence[float | None], rules: DecisionRules = ARITHMETIC_TRL.decision, num_examples: int = 400
 ) -> list[Record]:
-    """A campaign as experiment.py decides it, from the scores of each experiment's runs; the first is the baseline.
+    """A campaign as experiment.py decides it, from the score of each experiment; the first is the baseline.
 
-    An experiment without a run is a crash.
+    An experiment without a score is a crash.
     """
     records, campaign = list[Record](), Campaign()
-    for number, scores in enumerate(story, 1):
-        runs = tuple(a_result(score, num_examples, 1000 + index) for index, score in enumerate(scores))
+    for number, score in enumerate(story, 1):
+        result = None if score is None else a_result(score, num_examples, 1000)
         parent = campaign.incumbent.number if campaign.incumbent else None
         record = a_record(
-            number=number, decided=number, parent=parent, config_hash=f"{number}", decision_rules=rules, runs=runs
+            number=number, decided=number, parent=parent, config_hash=f"{number}", decision_rules=rules, result=result
         )
         crash = replace(record, status=Verdict.CRASH, judgement=Judgement(why="loss is nan"))
-        records.append(campaign.judge(record) if runs else crash)
+        records.append(campaign.judge(record) if result else crash)
         campaign = campaign.step(records[-1])
     return records
 
@@ -128,7 +128,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
         candidate = parse(set_values(BASELINE, {"trainer.optim.lr": float(rate)}))
         number, score = ledger.next_number(), SCORES.get(rate, 0.55)
         if incumbent is None:
-            verdict, judgement = Verdict.KEEP, Judgement(why="baseline: 1 run", incumbent_score=score)
+            judgement = Judgement(why="baseline", incumbent_score=score)
             changes: dict[str, object] = {"description": "baseline"}
         else:
             before = SCORES["6e-7" if incumbent.parent is None else "3e-6"]
@@ -145,7 +145,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
             rules_hash="rules",
             config_hash=candidate.hash,
             effective_hash=candidate.hash,
-            runs=(a_result(score, 100),),
+            result=a_result(score, 100),
             judgement=judgement,
             settled="settled",
             health=f"entropy fell {number}",

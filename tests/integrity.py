@@ -38,14 +38,13 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
         found.append("results.tsv is not what the records say")
     found += _problems_of_git(root, records, gaps, foreign)
     left = [p for p in root.rglob("*.tmp") if p.name.startswith(".")]
-    left += [p for p in root.glob("runs/*/run-*/**/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
+    left += [p for p in root.glob("runs/*/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
     said = verify(ledger).problems if ledger.journal.path.exists() else []
     return found + [f"left behind: {p.relative_to(root)}" for p in left] + ([] if gaps else said)
 
 
 def _is_measured(record: Record) -> bool:
-    evaluations = [run.evaluation for run in record.runs if run.evaluation is not None]
-    return bool(evaluations) and all(len(e.example_scores) in SIZES for e in evaluations)
+    return record.evaluation is not None and len(record.evaluation.example_scores) in SIZES
 
 
 def _problems_of_git(root: Path, records: Sequence[Record], gaps: bool, foreign: bool) -> list[str]:

@@ -61,12 +61,12 @@ def state(root: Path) -> dict[str, Any]:
 
 
 def is_running(root: Path, number: int) -> bool:
-    return any((root / "runs" / f"{number:04d}").glob("run-1/**/metrics.jsonl"))
+    return any((root / "runs" / f"{number:04d}").glob("metrics.jsonl"))
 
 
 def until_training(root: Path, process: subprocess.Popen[str]) -> None:
     """For as long as run.py itself waits for a worker that starts: the real one loads torch first."""
-    while not any((root / "runs").glob("*/run-*/**/metrics.jsonl")):
+    while not any((root / "runs").glob("*/metrics.jsonl")):
         assert process.poll() is None, f"no training began: {process.communicate()}"
         time.sleep(POLL_SECONDS)
 

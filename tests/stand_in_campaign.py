@@ -22,10 +22,9 @@ from unittest import mock
 import numpy as np
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.ledger import EFFECTIVE_NAME, Ledger
 from nightshift.campaign.metrics import Step, write_steps
 from nightshift.campaign.records import (
-    ATTEMPT,
     CURVE_POINTS,
     Evaluation,
     Failure,
@@ -159,12 +158,12 @@ def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
         versions={"nightshift": "0.1.0", "python": "3.11"},
         prediction="+1 to +2 pp, and a shorter completion" if parent and number % 3 else None,
     )
-    record = state.ledger.reserve(record, {"train.toml": source, "effective.json": b"{}"})
+    record = state.ledger.reserve(record, {"train.toml": source, EFFECTIVE_NAME: b"{}"})
     state.values[record.number] = values
     draw = state.rng.random()
     record = _crashed(state, record, draw) if parent and draw < 0.1 else _decided(state, record, values)
     # The harness's own seconds, then the proposer's pause until the next experiment.
-    seconds = sum(run.total_seconds for run in record.runs) + 1.5
+    seconds = (record.result.total_seconds if record.result else 0.0) + 1.5
     record = replace(record, total_seconds=seconds)
     state.now += timedelta(seconds=seconds + float(state.rng.uniform(10, 50)))
     state.ledger.write(record)
@@ -180,16 +179,15 @@ def _crashed(state: State, record: Record, draw: float) -> Record:
     )
     training = Training(Outcome.CRASHED, 41, cause=cause, failure=failure)
     run = Result(1000, training, startup_seconds=7.2, total_seconds=float(state.rng.uniform(12, 50)))
-    write_steps(_folder(state, record, 1) / "metrics.jsonl", _steps(state, 0.4, 40))
+    write_steps(state.ledger.run_dir(record.number) / "metrics.jsonl", _steps(state, 0.4, 40))
     decided = record.number if failure is Failure.TRAINING else None
     judgement = Judgement(why=cause)
-    return replace(record, status="crash", failure=failure, judgement=judgement, runs=(run,), decided=decided)
+    return replace(record, status="crash", failure=failure, judgement=judgement, result=run, decided=decided)
 
 
 def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
-    num_runs = 1 if record.parent else record.decision_rules.baseline_runs
-    runs = tuple(_run(state, record, index, values) for index in range(1, num_runs + 1))
-    record = replace(state.campaign.judge(replace(record, runs=runs)), decided=record.number)
+    record = replace(record, result=_run(state, record, values))
+    record = replace(state.campaign.judge(record), decided=record.number)
     if record.judgement is None or record.judgement.delta is None:
         return record
     is_keep = record.is_keep
@@ -207,10 +205,10 @@ def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
     )
 
 
-def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Result:
+def _run(state: State, record: Record, values: dict[str, Any]) -> Result:
     """One stand-in run with its metrics.jsonl and evaluation.jsonl."""
     rng, n = state.rng, len(state.examples)
-    seed = 1000 + len(state.campaign.seeds_of(record.effective_hash)) + index - 1
+    seed = 1000 + len(state.campaign.seeds_of(record.effective_hash))
     truth = min(max(_truth(values) + rng.normal(0, 0.025), 0.004), 0.99)
     latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
     right = latent > NormalDist().inv_cdf(1 - truth)
@@ -227,17 +225,11 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     startup, rest = float(rng.uniform(6, 9)), float(rng.uniform(8, 11))
     curve = tuple(float(truth - 0.2 / (i + 1)) for i in range(CURVE_POINTS))
     run = Result(seed, training, evaluation, curve, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
-    folder = _folder(state, record, index)
+    folder = state.ledger.run_dir(record.number)
     if state.with_files:
         write_steps(folder / "metrics.jsonl", steps)
         _write_rollouts(folder / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
     return run
-
-
-def _folder(state: State, record: Record, index: int) -> Path:
-    folder = state.ledger.run_dir(record.number, index) / ATTEMPT
-    folder.mkdir(parents=True)
-    return folder
 
 
 def _steps(state: State, end: float, num_steps: int) -> list[Step]:

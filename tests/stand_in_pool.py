@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.campaign.records import ATTEMPT, JOB_NAME, Job, Result
+from nightshift.campaign.records import JOB_NAME, Job, Result
 from nightshift.errors import EngineError
-from nightshift.executors.base import Submitted
 from nightshift.executors.slots import Slot
 from nightshift.experiment.worker import make_run
 from nightshift.files import write_json
@@ -18,7 +17,6 @@ from nightshift.files import write_json
 class StandInExecutor:
     """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
 
-    look_key = b""
     num_slots = 1
 
     def __init__(self, root: Path) -> None:
@@ -29,6 +27,7 @@ class StandInExecutor:
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         write_json(folder / JOB_NAME, job)
+        enter()
         self._jobs[folder] = job
         self._results.setdefault(folder, None)
 
@@ -56,17 +55,13 @@ class StandInExecutor:
         for folder in [folder for folder, result in self._results.items() if result is None]:
             self.during(folder)
             job = msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job)
-            (folder / ATTEMPT).mkdir()
-            self._results[folder] = make_run(job, self.look_key, self._root, folder / ATTEMPT)
+            self._results[folder] = make_run(job, self._root, folder)
 
     def in_flight(self) -> dict[Path, Job]:
         return {folder: self._jobs[folder] for folder in self._results}
 
     def hardware(self, of_engine: str) -> str:
         return of_engine
-
-    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
-        return False
 
     def has_begun(self, folder: Path) -> bool:
         return True

@@ -171,8 +171,9 @@ def _noise(context: Context) -> str:
     """The band within which a difference says nothing, from the rules and the incumbent's own evaluation."""
     # Two runs are compared on the same examples: of the sampling error most is shared, so seeds lead.
     band = 100 * math.sqrt(2) * context.rules.decision.seed_sd
-    stderr = context.incumbent.evaluations[0].eval_stderr
+    evaluation = context.incumbent.evaluation
+    assert evaluation is not None
     return (
         f"two runs of one config differ by about {band:.1f} pp (seeds); the score of a run has a standard error "
-        f"of {100 * stderr:.1f} pp over its examples"
+        f"of {100 * evaluation.eval_stderr:.1f} pp over its examples"
     )

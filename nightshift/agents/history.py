@@ -38,6 +38,7 @@ class Trial:
     effect: Expected | None  # of candidate less parent as believed now; None for a crash
     others: tuple[str, ...]  # keys that changed with it, and ideas by which the incumbent was another
     since: str = ""  # what became of a keep: taken back, provisional, undecided, supported
+    starts: str = ""  # which start of its config it is, if not the first
 
     def __str__(self) -> str:
         """One line."""
@@ -45,6 +46,7 @@ class Trial:
             " ".join(filter(None, (self.verdict, self.since))),
             str(self.effect or ""),
             f"(with {', '.join(self.others)})" if self.others else "",
+            f"[{self.starts}]" if self.starts else "",
         ]
         return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
 
@@ -143,6 +145,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 effect=expected(campaign, record),
                 others=(*(other for other in touched if other != key), *([beside] if beside else [])),
                 since=since.get(record.number, ""),
+                starts=record.starts,
             )
             trials.setdefault(key, []).append(trial)
     best = incumbent(campaign, configs_by_number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -121,9 +120,9 @@ def _best(
     found = list[tuple[Config, float, float]]()
     seed_variance, configs = context.rules.decision.seed_sd**2, context.configs
     for record in context.campaign.decided:
-        if record.number in configs and record.score is not None:
-            variance = fmean(seed_variance + e.eval_stderr**2 for e in record.evaluations) / len(record.evaluations)
-            found.append((configs[record.number], record.score, variance))
+        if record.number in configs and (evaluation := record.evaluation) is not None:
+            variance = seed_variance + evaluation.eval_stderr**2
+            found.append((configs[record.number], evaluation.eval_score, variance))
     worst = min(score for _, score, _ in found)
     measured = {config.hash for config, _, _ in found}
     found += [(config, worst, seed_variance) for config in configs.values() if config.hash not in measured]

@@ -69,13 +69,13 @@ def _chosen(context: Context) -> Iterator[tuple[str, Record]]:
         ("the worst", [min(scored, key=lambda record: record.score or 0.0)]),
     ):
         for record in records:
-            if record.number not in seen and record.runs:
+            if record.number not in seen and record.result:
                 seen.add(record.number)
                 yield role, record
 
 
 def _files_of(record: Record, context: Context) -> Iterator[tuple[str, bytes]]:
-    folder = context.ledger.attempt_dir(record, len(record.runs))
+    folder = context.ledger.files_dir(record)
     if steps := read_steps(folder / METRICS_NAME):
         yield f"{record.number:04d}-steps.csv", _curves(steps)
     if samples := read_rows(folder / SAMPLES_NAME, Sample):

@@ -84,7 +84,7 @@ def step_seconds(run: Result) -> float | None:
 def throughput_of(context: Context) -> Throughput:
     """As the campaign's runs tell it."""
     known = [record for record in context.campaign.decided if record.number in context.configs]
-    runs = [(context.configs[record.number], run) for record in known for run in record.runs]
+    runs = [(context.configs[record.number], record.result) for record in known if record.result]
     return Throughput.of(runs, context.rules.budget_seconds)
 
 

@@ -84,11 +84,11 @@ class Campaign:
             return campaign  # in the second case the baseline's record was taken away, and what this was compared with
         if self.belief is None:
             scores = run_scores(record)
-            mean, spread = scores.mean(), scores.var(axis=1).mean()
+            mean, spread = scores.mean(), scores.var()
             # As many examples, scored 0 or 1, as would make the mean vary as these do: several environments, games.
             is_plain = spread == 0 or np.isin(scores, (0.0, 1.0)).all()
-            size = scores.shape[1] * (1.0 if is_plain else float(mean * (1 - mean) / spread))
-            belief = decision.baseline(scores.mean(axis=1), size, record.decision_rules, extra_variance(record))
+            size = len(scores) * (1.0 if is_plain else float(mean * (1 - mean) / spread))
+            belief = decision.baseline(mean, size, record.decision_rules, extra_variance(record))
             belief = replace(belief, ideas=np.array([record.number]))
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
         belief = decision.settle(self.test(record), record.is_keep, record.decision_rules)
@@ -123,11 +123,11 @@ class Campaign:
 
     def _observed(self, record: Record, parent: int) -> tuple[float, Floats, float]:
         """Of a record's run the score, what the pair with its parent's says of examples, and the extra variance."""
-        candidate, runs = run_scores(record).mean(axis=0), run_scores(self.kept[parent])
-        if len(candidate) != runs.shape[1]:
-            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
+        candidate, before = run_scores(record), run_scores(self.kept[parent])
+        if len(candidate) != len(before):
+            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {len(before)}"
             raise UsageError(cause, without(record))
-        pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
+        pairing = decision.pairing(candidate, before)
         return float(candidate.mean()), pairing, extra_variance(record)
 
     def ideas_of(self, kept: Record) -> frozenset[int]:
@@ -166,10 +166,9 @@ class Campaign:
     def judge(self, record: Record) -> Record:
         """A measured experiment with its verdict and judgement."""
         if self.belief is None:
-            scores = run_scores(record)
-            why = f"baseline: {len(scores)} run{'s' if len(scores) != 1 else ''}"
             baseline = Decision(change=Change(experiment=record.number), action=Action.KEEP)
-            judgement = Judgement(why=why, decisions=(baseline,), incumbent_score=float(scores.mean()))
+            score = float(run_scores(record).mean())
+            judgement = Judgement(why="baseline", decisions=(baseline,), incumbent_score=score)
             return structs.replace(record, status=Verdict.KEEP, judgement=judgement)
         tested = self.test(record)
         judgement = self._numbers(record, tested)
@@ -181,8 +180,7 @@ class Campaign:
         """Why a candidate is kept or not, with the numbers of the rule."""
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         is_repeat, scores = self.is_repeat(record), run_scores(parent)
-        candidate = run_scores(record).mean(axis=0)
-        found = decision.judge(tested, candidate, scores, numbers, record.decision_rules, is_repeat)
+        found = decision.judge(tested, run_scores(record), scores, numbers, record.decision_rules, is_repeat)
         if is_repeat:
             return found
         if beside := self.beside(record):
@@ -288,7 +286,7 @@ class Campaign:
     def seeds_of(self, effective_hash: str) -> set[int]:
         """Those of the runs of the same settings so far that told something."""
         same = (record for record in self.decided if record.effective_hash == effective_hash)
-        return {run.seed for record in same for run in record.runs if run.evaluation}
+        return {record.result.seed for record in same if record.result and record.result.evaluation}
 
 
 def _values(record: Record) -> dict[str, str | None]:

@@ -49,8 +49,8 @@ def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | No
 
 
 def runs_cost(records: Iterable[Record]) -> Cost:
-    """What the runs of these experiments cost; not the runs that an experiment took over from another."""
-    runs = [(run.total_seconds, gpus_of(record.hardware)) for record in records for run in own_runs(record)]
+    """What the runs of these experiments cost; not a run whose result an experiment took over from another."""
+    runs = [(run.total_seconds, gpus_of(record.hardware)) for record in records if (run := own_run(record))]
     on_gpus = [seconds * gpus for seconds, gpus in runs if gpus is not None]
     total_seconds = sum(seconds for seconds, _ in runs) if runs else None
     return Cost(num_proposals=0, run_seconds=total_seconds, gpu_seconds=sum(on_gpus) if on_gpus else None)
@@ -63,9 +63,9 @@ def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
     return sum(proposals, runs_cost(records))
 
 
-def own_runs(record: Record) -> tuple[Result, ...]:
-    """The runs that an experiment made itself."""
-    return record.runs if record.baseline is None else ()
+def own_run(record: Record) -> Result | None:
+    """The run that an experiment made itself; None if it made none, or took over the result of another experiment."""
+    return record.result if record.baseline is None else None
 
 
 def gpus_of(hardware: str) -> int | None:

@@ -73,33 +73,28 @@ class Tested:
         return self.belief.of(self.candidate - self.belief.set_of(self.parent))
 
 
-def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra_variance: Floats = 0.0) -> Posterior:
-    """The first belief, from the mean score of each of the baseline's runs, (..., r), one at least.
+def baseline(score: ArrayLike, num_examples: float, rules: DecisionRules, extra_variance: Floats = 0.0) -> Posterior:
+    """The first belief, from the score of the baseline's run, (...).
 
-    `extra_variance`: noise of each of them beside that of any other run.
+    `extra_variance`: noise of that run beside that of any other run.
     """
-    runs = np.asarray(scores, dtype=np.float64)
-    mean = runs.mean(axis=-1, keepdims=True)
-    squares = ((runs - mean) ** 2).sum(axis=-1)
+    mean = np.asarray(score, dtype=np.float64)[..., None]
     e2 = (1 - rules.agreement) * (mean * (1 - mean))[..., 0] / num_examples  # before any pair was seen
     shares = [prior * noise for prior, _ in rules.priors for noise, _ in rules.noises]
     weights = np.broadcast_to(np.array(shares) / sum(shares), (*mean.shape[:-1], len(shares)))
     means = np.broadcast_to(mean[..., None], (*weights.shape, 1))
     incumbent = np.zeros(e2.shape, int)[()]
     ideas, sets = np.zeros(mean.shape, int), np.ones((*mean.shape, 1))
-    belief = Posterior(means, means[..., None], weights, ideas, sets, incumbent, squares, runs.shape[-1], e2)
+    belief = Posterior(means, means[..., None], weights, ideas, sets, incumbent, e2)
     s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
-    return replace(belief, covariance=s2[..., None, None] / runs.shape[-1])
+    return replace(belief, covariance=s2[..., None, None])
 
 
-def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index) -> Array:
-    """e2 as seen in one pair, (...): the spread of per-example differences.
-
-    `scores` (..., n) of the candidate's run, `parent_scores` (..., n) averaged over the parent's `num_parent_runs`.
-    """
+def pairing(scores: ArrayLike, parent_scores: ArrayLike) -> Array:
+    """e2 as seen in one pair, (...): the spread of per-example differences. Both (..., n), of one run each."""
     run, parent = np.asarray(scores, dtype=np.float64), np.asarray(parent_scores, dtype=np.float64)
     n = run.shape[-1]
-    spread: Array = (run - parent).var(axis=-1, ddof=min(n - 1, 1)) / (n * (1 + 1 / num_parent_runs))
+    spread: Array = (run - parent).var(axis=-1, ddof=min(n - 1, 1)) / (2 * n)
     return spread
 
 
@@ -198,8 +193,8 @@ def judge(
 ) -> Judgement:
     """The numbers of the verdict on one campaign's candidate, and the earlier config that a discard goes back to.
 
-    `candidate_scores` (n,); `parent_scores` (n,) or those of the parent's runs, (r, n); `kept_numbers`: the
-    experiments of the belief's configs, the baseline first. `is_repeat`: of no idea, so that nothing is compared.
+    `candidate_scores` and `parent_scores` (n,); `kept_numbers`: the experiments of the belief's configs, the baseline
+    first. `is_repeat`: of no idea, so that nothing is compared.
     """
     keep = bool(tested.keep)
     before, parent = int(tested.belief.incumbent), int(tested.parent)
@@ -213,7 +208,7 @@ def judge(
         delta_stderr=delta_stderr,
         p_better=p_better,
         incumbent_score=float(tested.belief.expected[parent]),
-        diagnostics=paired(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
+        diagnostics=paired(np.asarray(candidate_scores), np.asarray(parent_scores)),
         incumbent=None if parent == before else kept_numbers[before],
     )
     belief = settle(tested, keep, rules)

@@ -144,13 +144,12 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
     Comes before `Ledger.close`: what a kill leaves undone is done again only for a record that is not closed.
     """
     folder = ledger.run_dir(record.number)
-    evaluated = [ledger.attempt_dir(record, i) for i, run in enumerate(record.runs, 1) if run.evaluation]
     try:
-        if record.is_keep and evaluated:
+        if record.is_keep and record.evaluation and record.baseline is None:
             with suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
-                (evaluated[0] / WEIGHTS_NAME).lstat()
+                (folder / WEIGHTS_NAME).lstat()
                 remove_tree(folder / MODEL_NAME)  # planted: it would refuse the right one at every start
-                (evaluated[0] / WEIGHTS_NAME).rename(folder / MODEL_NAME)
+                (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         _delete_weights(folder)
         if record.is_keep:  # no other adds to them
             _delete_oldest(ledger, record, max_gb)
@@ -159,7 +158,7 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
 
 
 def _delete_weights(folder: Path) -> None:
-    for path in folder.glob(f"run-*/attempt-*/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
+    for path in folder.glob(f"*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
         remove_tree(path)  # whatever lies in its place
 
 
@@ -170,7 +169,7 @@ def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:
         return
     campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
     spared = [each for each in (*campaign.kept[:1], campaign.incumbent, record) if each is not None]
-    folders = {ledger.run_dir(each.baseline or each.number) for each in spared}
+    folders = {ledger.files_dir(each) for each in spared}
     for model in models[1:-1]:
         if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
             remove_tree(model)

@@ -46,8 +46,6 @@ class Index:
     sets: bytes
     known: dict[int, Idea]
     incumbent: int
-    squares: float
-    num_baseline_runs: int
     pairing_variance: float
     standings: tuple[Standing | None, ...]
     last_expected: dict[int, Expected]
@@ -112,8 +110,6 @@ def save(ledger: Ledger) -> None:
         belief.sets.tobytes(),
         dict(campaign.ideas),
         int(belief.incumbent),
-        float(belief.squares),
-        belief.num_baseline_runs,
         float(belief.pairing_variance),
         campaign.standings,
         dict(campaign.last_expected),
@@ -169,7 +165,7 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
         weights = np.frombuffer(index.weights)
         means = np.frombuffer(index.means).reshape(len(weights), size)
         covariance = np.frombuffer(index.covariance).reshape(len(weights), size, size)
-        rest = index.incumbent, index.squares, index.num_baseline_runs, np.float64(index.pairing_variance)
+        rest = index.incumbent, np.float64(index.pairing_variance)
         sets = np.frombuffer(index.sets).reshape(len(kept), size)
         belief = Posterior(means, covariance, weights, np.array(index.ideas), sets, *rest)
         if list(index.known) != [*index.ideas[1:]]:
@@ -191,9 +187,9 @@ def _digest(decided: Sequence[Record]) -> str:
             r.effective_hash,
             r.proposal.base,
             r.diff,
-            [run.load for run in r.runs],
+            r.result and r.result.load,
         )
         for r in decided
     ]
-    scores = [[(bytes(e.scores), e.parts) for e in r.evaluations] for r in decided]
+    scores = [(bytes(e.scores), e.parts) if (e := r.evaluation) else None for r in decided]
     return sha256(msgspec.msgpack.encode((folded, scores)))

@@ -23,7 +23,7 @@ from nightshift.campaign.controller import ControllerLock
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import Journal, digests, sha256
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import ATTEMPT, Progress, Record
+from nightshift.campaign.records import Progress, Record
 from nightshift.campaign.results import COLUMNS, columns, row
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign
 
 STARTED = "started"
-RECORD_NAME, SUBMITTED_NAME = "record.json", "submitted.json"  # of an experiment, and of each run (executors/)
+RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
 _RESERVING = ".reserving"  # a folder on its way to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 MAX_NUMBER = 999_999_999
@@ -63,14 +63,14 @@ class Ledger:
         self._rows = dict[int, tuple[Record, str]]()  # of results.tsv
         self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
 
-    def run_dir(self, number: int, index: int | None = None) -> Path:
-        """Folder of one experiment, or of its `index`-th run, from 1."""
-        folder = self.runs_dir / f"{number:04d}"
-        return folder if index is None else folder / f"run-{index}"
+    def run_dir(self, number: int) -> Path:
+        """Folder of one experiment and its run."""
+        return self.runs_dir / f"{number:04d}"
 
-    def attempt_dir(self, record: Record, index: int) -> Path:
-        """Where the files of a record's `index`-th run lie, from 1: metrics, answers, weights, logs."""
-        return self.run_dir(record.baseline or record.number, index) / f"attempt-{record.runs[index - 1].attempt}"
+    def files_dir(self, record: Record) -> Path:
+        """Folder with the files of a record's run (metrics, answers, weights, logs): an earlier experiment's folder
+        where the record took over that experiment's result."""
+        return self.run_dir(record.baseline or record.number)
 
     def controller(self) -> AbstractContextManager[None]:
         """Be the controller of this checkout. UsageError while another process is."""
@@ -227,8 +227,7 @@ class Ledger:
 
     def _sweep(self, *numbers: int) -> None:
         for folder in map(self.run_dir, numbers):
-            for place in (folder, *folder.glob("run-*"), *folder.glob("run-*/attempt-*")):
-                sweep_folder(place, is_only_mine=True)
+            sweep_folder(folder, is_only_mine=True)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
@@ -281,7 +280,7 @@ _DECODER = msgspec.json.Decoder(Record)
 def read_progress(run_dir: Path) -> Progress | None:
     """The last reading of a run; None before the first."""
     try:
-        return read_json(run_dir / ATTEMPT / PROGRESS_NAME, Progress, "")
+        return read_json(run_dir / PROGRESS_NAME, Progress, "")
     except UsageError:
         return None
 

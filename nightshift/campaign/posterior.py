@@ -35,8 +35,6 @@ class Posterior:
     ideas: Ints  # (..., k) number of the experiment that each idea came with
     sets: Array  # (..., c, k) of the configs that were kept, the baseline first: 1 where the slot is part of it
     incumbent: Index  # (...) index of the config that is believed best
-    squares: Floats  # (...) of the baseline's runs around their mean
-    num_baseline_runs: int
     pairing_variance: Floats  # (...) e2
 
     @property
@@ -146,12 +144,10 @@ class Posterior:
         )
 
     def run_variance(self, rules: DecisionRules) -> Array:
-        """s2 of one run's score around its config's true score, (..., h): `seed_df` degrees of freedom are prior."""
-        e2, squares = (np.asarray(value)[..., None] for value in (self.pairing_variance, self.squares))
+        """s2 of one run's score around its config's true score, (..., h): of the seed, and of the examples (e2)."""
         seeds = np.array([noise * rules.seed_sd for _ in rules.priors for _, noise in rules.noises])
-        total = rules.seed_df * (seeds**2 + e2) + squares
-        pooled: Array = np.maximum(total / (rules.seed_df + self.num_baseline_runs - 1), e2)
-        return pooled
+        total: Array = seeds**2 + np.asarray(self.pairing_variance)[..., None]
+        return total
 
 
 def at(values: Array, index: Index) -> Array:

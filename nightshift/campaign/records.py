@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -152,8 +151,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What run.py, or a night, asks of one experiment. `pairs`: how many run side by side, None: as the campaign does;
-    `outlives`: what runs goes on when its controller is killed."""
+    """What run.py or a night asks of one experiment. `pairs`: how many run side by side, None: as the campaign does."""
 
     proposal: Proposal = field(default_factory=Proposal)
     engine: str | None = None
@@ -166,13 +164,12 @@ class Request:
     dry_run: bool = False
     keys: bool = False
     pairs: int | None = None
-    outlives: bool = False
     slurm: Path | None = None
 
 
-JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
+JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
 LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
-CURVE_POINTS, ATTEMPT = 32, "attempt-0"  # of a reward curve; the folder in that of a run: what its worker leaves
+CURVE_POINTS = 32  # of a reward curve
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _SCORES = json.Decoder(tuple[Fraction, ...])
@@ -333,8 +330,7 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Result:
     """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded, `curve` the mean
-    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran; `attempt`: whose
-    folder `attempt-N` holds its files."""
+    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran."""
 
     seed: int
     training: Training
@@ -345,7 +341,8 @@ class Result:
     hardware: str = ""
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    attempt: int = 0
+    token: str = ""  # of its job
+    job_sha256: str = ""  # of the job.json that its worker read
     began: str = ""  # ISO 8601, UTC, by the worker's clock
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
@@ -419,15 +416,16 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     rules_name: str
     rules_hash: str
     decision_rules: DecisionRules
-    budget_seconds: Seconds | None = None  # of each of its runs
+    budget_seconds: Seconds | None = None  # of its run
     engine: str
     harness_tree: str = ""  # sha256 of the harness's bytes
     versions: dict[str, str]
     hardware: str
 
     # What came back.
-    baseline: Place | None = None  # the experiment whose runs these are: made before there was a campaign
-    runs: tuple[Result, ...] = ()
+    baseline: Place | None = None  # the experiment whose result this is: made before there was a campaign
+    result: Result | None = None  # of its run, once that is collected
+    num_starts: Place = 1  # of experiments with these effective settings on this branch, this one included
     total_seconds: Seconds | None = None
     health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
     failure: Failure | None = None  # for a crash
@@ -449,31 +447,36 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
         return self.status == Verdict.KEEP
 
     @property
-    def evaluations(self) -> list[Evaluation]:
-        """Of its runs that were evaluated: one, or several of a baseline."""
-        return [run.evaluation for run in self.runs if run.evaluation is not None]
+    def starts(self) -> str:
+        """In words, which start of its config it is; empty for the first one."""
+        return f"start {self.num_starts} of this config" if self.num_starts > 1 else ""
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The evaluation of its run; None if the run was not evaluated."""
+        return self.result.evaluation if self.result else None
 
     @property
     def score(self) -> float | None:
-        """Mean eval_score of its evaluated runs."""
-        return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None
+        """The eval_score of its run."""
+        return self.evaluation.eval_score if self.evaluation else None
 
     @property
     def environment_scores(self) -> dict[str, float]:
-        """Means of its runs by environment, where its score is a mean over several."""
-        pairs = zip(*(evaluation.parts for evaluation in self.evaluations), strict=False)
-        return {parts[0].environment: fmean(part.score for part in parts) for parts in pairs}
+        """Scores by environment, where the score is a mean over several."""
+        return {part.environment: part.score for part in self.evaluation.parts} if self.evaluation else {}
 
     @property
     def strict_score(self) -> float | None:
-        """Mean strict_score of its runs that have one; None where none has."""
-        return fmean(found) if (found := [s for e in self.evaluations if (s := e.strict_score) is not None]) else None
+        """The strict_score of its run; None where no format is asked for."""
+        return self.evaluation.strict_score if self.evaluation else None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
-    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
+    campaign's, None for its baseline; `token`: a random word that its result repeats; `name`: of the job in SLURM,
+    empty on this machine; `look` numbers the look at the sealed set that a sealed run is part of;
     `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
     `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl itself
     ends any run after ten empty batches. `cores`: what it is
@@ -487,6 +490,8 @@ class Job:
     seed: int
     split: Literal["selection", "sealed"]
     deadline_seconds: float
+    token: str
+    name: str = ""
     hardware: str | None = None
     look: int | None = None
     gpus: str | None = None  # --gpus
@@ -495,17 +500,9 @@ class Job:
     ends_without_gradient: bool = False
     cores: tuple[int, ...] = ()
     layout: str = ""
-    outlives: bool = False  # its head
     place: str = ""
 
-
-class Signed(msgspec.Struct):
-    """`result.json`. `signature`: hex of Ed25519's (RFC 8032) over `signed_bytes`."""
-
-    signature: str
-    result: msgspec.Raw
-
-
-def signed_bytes(result: bytes, job: Job) -> bytes:
-    """What a worker signs: the bytes of its result, and the job as it understood that."""
-    return b"".join(hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job)))
+    @property
+    def sha256(self) -> str:
+        """Of the job as JSON, in hexadecimal digits."""
+        return hashlib.sha256(json.encode(self)).hexdigest()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nightshift.campaign.records import Record
@@ -12,7 +10,7 @@ from nightshift.campaign.records import Record
 # The first five are those that readers of the format know; then ours.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
-    *("run", "parent", "eval_stderr", "effect_at_decision", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("run", "parent", "eval_stderr", "effect_at_decision", "p_better", "num_steps", "reward_mean"),
     *("training_seconds", "total_seconds", "engine", "rules", "started"),
 )
 
@@ -25,30 +23,26 @@ def column_of(environment: str) -> str:
 
 
 def figures(record: Record) -> dict[str, Any]:
-    """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured".
-
-    Scores, steps and rewards are means over the runs of a baseline; seconds and memory cover all of them. The
-    standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
-    """
-    judgement, squares = record.judgement, [e.eval_stderr**2 for e in record.evaluations]
+    """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured"."""
+    judgement, evaluation = record.judgement, record.evaluation
+    training = record.result.training if record.result else None
     return {
         "commit": record.kept_commit and record.kept_commit[:7],
         "eval_score": record.score,
-        "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
+        "memory_gb": training.peak_memory_gb if training else None,
         "status": record.status,
         "description": record.proposal.description,
         "run": f"{record.number:04d}",
         "parent": f"{record.parent:04d}" if record.parent is not None else None,
-        "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
+        "eval_stderr": evaluation.eval_stderr if evaluation else None,
         "strict_score": record.strict_score,
         "incumbent_score": judgement.incumbent_score if judgement else None,
         "effect_at_decision": judgement.delta if judgement else None,
         "p_better": judgement.p_better if judgement else None,
         "why": judgement.why if judgement else None,
-        "num_runs": len(record.runs),
-        "num_steps": _of_known(fmean, (r.training.num_steps for r in record.runs)),
-        "reward_mean": _of_known(fmean, (r.training.reward_mean for r in record.runs)),
-        "training_seconds": _of_known(sum, (r.training.training_seconds for r in record.runs)),
+        "num_steps": training.num_steps if training else None,
+        "reward_mean": training.reward_mean if training else None,
+        "training_seconds": training.training_seconds if training else None,
         "total_seconds": record.total_seconds,
         "engine": record.engine,
         "rules": record.rules_hash,
@@ -77,8 +71,3 @@ def _cell(value: object) -> str:
     text = str(value)
     printable = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
     return " ".join(printable.split())
-
-
-def _of_known(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return None if not known else known[0] if len(known) == 1 else combine(known)  # nearly all have one run

@@ -16,7 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from nightshift.campaign.posterior import Array
-from nightshift.campaign.records import Part, Record
+from nightshift.campaign.records import Evaluation, Part, Record
 from nightshift.campaign.standing import Expected
 from nightshift.errors import UsageError
 
@@ -24,8 +24,8 @@ BUSY = 0.25  # what others took, from which a run is called busy: half a core of
 
 
 def taken(record: Record) -> float:
-    """The largest share that others took of what one of its runs needed, 0..1."""
-    return max((run.load.taken for run in record.runs if run.load), default=0.0)
+    """The largest share that others took of what its run needed, 0..1."""
+    return record.result.load.taken if record.result and record.result.load else 0.0
 
 
 def extra_variance(record: Record) -> float:
@@ -37,10 +37,9 @@ def extra_variance(record: Record) -> float:
 
 def remark(record: Record) -> str | None:
     """What a summary says of a busy machine."""
-    loads = [run.load for run in record.runs if run.load and run.load.taken >= BUSY]
-    if not loads:
+    load = record.result.load if record.result else None
+    if load is None or load.taken < BUSY:
         return None
-    load = max(loads, key=lambda one: one.taken)
     shares = {
         "of the processors' time went to other processes": load.others_share,
         "of it was stolen by other virtual machines": load.stolen_share,
@@ -54,7 +53,7 @@ def remark(record: Record) -> str | None:
 def to_repeat(records: Sequence[Record], incumbent: int | None) -> Record | None:
     """The last decided experiment of a night that was busy, and whose settings it has not run again; of a baseline
     only while it is the `incumbent`."""
-    measured = [record for record in records if record.decided is not None and record.evaluations]
+    measured = [record for record in records if record.decided is not None and record.evaluation]
     hashes = [record.effective_hash for record in measured]
     for record in reversed(measured):
         if taken(record) >= BUSY and hashes.count(record.effective_hash) == 1:
@@ -67,7 +66,7 @@ SURE = 3.0  # standard errors for "more are formatted", as in health.py
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Those of an experiment's runs: means over the runs, as fractions, and how many there are in all."""
+    """Those of an experiment's run: shares as fractions, and how many answers there are."""
 
     score: float
     strict: float
@@ -129,12 +128,10 @@ def compare(candidate: Record, parent: Record) -> Form | None:
 
 
 def _answers(record: Record) -> Answers | None:
-    found = [(e.eval_score, e.strict_score, e.formatted_share, len(e.example_scores)) for e in record.evaluations]
-    known = [(score, strict, share) for score, strict, share, _ in found if strict is not None and share is not None]
-    if not found or len(known) < len(found):
+    found = record.evaluation
+    if found is None or found.strict_score is None or found.formatted_share is None:
         return None
-    score, strict, formatted = (fmean(column) for column in zip(*known, strict=True))
-    return Answers(score, strict, formatted, sum(count for *_, count in found))
+    return Answers(found.eval_score, found.strict_score, found.formatted_share, len(found.example_scores))
 
 
 def _stderr(p: float, n: int, q: float, m: int) -> float:
@@ -169,21 +166,22 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
 def remarks(candidate: Record, parent: Record | None) -> list[str]:
     """What the mean hides: answers that could not be scored; an environment that falls by more than FALL standard
     errors, over examples and seeds; of a baseline, one that gives most of the variance. Nothing is decided by them."""
-    runs, before = ([e for e in one.evaluations if e.parts] if one else [] for one in (candidate, parent))
-    sets = {tuple((part.environment, part.num_examples) for part in e.parts) for e in (*runs, *before)}
-    found = [line for evaluation in candidate.evaluations for line in evaluation.unscored]
-    if not runs or len(sets) > 1:
+    now, before = candidate.evaluation, parent.evaluation if parent else None
+    found = [*now.unscored] if now else []
+    if now is None or not now.parts:
         return found
-    if not before:
-        spread = [(part.weight * part.stderr) ** 2 for part in runs[0].parts]
+    if before is None or not before.parts:
+        spread = [(part.weight * part.stderr) ** 2 for part in now.parts]
         most = max(range(len(spread)), key=spread.__getitem__)
-        share, name = spread[most] / (sum(spread) or 1.0), runs[0].parts[most].environment
+        share, name = spread[most] / (sum(spread) or 1.0), now.parts[most].environment
         text = f"{name} gives {share:.0%} of the score's variance: a larger set of it, or a smaller weight, shows more"
         return found + [text] * (share > MOST)
-    for index, part in enumerate(runs[0].parts):
-        after, old = (np.array([split(e.example_scores, e.parts)[index] for e in each]) for each in (runs, before))
-        change = after.mean(axis=0) - old.mean(axis=0)
-        seeds = candidate.decision_rules.seed_sd**2 * (1 / len(after) + 1 / len(old))
+    if _sizes(now) != _sizes(before):
+        return found
+    for index, part in enumerate(now.parts):
+        after, old = (np.array(split(e.example_scores, e.parts)[index]) for e in (now, before))
+        change = after - old
+        seeds = candidate.decision_rules.seed_sd**2 * 2
         gain, stderr = float(change.mean()), math.sqrt(float(change.var()) / len(change) + seeds)
         if gain < -FALL * stderr:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"
@@ -191,16 +189,19 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
     return found
 
 
+def _sizes(evaluation: Evaluation) -> list[tuple[str, int]]:
+    return [(part.environment, part.num_examples) for part in evaluation.parts]
+
+
 def run_scores(record: Record) -> Array:
-    """The scores of its evaluated runs as they are decided by, (r, n). UsageError where they are not
-    0..1, or not of one set of examples."""
+    """The scores of its run as they are decided by, (n,). UsageError where they are not 0..1, or there are none."""
+    evaluation = record.evaluation
     try:
-        runs = [weighted(evaluation.example_scores, evaluation.parts) for evaluation in record.evaluations]
+        scores = weighted(evaluation.example_scores, evaluation.parts) if evaluation else np.array([])
     except ValueError as error:
         raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
-    scores = np.array(runs if len({len(run) for run in runs}) == 1 else [], dtype=np.float64)
     if not scores.size:
-        raise UsageError(f"experiment {record.number:04d} has no scores of one set of examples", without(record))
+        raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
     return scores
 
 
@@ -209,9 +210,9 @@ def without(record: Record) -> str:
     return f"Move runs/{record.number:04d} out of runs/ to go on without it."
 
 
-def paired(candidate: Array, parent_runs: Array) -> dict[str, float]:
-    """Differences of the same examples, for the reader only: nothing is decided by them. Shapes (n,) and (r, n)."""
-    apart = candidate - parent_runs.mean(axis=0)
+def paired(candidate: Array, parent: Array) -> dict[str, float]:
+    """Differences of the same examples, for the reader only: nothing is decided by them. Both (n,)."""
+    apart = candidate - parent
     stderr = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
     values = {"paired_delta": float(apart.mean())}
     if stderr > 0:

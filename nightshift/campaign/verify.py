@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.index import contradictions
 from nightshift.campaign.journal import Entry, digests, entry_of, sha256
-from nightshift.campaign.ledger import RECORD_NAME, STARTED, SUBMITTED_NAME, Ledger
-from nightshift.campaign.records import Record
+from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
+from nightshift.campaign.records import JOB_NAME, Record
 from nightshift.campaign.scores import run_scores
 from nightshift.errors import UsageError, listed
 from nightshift.files import Document, read_file
@@ -26,14 +26,14 @@ _ENTERED_FILES = (
     "certify/*/plan.json",
     "certify/*/comparison.json",
     "certify/*/*/run.json",
-    f"*/run-*/{SUBMITTED_NAME}",
-    f"certify/*/*/{SUBMITTED_NAME}",
+    f"*/{JOB_NAME}",
+    f"certify/*/*/{JOB_NAME}",
 )
 _ASIDE = "chain.damaged"
 _ABSENT = "absent"
 _ENTERED = re.compile(rb'"([0-9]{4,9})(?: late)?":')
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
-_OF_A_RUN = re.compile(rf"([0-9]{{4,9}})/run-([0-9]{{1,9}})/{re.escape(SUBMITTED_NAME)}")
+_OF_A_RUN = re.compile(rf"([0-9]{{4,9}})/{re.escape(JOB_NAME)}")
 
 
 def resume_chain(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
@@ -60,7 +60,7 @@ def resume_chain(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
     else:
         files = {name: digest for record in records for name, digest in _files(record, ledger).items()}
         # What a worker was given is believed because it was entered before the start: no later entry makes up for that.
-        names = (name for name in _entered_files(ledger) if not name.endswith(SUBMITTED_NAME))
+        names = (name for name in _entered_files(ledger) if not name.endswith(JOB_NAME))
         _enter(ledger, files | {name: _hash(ledger, name) for name in names})
     return records
 
@@ -133,10 +133,10 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     records, damaged = ledger.readable()
     problems += damaged
     _compare_records(ledger, records, entered, found)
-    _compare_files(ledger, {record.number: len(record.runs) for record in records}, entered, found)
+    _compare_files(ledger, {record.number for record in records if record.result}, entered, found)
     for record in records:
         try:
-            _ = record.evaluations and run_scores(record)
+            _ = record.evaluation and run_scores(record)
         except UsageError as error:
             found.problems.append(error.cause)
     problems += _unlike_their_baselines(records)
@@ -153,10 +153,10 @@ def _unlike_their_baselines(records: Sequence[Record]) -> Iterator[str]:
     by_number = {record.number: record for record in records}
     for record in (record for record in records if record.baseline is not None and record.is_keep):
         made = by_number.get(record.baseline or 0)
-        if made is None or (made.runs, made.config_hash, made.rules_hash) != (
-            record.runs, record.config_hash, record.rules_hash,
+        if made is None or (made.result, made.config_hash, made.rules_hash) != (
+            record.result, record.config_hash, record.rules_hash,
         ):  # fmt: skip
-            yield f"experiment {record.number:04d} has not the runs of {record.baseline:04d}, as it says"
+            yield f"experiment {record.number:04d} has not the result of {record.baseline:04d}, as it says"
 
 
 def _walk(lines: Sequence[bytes], found: Findings) -> Iterator[tuple[int, Entry]]:
@@ -216,14 +216,14 @@ def _compare_records(
 
 
 def _compare_files(
-    ledger: Ledger, num_runs: Mapping[int, int], entered: Mapping[str, list[tuple[int, str]]], found: Findings
+    ledger: Ledger, collected: Collection[int], entered: Mapping[str, list[tuple[int, str]]], found: Findings
 ) -> None:
     """Looks, certificates, and what workers were given. The file of looks grows, by a line that a kill may have kept
     out of the chain; what a worker was given counts once its run was collected, and may be made anew before."""
     there = _entered_files(ledger)
     for name in sorted({*there, *(n for n in entered if _number(n) is None and not n.startswith("."))}):
         say, was = found.problems.append, entered.get(name)
-        if name.endswith(SUBMITTED_NAME) and not _is_collected(name, num_runs, entered):
+        if name.endswith(JOB_NAME) and not _is_collected(name, collected, entered):
             say = found.notes.append
         if was is None:
             say(f"runs/{name} is not in the chain: invented, or copied into runs/")
@@ -235,13 +235,12 @@ def _compare_files(
             say(f"runs/{name} was changed since line {was[-1][0]} of the chain")
 
 
-def _is_collected(name: str, num_runs: Mapping[int, int], entered: Mapping[str, object]) -> bool:
+def _is_collected(name: str, collected: Collection[int], entered: Mapping[str, object]) -> bool:
     """Of what a worker was given, by its place in runs/: whether its run is part of a record or a certificate. Not so
     of an experiment that is gone, which is told by itself, or of which a chain begun anew knows no start."""
     if (match := _OF_A_RUN.fullmatch(name)) is None:
-        return name.replace(SUBMITTED_NAME, "run.json") in entered
-    is_known = any((other := _OF_A_RUN.fullmatch(entry)) and other[1] == match[1] for entry in entered)
-    return is_known and int(match[2]) <= num_runs.get(int(match[1]), 0)
+        return name.replace(JOB_NAME, "run.json") in entered
+    return name in entered and int(match[1]) in collected
 
 
 def _began_as(digest: str, ledger: Ledger) -> bool:

@@ -140,8 +140,8 @@ def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> N
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
-    runs in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment. Runs go on
-    to their own end when the night is killed; the same command takes them over.
+    runs in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment. A night
+    that is killed leaves no process on this machine; jobs in SLURM go on, and the same command takes them over.
     """
     with at_work("loading what a night needs"):
         from nightshift.night.start import night, stop_night

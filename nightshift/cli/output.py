@@ -38,7 +38,8 @@ def summary(record: Record, chain: str) -> str:
     """The block that agents grep: `key: value` lines; not measured is an empty value. `chain`: its head."""
     values = figures(record)
     scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
-    games = record.evaluations[-1].figures if record.evaluations else {}
+    games = record.evaluation.figures if record.evaluation else {}
+    outcome = record.result.training.outcome if record.result else None
     lines = (
         ("eval_score", _number(values["eval_score"], ".6f")),
         ("eval_stderr", _number(values["eval_stderr"], ".6f")),
@@ -49,15 +50,15 @@ def summary(record: Record, chain: str) -> str:
         ("effect_at_decision", _number(values["effect_at_decision"], "+.6f")),
         ("p_better", _number(values["p_better"], ".2f")),
         ("decision", record.status),
-        *([("outcome", _NO_GRADIENT)] if Outcome.NO_GRADIENT in {r.training.outcome for r in record.runs} else []),
+        *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
         ("why", values["why"] or ""),
         ("reward_mean", _number(values["reward_mean"], ".6f")),
         ("num_steps", _number(values["num_steps"], ".0f")),
-        ("num_runs", str(values["num_runs"])),
         ("training_seconds", _number(values["training_seconds"], ".1f")),
         ("total_seconds", _number(values["total_seconds"], ".1f")),
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", values["run"]),
+        *([("starts", record.starts)] if record.starts else []),
         ("changes", "; ".join(record.diff)),
         *([("base", ", ".join(f"{number:04d}" for number in record.proposal.base))] if record.proposal.base else []),
         *(("scaled", line) for line in record.scaled),

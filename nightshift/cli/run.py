@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import ATTEMPT, Request
+from nightshift.campaign.records import Request
 from nightshift.cli.output import dry_run, print_error, print_json, print_lines, print_text, summary
 from nightshift.cli.progress import TerminalReporter, at_work
 from nightshift.cli.status import exit_code
@@ -45,10 +45,9 @@ def run(root: Path, request: Request) -> int:
     from nightshift.executors.process import interruptible
 
     with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
-        from nightshift.executors.leftovers import end_leftovers
-        from nightshift.executors.survivors import end_jobs
+        from nightshift.executors.slurm import end_jobs
         from nightshift.experiment.experiment import require_ready, run_experiment
-        from nightshift.experiment.setup import open_setup
+        from nightshift.experiment.setup import open_setup, sweep
 
         setup = open_setup(root, request, reporter)
         if request.dry_run:
@@ -56,7 +55,7 @@ def run(root: Path, request: Request) -> int:
             return ExitCode.MEASURED
         require_ready(setup)  # before anything is written or downloaded for what cannot run
         with setup.ledger.controller():
-            end_leftovers(root, reporter.note)
+            sweep(root, reporter.note)
             end_jobs(setup.ledger)
             setup.engine.prepare_at_start(reporter.note)
             try:
@@ -91,12 +90,12 @@ def plan(request: Request, setup: Setup) -> list[str]:
     if (made := fitting_baseline(setup)) is not None:
         changes = [change.line for change in diff(setup.ledger.stored_config(made), config)]
         told = (
-            f"baseline: the runs of {made.number:04d}, made on {made.branch or 'a detached HEAD'}, begin this campaign"
+            f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}, begins this campaign"
         )
         setup.engine.validate(config)
         return [told, *(f"change:   {line}" for line in changes or ("none: nothing is run",))]
     record = admit(config, request, setup)
-    run_dir = setup.ledger.run_dir(setup.ledger.next_number(), 1) / ATTEMPT
+    run_dir = setup.ledger.run_dir(setup.ledger.next_number())
     starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
     takes = f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run"
     return [*joins, *dry_run(record, [takes, *starts])]
@@ -144,10 +143,9 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
 def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> Certified:
     """Compare, but for a dry run. `options`: the arguments of certify.tasks."""
-    from nightshift.executors.leftovers import end_leftovers
     from nightshift.executors.process import interruptible
     from nightshift.experiment.certify import Certified, certify, tasks
-    from nightshift.experiment.setup import open_setup
+    from nightshift.experiment.setup import open_setup, sweep
 
     with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
         setup = open_setup(process_root(), request, reporter)
@@ -156,7 +154,7 @@ def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> Certif
         if dry_run:
             return Certified(plan=plan, comparisons=())
         with setup.ledger.controller():
-            end_leftovers(setup.root, reporter.note)
+            sweep(setup.root, reporter.note)
             return Certified(plan=plan, comparisons=tuple(certify(tasks(setup, *options))))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Phase, Progress
+from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job, Phase, Progress
 from nightshift.files import read_file
 from nightshift.text import clean
 from nightshift.waiting import lasted
@@ -38,7 +38,7 @@ class RunLine:
 
     def is_over(self) -> bool:
         """Whether its worker has left its result: somebody is at work on that."""
-        return (self._folder / ATTEMPT / RESULT_NAME).exists()
+        return (self._folder / RESULT_NAME).exists()
 
     def read(self, reading: Progress | None) -> None:
         """How far it is, as its worker told; None: nothing yet."""
@@ -49,7 +49,7 @@ class RunLine:
             self._first = self._last = None
         self._reading, self._most = reading, max(self._most, reading.num_done or 0)
         if (share := self._share(reading)) is not None:
-            self._last = _written(self._folder / ATTEMPT / PROGRESS_NAME), share
+            self._last = _written(self._folder / PROGRESS_NAME), share
             self._first = self._first or self._last
 
     def text(self, name: str = "", bar: int = 0) -> str:
@@ -76,19 +76,13 @@ class RunLine:
 
     @property
     def name(self) -> str:
-        """`experiment 0042, run 1 of 2`; of a certificate `baseline 1000`."""
-        experiment, _, run = self.short.partition(" ")
-        return f"experiment {experiment}, {run}" if self._folder.name.startswith("run-") else self.short
+        """`experiment 0042`; of a certificate `baseline 1000`."""
+        return f"experiment {self.short}" if self._folder.name.isdigit() else self.short
 
     @property
     def short(self) -> str:
         """The same in a few characters."""
-        if not self._folder.name.startswith("run-"):
-            return self._folder.name.replace("-", " ")
-        there = sum(each.is_dir() for each in self._folder.parent.glob("run-*"))
-        is_first = self._job is not None and self._job.incumbent is None
-        num_runs = max(there, self._job.rules.decision.baseline_runs if self._job and is_first else 1)
-        return f"{self._folder.parent.name} {self._folder.name.replace('-', ' ')}" + f" of {num_runs}" * (num_runs > 1)
+        return self._folder.name.replace("-", " ")
 
     @property
     def _num_examples(self) -> int | None:

@@ -62,7 +62,7 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """
     fields = shown(ledger, record)
     del fields["kind"], fields["gain"], fields["since"], fields["files"]
-    runs = {f"run {index}": run for index, run in enumerate(fields.pop("runs"), 1)}
+    run = {"result": fields.pop("result")}
     if (judged := fields.pop("judgement")) is not None and record.judgement is not None:
         del judged["delta"], judged["delta_stderr"]  # record.json's names for effect_at_decision, which stands below
         judged["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
@@ -76,7 +76,7 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     last = {name: fields.pop(name) for name in _LAST}
     fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
     folder = os.fspath(ledger.run_dir(record.number))
-    return _lines({**verdict, **told, "score": record.score, **first, **fields, **runs, "files": folder, **last}, "")
+    return _lines({**verdict, **told, "score": record.score, **first, **fields, **run, "files": folder, **last}, "")
 
 
 def _decided(decision: Decision) -> str:
@@ -130,8 +130,8 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
                 return TIMED_OUT
             if time.monotonic() >= looked + _LOOK_SECONDS:
                 looked = time.monotonic()
-                started = [record for record in ledger.readable()[0] if record.status == STARTED]
-                reporter.show({f: read_progress(f) for record in started for f in run_folders(ledger, record)})
+                started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
+                reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
             time.sleep(_POLL_SECONDS)
     records, _ = ledger.readable()
     if not records:
@@ -144,20 +144,19 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """An experiment in flight. `runs`: a reading of each of its runs that is in flight, None where none has begun;
-    `phases`: the same in words."""
+    """An experiment in flight. `progress`: how far its run is, None if it has not begun; `phase`: the same in words."""
 
     number: int
     since: str
     seconds: float
     description: str
-    runs: tuple[Progress | None, ...]
-    phases: tuple[str, ...]
+    progress: Progress | None
+    phase: str
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
-    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: workers that outlived it,
-    by experiment; `num_experiments`: how many of its own are decided."""
+    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: the jobs in SLURM that it
+    submitted and did not collect, by experiment; `num_experiments`: how many of its own are decided."""
 
     agent: str
     branch: str
@@ -166,7 +165,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["running", "over", "cut off"]
     cause: str | None
     next_stop: str | None
-    left: dict[str, list[str]]
+    left: dict[str, str]
 
 
 class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,49 +262,38 @@ def night_lines(night: Night) -> list[str]:
     if night.state == "over":
         return [f"night:    {agent} is over: {clean(night.cause or '', 400)}"]
     if night.state == "cut off":
-        left = [f"left:     {number} outlived its head: {', '.join(workers)}" for number, workers in night.left.items()]
-        how = " and adopts what still runs; nightshift night --stop ends it" if left else ""
-        return [*left, f"night:    {agent} was cut off: the same command goes on with it{how}"]
+        left = [f"left:     {number} is the job {name} in SLURM" for number, name in night.left.items()]
+        how = ", and takes the jobs over; nightshift night --stop cancels them" if left else ""
+        return [*left, f"night:    {agent} was cut off: run the same command again to resume{how}"]
     told = f"{agent} since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiments"
     return [f"night:    {told}", f"stops:    {night.next_stop}"]
 
 
 def running_lines(running: Running) -> list[str]:
-    """How far an experiment in flight is: each of its runs that are, where several are side by side."""
+    """How far an experiment in flight is."""
     since = datetime.fromisoformat(running.since).astimezone()
     lasts = f"{lasted(running.seconds)}, since {since:%H:%M:%S %Z}"
-    return [f"running:  {running.number:04d} for {lasts}: {'; '.join(running.phases)}", _quoted(running.description)]
-
-
-def run_folders(ledger: Ledger, record: Record) -> list[Path]:
-    """Of the runs of an experiment that are not collected: the next one, and those beside it."""
-    folders = [ledger.run_dir(record.number, len(record.runs) + 1)]
-    while (following := ledger.run_dir(record.number, len(record.runs) + len(folders) + 1)).is_dir():
-        folders.append(following)
-    return folders
+    return [f"running:  {running.number:04d} for {lasts}: {running.phase}", _quoted(running.description)]
 
 
 def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
     from nightshift.cli.running import RunLine
 
-    folders = run_folders(ledger, record)
-    readings, phases = tuple(map(read_progress, folders)), []
-    for folder, reading in zip(folders, readings, strict=True):
-        run = RunLine(folder)
-        run.read(reading)
-        phases.append(run.text(run.short.partition(" ")[2]))
+    folder = ledger.run_dir(record.number)
+    run, progress = RunLine(folder), read_progress(folder)
+    run.read(progress)
     return Running(
         number=record.number,
         since=record.started,
         seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
         description=record.proposal.description,
-        runs=readings,
-        phases=tuple(phases),
+        progress=progress,
+        phase=run.text("run"),
     )
 
 
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:
-    from nightshift.executors.survivors import alive
+    from nightshift.executors.slurm import jobs_left
     from nightshift.night.state import decided, load
     from nightshift.night.summary import next_stop
 
@@ -313,7 +301,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     if state is None:
         return None
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
-    left = alive(ledger, state.first) if state.cause is None and not is_on else {}
+    left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
         branch=state.branch,
@@ -322,7 +310,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         state="over" if state.cause is not None else "running" if is_on else "cut off",
         cause=state.cause,
         next_stop=next_stop(state, state.own(records), now) if is_on else None,
-        left={f"{number:04d}": [*workers] for number, workers in sorted(left.items())},
+        left={folder.name: job.name for folder, job in sorted(left.items())},
     )
 
 

@@ -56,7 +56,6 @@ class DecisionRules:
     agreement: _Share = 0.60
     shrinkage: tuple[_Units, Scale] = (0.3, 0.95)
     many: tuple[Scale, _Units] = (47.0, 0.25)
-    baseline_runs: int = 2
 
     def __post_init__(self) -> None:
         """ValueError for shares that are not one a kind: records lie where agents can write."""

@@ -1,46 +1,25 @@
 """Where runs are made. An executor starts workers in its slots; the run's folder holds what goes in and comes back.
 
-runs/NNNN/run-K/job.json         what the worker needs
-runs/NNNN/run-K/submitted.json   the worker's name and its public key, written before it is started
-runs/NNNN/run-K/attempt-0/       what the worker leaves: metrics, answers, weights, logs, and last its result, signed
-
-A worker signs its result with a private key that reaches it by another way than the folder, so whoever can write there
-forges none. By its name and its public key a later head finds and believes a worker that outlived an earlier one.
+runs/NNNN/job.json      what the worker needs, and a random token; the journal holds its hash before the worker starts
+runs/NNNN/result.json   what the worker leaves last, with the token of its job
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from nightshift.campaign.ledger import SUBMITTED_NAME
-from nightshift.campaign.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Result, Signed, signed_bytes
+from nightshift.campaign.records import RESULT_NAME, Job, Result
 from nightshift.errors import EngineError
 from nightshift.executors.slots import Slot
-from nightshift.files import read_file, write_json
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """`submitted.json`: how a worker is found, what its result is verified with, and which job.json it was given."""
-
-    name: str
-    executor: str
-    public_key: str  # hex, as the next
-    job_sha256: str
+from nightshift.files import read_file
 
 
 class Executor(Protocol):
     """`local`: workers on this machine; `slurm`: jobs of a cluster."""
-
-    look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
 
     @property
     def num_slots(self) -> int:
@@ -57,12 +36,8 @@ class Executor(Protocol):
         ...
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-        """Write job.json and submitted.json into `folder`, have the latter entered in the chain, and only then start
-        the worker of that run: a later head finds whatever was started. EngineError where none can be started."""
-        ...
-
-    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
-        """Take over a run that an earlier head submitted; False where nothing will come of it."""
+        """Write job.json into `folder`, call `enter`, which adds its hash to the journal, and only then start the
+        worker of that run. EngineError where none can be started."""
         ...
 
     def is_over(self, folder: Path) -> bool:
@@ -94,56 +69,28 @@ class Executor(Protocol):
         ...
 
 
-def announce(folder: Path, job: Job, name: str, executor: str) -> tuple[bytes, Submitted]:
-    """Write what a worker needs, and by what it is found: its private key, which nobody else gets, and the latter."""
-    key = Ed25519PrivateKey.generate()
-    data = write_json(folder / JOB_NAME, job)
-    public_key = key.public_key().public_bytes_raw().hex()
-    told = Submitted(name, executor, public_key, hashlib.sha256(data).hexdigest())
-    write_json(folder / SUBMITTED_NAME, told)
-    return key.private_bytes_raw(), told
+def read_result(folder: Path, job: Job) -> Result:
+    """Read the result of a run.
 
-
-def job_of(folder: Path, was: Submitted) -> Job | None:
-    """The job that a worker was given; None where another one lies there now, or none that can be read."""
-    try:
-        data = read_file(folder / JOB_NAME)
-        is_it = hashlib.sha256(data).hexdigest() == was.job_sha256
-        return msgspec.json.decode(data, type=Job) if is_it else None
-    except (OSError, ValueError):
-        return None
-
-
-def verified(folder: Path, job: Job, public_key: str) -> Result:
-    """The result of a run, which its worker signed: the first of several starts, whatever lies beside it.
-
-    FileNotFoundError where there is none; EngineError where none that lies there is what that worker made of this job.
+    Raises: FileNotFoundError where there is none; EngineError, which names the file, where it cannot be read or is of
+    another job.
     """
-    found: list[Exception] = [FileNotFoundError(folder / ATTEMPT / RESULT_NAME)]
-    for attempt in sorted(folder.glob("attempt-*")):
-        try:
-            return _verified(attempt, job, public_key)
-        except (EngineError, FileNotFoundError) as error:
-            found.append(error)
-    raise next((error for error in found if isinstance(error, EngineError)), found[0])
-
-
-def _verified(attempt: Path, job: Job, public_key: str) -> Result:
-    path = attempt / RESULT_NAME
+    path = folder / RESULT_NAME
     try:
-        signed = msgspec.json.decode(read_file(path), type=Signed)
-        result = msgspec.json.decode(signed.result, type=Result)
+        result = msgspec.json.decode(read_file(path), type=Result)
         _ = result.evaluation and result.evaluation.example_scores
-        key, signature = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)), bytes.fromhex(signed.signature)
-        key.verify(signature, signed_bytes(bytes(signed.result), job))
-        if attempt.name != f"attempt-{result.attempt}":
-            raise EngineError(f"{path} was copied from attempt-{result.attempt}: it counts for nothing")
     except FileNotFoundError:
         raise
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror}") from None
-    except InvalidSignature:
-        raise EngineError(f"{path} was not signed by the worker that was started: it counts for nothing") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise EngineError(f"{path} is no result of a worker: {error}") from None
+    fits = (
+        ("token", result.token, job.token),
+        ("seed", result.seed, job.seed),
+        ("job.json with the sha256", result.job_sha256, job.sha256),
+    )
+    for what, found, wanted in fits:
+        if found != wanted:
+            raise EngineError(f"{path} has the {what} {found!r}, its job has {wanted!r}: it counts for nothing")
     return result

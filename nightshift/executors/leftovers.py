@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,11 +23,9 @@ from nightshift.errors import NightshiftError, UsageError
 from nightshift.executors.watchdog import (
     MARKER_NAME,
     ProcessTree,
-    children_of,
     describe,
     environment_of,
     is_alive,
-    marker_of,
 )
 from nightshift.files import read_json, write_json
 from nightshift.waiting import waiting
@@ -70,16 +68,13 @@ def remember(processes: Iterable[psutil.Process]) -> None:
         _rows = rows
 
 
-def end_leftovers(root: Path, note: Callable[[str], None], spared: Collection[str] = ()) -> None:
-    """End what earlier heads of the checkout at `root` left running, and say so; but for what has one of the markers
-    `spared`, and what that started. Call as the head, which then knows its checkout; takes a few hundredths of a second
-    where there is nothing."""
+def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
+    """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller, which
+    then knows its checkout; takes a few hundredths of a second where there is nothing."""
     global _checkout, _seen_path
     _checkout, _seen_path = digest_of(root), root / SEEN_NAME
     marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
     found = (marked | _noted(_seen_path)) - {psutil.Process(), *psutil.Process().parents()}
-    for process in [process for process in found if spared and marker_of(process) in spared]:
-        found -= {process, *children_of(process)}
     if not found:
         return
     tree = ProcessTree(None, lambda process: False)

@@ -21,7 +21,6 @@ import atexit
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -175,12 +174,21 @@ class ProcessGroup:
     `start_new_session` beside this class while a group is open; ordinary children (git) are left alone.
     """
 
-    def __init__(self, marker: str, grace_seconds: float, outlives: bool = False) -> None:
+    def __init__(
+        self,
+        marker: str,
+        grace_seconds: float,
+        orphan_grace_seconds: float | None = None,
+        *,
+        is_subreaper: bool = False,
+    ) -> None:
         """`marker`: a unique word without spaces, which stands in the children's environment as NIGHTSHIFT_RUN.
-        `outlives`: what is started goes on when the harness is killed; it has to end by itself."""
+        `orphan_grace_seconds`: the grace that the watchdog gives when the harness is dead; None: the same.
+        `is_subreaper`: the child takes the orphans below it, so that none of them comes to the harness."""
         self.marker = marker
         self.grace_seconds = grace_seconds
-        self.outlives = outlives
+        self.orphan_grace_seconds = grace_seconds if orphan_grace_seconds is None else orphan_grace_seconds
+        self.is_subreaper = is_subreaper
         self.children: list[Child] = []
         become_subreaper()
         harness = psutil.Process()
@@ -281,15 +289,6 @@ class ProcessGroup:
 
 _open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
 _watchdog: Watchdog | None = None
-_ends_at: float | None = None  # on the monotonic clock: when this process is to be killed
-
-
-def limit_life(seconds: float) -> None:
-    """Have a watchdog kill this process, and end what it started, should it still run after so many seconds."""
-    global _ends_at
-    _ends_at = time.monotonic() + seconds
-    with _signals_deferred():
-        _keep_watchdog()
 
 
 def _owner(process: psutil.Process) -> ProcessGroup | None:
@@ -304,7 +303,7 @@ def _owner(process: psutil.Process) -> ProcessGroup | None:
     for group in _open_groups:
         if marker == group.marker:
             return group
-    match [group for group in _open_groups if not group.outlives]:  # orphans of a worker's stay below it
+    match [group for group in _open_groups if not group.is_subreaper]:
         case [only] if process not in only._foreign:
             return only  # an orphan that was never seen before, cleared its environment and made its own session
     return None
@@ -329,19 +328,13 @@ def _keep_watchdog() -> None:
         atexit.register(_stop_open_groups, os.getpid())
         with unblocked():
             _watchdog = Watchdog(engine_environment(os.environ, {}))
-        if _ends_at is not None:
-            _watchdog.limit(_ends_at - time.monotonic())
     for group in _open_groups:
-        if group.outlives:
-            _watchdog.spare(group.marker)
-        else:
-            _watchdog.watch(group.marker, group.grace_seconds)
+        _watchdog.watch(group.marker, group.orphan_grace_seconds)
 
 
 def _dismiss_watchdog() -> None:
-    """Unless the life of this process is limited: then it stays."""
     global _watchdog
-    if _watchdog is not None and (_ends_at is None or not _watchdog.is_alive()):
+    if _watchdog is not None:
         _watchdog.dismiss()
         _watchdog = None
 
@@ -349,5 +342,5 @@ def _dismiss_watchdog() -> None:
 def _stop_open_groups(harness_pid: int) -> None:
     """The last resort when an exception got past the caller's own stop()."""
     if os.getpid() == harness_pid:  # not in a forked copy of the harness
-        for group in [group for group in _open_groups if not group.outlives]:
+        for group in [*_open_groups]:
             group.stop()

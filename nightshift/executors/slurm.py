@@ -1,15 +1,13 @@
 """Workers as jobs of a SLURM cluster, by its own sbatch, squeue, scontrol and scancel; never sacct, which many lack.
 
-A job has a name of its own, written before it is submitted: a head that was killed in between finds it by that, and
-one that sbatch did not answer for is looked for. The key that it signs its result with travels in the script, which no
-file of the checkout holds. What SLURM does not answer is not known, and not lost; what it did not cancel is cancelled
-when it answers. A slurmctld that was killed may start a job a second time, whatever --no-requeue says: each start has
-a folder of its own, and the first result that is signed counts.
+A job has a name of its own in job.json, which the journal holds before sbatch is called. A later controller finds the
+job by that name, also if the earlier one was killed while sbatch was being called. What SLURM does not answer is not
+known, and not lost; what it did not cancel is cancelled when it answers. A slurmctld that was killed may start a
+job a second time, whatever --no-requeue says: the second start finds `worker.started` and ends at once.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import shlex
@@ -27,13 +25,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job, Result
+from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, STARTED_NAME, Job, Result
 from nightshift.entry import isolated
 from nightshift.errors import EngineError, UsageError
-from nightshift.executors.base import Submitted, announce, verified
+from nightshift.executors.base import read_result
+from nightshift.executors.leftovers import mark
 from nightshift.executors.process import engine_environment
 from nightshift.executors.slots import Slot
-from nightshift.files import read_file, read_json
+from nightshift.files import read_file, read_json, write_json
 from nightshift.signals import unblocked
 from nightshift.waiting import waiting
 
@@ -85,7 +85,6 @@ def read(path: Path) -> SlurmConfig:
         raise UsageError(f"{path}: {error}", f"Its keys: {', '.join(SlurmConfig.__struct_fields__)}.") from None
 
 
-NAME = "slurm"
 PROGRAM = (str(Path(__file__).parents[1] / "experiment" / "worker.py"),)
 FOUND_NAME = "probe.json"
 _PROBE_SECONDS = 0.2
@@ -108,8 +107,6 @@ class _Work:
     """A job that was submitted and not collected. `state`: as slurmctld last told it, "" before; `gone_at`: since
     when nothing of it is left there."""
 
-    name: str
-    public_key: str
     job: Job
     ends_at: float  # on the monotonic clock
     state: str = ""
@@ -123,7 +120,6 @@ class SlurmExecutor:
     root: Path
     environ: Mapping[str, str]
     config: SlurmConfig
-    look_key: bytes = b""
     free_slots: Sequence[Slot] = ()  # none is here
     _works: dict[Path, _Work] = field(default_factory=dict)
     _unwanted: set[str] = field(default_factory=set)  # names of jobs that are to be cancelled yet
@@ -141,60 +137,55 @@ class SlurmExecutor:
     def submit(self, folder: Path, job: Job, enter: Callable[[], None], words: Sequence[str] = ()) -> None:
         """As the protocol says. `words`: more of them for the worker. What became of a job that sbatch does not answer
         for is asked like that of any other."""
-        job = replace(job, layout=self.config.layout, outlives=True)
         name = f"nightshift-{uuid.uuid4().hex}"
-        key, told = announce(folder, job, name, NAME)
+        job = replace(job, layout=self.config.layout, name=name)
+        write_json(folder / JOB_NAME, job)
         enter()
         options = (f"--job-name={name}", f"--output={folder / LOG_NAME}", f"--chdir={self.root}")
         fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
         command = isolated(*PROGRAM, *words, str(self.root), str(folder))
-        script = self.script(command, key + self.look_key)
-        self._take(folder, told, job)
+        script = self.script(command)
+        self.take_over(folder, job)
         try:
             _ask(["sbatch", *fixed, *options, *self.config.options], script)
         except BaseException as error:
             self._drop([folder])
             if name in self._unwanted and isinstance(error, EngineError):
                 self._unwanted.discard(name)
-                self._take(folder, told, job)
+                self.take_over(folder, job)
                 return
             raise
 
-    def script(self, program: Sequence[str], stdin: bytes) -> bytes:
-        """What the job runs: the person's lines, then the worker, with what it reads on stdin."""
+    def script(self, program: Sequence[str]) -> bytes:
+        """What the job runs: the person's lines, then the worker."""
         variables = engine_environment(self.environ, {})
         exports = [
             f"export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in _OWN_OF_A_NODE
         ]
         lines = ["#!/bin/bash", *exports, *self.config.setup]
-        lines.append(f"base64 -d <<< {base64.b64encode(stdin).decode()} | exec {shlex.join(program)}")
+        lines.append(f"exec {shlex.join(program)}")
         return ("\n".join(lines) + "\n").encode()
 
-    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
-        """As the protocol says."""
-        if was.executor != NAME:
-            return False
-        self._take(folder, was, job)
-        return True
-
-    def _take(self, folder: Path, was: Submitted, job: Job) -> None:
+    def take_over(self, folder: Path, job: Job) -> None:
+        """Wait for the result of a job that was submitted, by this controller or an earlier one."""
         seconds = job.deadline_seconds + LATE_SECONDS + 60.0 * self.config.queue_minutes
-        self._works[folder] = _Work(was.name, was.public_key, job, time.monotonic() + seconds)
+        self._works[folder] = _Work(job, time.monotonic() + seconds)
 
     def is_over(self, folder: Path) -> bool:
-        """True where there is a signed result, or slurmctld says that none will come, or far too late."""
+        """True where there is a result, or slurmctld says that none will come, or far too late."""
         work = self._works.get(folder)
         if work is None or time.monotonic() > work.ends_at:
             return True
         self._poll()
         if work.gone_at is None:
             return False
-        patience = COMPLETED_SECONDS if work.state == "COMPLETED" else OTHERWISE_SECONDS
+        # A job that was never seen may be one that sbatch has not handed over yet.
+        patience = {"": ANSWER_SECONDS, "COMPLETED": COMPLETED_SECONDS}.get(work.state, OTHERWISE_SECONDS)
         return self._has_result(folder, work) or time.monotonic() - work.gone_at > patience
 
     def _has_result(self, folder: Path, work: _Work) -> bool:
         try:
-            verified(folder, work.job, work.public_key)
+            read_result(folder, work.job)
         except (FileNotFoundError, EngineError):
             return False
         return True
@@ -206,20 +197,20 @@ class SlurmExecutor:
             return
         self._asked_at = time.monotonic()
         self._cancel_unwanted()
-        names = ",".join(work.name for work in self._works.values())
+        names = ",".join(work.job.name for work in self._works.values())
         try:
             said = _ask([*_QUEUE, "--states=all", f"--name={names}", "--format=%j %T"])
         except EngineError:
             return  # slurmctld is away: nothing is known, so nothing is lost
         states = {name: state for name, _, state in (line.partition(" ") for line in said.splitlines())}
         for work in self._works.values():
-            work.state = states.get(work.name, work.state).strip()
-            is_gone = work.name not in states or work.state in _ENDED
+            work.state = states.get(work.job.name, work.state).strip()
+            is_gone = work.job.name not in states or work.state in _ENDED
             work.gone_at = work.gone_at or time.monotonic() if is_gone else None
 
     def other_jobs(self) -> list[str]:
         """As the protocol says."""
-        own = {work.name for work in self._works.values()} | self._unwanted
+        own = {work.job.name for work in self._works.values()} | self._unwanted
         try:
             said = _ask([*_QUEUE, "--me", "--format=%A %j"])
         except EngineError:
@@ -237,7 +228,7 @@ class SlurmExecutor:
     def has_begun(self, folder: Path) -> bool:
         """As the protocol says; a job that was never seen to wait counts as begun."""
         self._poll()
-        return self._works[folder].state != "PENDING" or any(folder.glob("attempt-*"))
+        return self._works[folder].state != "PENDING" or (folder / STARTED_NAME).exists()
 
     def cancel(self, folders: Collection[Path]) -> None:
         """As the protocol says; returns when the jobs are gone from the cluster, at the latest after CANCEL_SECONDS,
@@ -250,7 +241,7 @@ class SlurmExecutor:
 
     def _drop(self, folders: Collection[Path]) -> str:
         """Want these jobs no more; their names, as squeue takes them."""
-        names = [self._works.pop(folder).name for folder in folders if folder in self._works]
+        names = [self._works.pop(folder).job.name for folder in folders if folder in self._works]
         self._unwanted |= {*names}
         self._cancel_unwanted()
         return ",".join(names)
@@ -261,14 +252,14 @@ class SlurmExecutor:
             self._unwanted.clear()
 
     def result(self, folder: Path) -> Result:
-        """The first result that was signed. EngineError, with what SLURM says of the job, where there is none."""
+        """The result of a job. EngineError, with what SLURM says of the job, where there is none."""
         work = self._works.get(folder)
         if work is None:
             raise EngineError(f"no job was submitted for {folder}, which the record says is the run in flight")
         try:
-            return verified(folder, work.job, work.public_key)
+            return read_result(folder, work.job)
         except FileNotFoundError:
-            raise EngineError(f"job {work.name} ended without a result: {_why(work)}", "Run it again.") from None
+            raise EngineError(f"job {work.job.name} ended without a result: {_why(work)}", "Run it again.") from None
         finally:
             self.cancel([folder])  # what was started twice may go on
 
@@ -276,16 +267,39 @@ class SlurmExecutor:
 def _why(work: _Work) -> str:
     """How a job ended, as far as slurmctld still knows."""
     try:
-        said = _ask([*_QUEUE, "--states=all", f"--name={work.name}", "--format=%T, reason %r, node %N"]).strip()
+        said = _ask([*_QUEUE, "--states=all", f"--name={work.job.name}", "--format=%T, reason %r, node %N"]).strip()
     except EngineError as error:
         return f"last seen {work.state or 'nowhere'}; {error.cause}"
     return said.splitlines()[-1] if said else f"last seen {work.state or 'nowhere'}; slurmctld does not know it"
 
 
 def cancel_jobs(names: Collection[str]) -> None:
-    """End jobs that no head has any more, by their names. EngineError where slurmctld does not answer."""
+    """End jobs that no controller has any more, by their names. EngineError where slurmctld does not answer."""
     for name in names:
         _ask(["scancel", f"--name={name}"])
+
+
+def job_left(ledger: Ledger, folder: Path) -> Job | None:
+    """The job in SLURM that was submitted for the run in `folder`; None if there is none.
+
+    The journal holds a job.json before sbatch is called: a file that somebody else wrote names no job.
+    """
+    path = folder / JOB_NAME
+    with suppress(OSError, ValueError, RecursionError):  # none, or what somebody put in its place
+        job = msgspec.json.decode(read_file(path), type=Job)
+        return job if job.name and ledger.holds(path) else None
+    return None
+
+
+def jobs_left(ledger: Ledger, first: int = 0) -> dict[Path, Job]:
+    """The jobs of experiments from `first` on that an earlier controller submitted and did not collect, by folder."""
+    numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
+    return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(ledger, folder))}
+
+
+def end_jobs(ledger: Ledger) -> None:
+    """Cancel the jobs that earlier controllers of this checkout left. EngineError where slurmctld does not answer."""
+    cancel_jobs([job.name for job in jobs_left(ledger).values()])
 
 
 @unblocked()
@@ -298,8 +312,8 @@ def _ask(command: list[str], stdin: bytes = b"") -> str:
             capture_output=True,
             check=False,
             timeout=ANSWER_SECONDS,
-            env=_environment(),
-            process_group=0,  # a Ctrl-C is the head's to answer
+            env=_environment() | mark(),
+            process_group=0,  # a Ctrl-C is the controller's to answer
         )
     except FileNotFoundError:
         raise EngineError(f"{command[0]} is not here", "Run this where SLURM's commands are: a login node.") from None

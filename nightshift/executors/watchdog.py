@@ -5,8 +5,7 @@
 whose stdin is a pipe that only the harness can write to. The harness writes a line
 `MARKER GRACE_SECONDS` for each group that it opens, and kills the watchdog when all of them are stopped.
 When the pipe closes (the harness crashed, or was killed with SIGKILL), the watchdog ends what is left,
-with the same code, and exits. `spare MARKER` names a group that outlives the harness; `limit SECONDS` says when
-the harness itself is to be killed, whatever it is at.
+with the same code, and exits.
 
 Imports only psutil and little of the standard library: the watchdog must start quickly and weigh little.
 """
@@ -14,14 +13,13 @@ Imports only psutil and little of the standard library: the watchdog must start 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import psutil
@@ -32,7 +30,6 @@ KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need second
 FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
 LAST_PAUSE_SECONDS = 0.2
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-SPARE, LIMIT = "spare", "limit"  # in place of a marker, which holds digits
 NUM_QUIET_SWEEPS = 2  # one look at /proc can miss a process that forks while it is read
 
 
@@ -78,10 +75,6 @@ class ProcessTree:
         for process in ended:
             self.reap(process)
         return alive
-
-    def forget(self, markers: Collection[str]) -> None:
-        """Leave who carries one of these alone: between fork and exec it carried none yet, and was claimed."""
-        self.seen = {process for process in self.seen if marker_of(process) not in markers}
 
     def end(self, grace_seconds: float) -> list[str]:
         """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
@@ -221,19 +214,8 @@ class Watchdog:
 
     def watch(self, marker: str, grace_seconds: float) -> None:
         """Have the processes with this marker ended too if the harness dies; once is enough."""
-        self._say(f"{marker} {grace_seconds}")
-
-    def spare(self, marker: str) -> None:
-        """Leave the processes with this marker, and what they started, alone: they have a watchdog of their own."""
-        self._say(f"{SPARE} {marker}")
-
-    def limit(self, seconds: float) -> None:
-        """Kill the harness after so many seconds from now, and end its tree."""
-        self._say(f"{LIMIT} {seconds}")
-
-    def _say(self, line: str) -> None:
         with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
-            self._stdin.write(f"{line}\n".encode())
+            self._stdin.write(f"{marker} {grace_seconds}\n".encode())
 
     def dismiss(self) -> None:
         """Everything is stopped: end it, and wait until it is gone."""
@@ -257,11 +239,8 @@ def _watch(harness_pid: int) -> None:
     parent = psutil.Process().parent()
     harness = parent if parent is not None and parent.pid == harness_pid else None  # it is dead already
     sessions_spared = {None, os.getsid(0), session_of(harness) if harness else None}
-    spared, ends_at, grace_seconds, received = set[str](), math.inf, 0.0, b""
-    tree = ProcessTree(
-        harness,
-        lambda child: session_of(child) not in sessions_spared and not (spared and marker_of(child) in spared),
-    )
+    grace_seconds, received = 0.0, b""
+    tree = ProcessTree(harness, lambda child: session_of(child) not in sessions_spared)
     while True:
         if select.select([0], [], [], WATCH_SECONDS)[0]:
             data = os.read(0, 65536)
@@ -269,22 +248,12 @@ def _watch(harness_pid: int) -> None:
                 break
             *lines, received = (received + data).split(b"\n")
             for line in lines:
-                match line.decode().split(" "):
-                    case [word, marker] if word == SPARE:
-                        spared.add(marker)
-                    case [word, seconds] if word == LIMIT:
-                        ends_at = time.monotonic() + float(seconds)
-                    case [marker, grace]:
-                        tree.markers.add(marker)
-                        grace_seconds = max(grace_seconds, float(grace))
+                marker, grace = line.decode().split(" ")
+                tree.markers.add(marker)
+                grace_seconds = max(grace_seconds, float(grace))
         elif os.getppid() != harness_pid:  # dead, although a forked copy of it still holds the pipe open
             break
         tree.sample()
-        tree.forget(spared)
-        if time.monotonic() > ends_at and harness is not None:
-            _kill(harness)
-            break
-    tree.forget(spared)
     tree.end(grace_seconds)
 
 

@@ -1,7 +1,7 @@
-"""The first experiment of a campaign: how many runs it has, and the one that was made before there was a branch.
+"""The first experiment of a campaign, which may have been made before there was a branch.
 
 Whoever calls run.py on `main` has measured what a branch made from that commit would measure first. Where everything
-that could tell them apart is the same, the branch begins with these runs: nobody trains a baseline twice.
+that could tell the two apart is the same, the branch begins with that result: nobody trains a baseline twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nightshift.campaign.finish import close
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import digests, entry_of, sha256
-from nightshift.campaign.ledger import RECORD_NAME, Ledger
+from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME, Ledger
 from nightshift.campaign.records import Proposal, Record, Request
 from nightshift.campaign.same_setup import baseline_of, differences
 from nightshift.config.train_toml import Config
@@ -25,18 +25,7 @@ from nightshift.experiment.runs import as_json
 from nightshift.experiment.setup import Setup
 from nightshift.files import read_file
 
-MAX_BASELINE_RUNS = 6  # at once; more would say little more of the noise
 _CHECKED = "checked"  # among a record's versions: the commit that code and libraries were compared with
-
-
-def num_baseline_runs(setup: Setup) -> int:
-    """As the rules want it; more where there are more slots, which have nothing else to do yet."""
-    return max(setup.rules.decision.baseline_runs, min(setup.executor.num_slots, MAX_BASELINE_RUNS))
-
-
-def wants_another_run(record: Record, setup: Setup) -> bool:
-    """True for a baseline that has fewer runs than the rules want."""
-    return record.parent is None and len(record.runs) < num_baseline_runs(setup) and not setup.is_stopping()
 
 
 def require_packaged(setup: Setup) -> None:
@@ -49,7 +38,7 @@ def require_packaged(setup: Setup) -> None:
 def checked(record: Record, setup: Setup) -> Record:
     """A baseline to come, once code and libraries were looked at as a campaign's are. Edited libraries are refused
     there with a UsageError; elsewhere the record says where all was as committed and published, and a campaign may
-    begin with its runs then."""
+    begin with its result then."""
     head = Head(record.branch, record.commit)
     if head.is_campaign:
         require_packaged(setup)
@@ -73,14 +62,14 @@ def fitting_baseline(setup: Setup) -> Record | None:
 
 
 def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | None:
-    """Begin the campaign checked out with runs that were made before it, where there are any that fit; the closed
-    record if that is all that running `config` asks for. UsageError as for a baseline that is run."""
+    """Begin the campaign checked out with a result that was measured before it, if one fits; the closed record if that
+    is all that running `config` asks for. UsageError as for a baseline that is run."""
     if (made := fitting_baseline(setup)) is None:
         return None
     require_packaged(setup)
     head, is_all = setup.repo.head(), config.hash == made.config_hash and not request.again
     said = f"{request.proposal.description}: " if is_all and request.proposal.description else ""
-    said += f"baseline: the runs of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
+    said += f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
     cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "settled", "total_seconds"))
     record = replace(
         made,
@@ -88,16 +77,16 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
         proposal=Proposal(description=said, base=made.proposal.base),
         started=setup.now().isoformat(timespec="milliseconds"),
         **cleared,
-        runs=(),
+        result=None,
     )
     source = setup.ledger.source(made.number)
     with setup.ledger.lock():
-        record = setup.ledger.reserve(record, {CONFIG_NAME: source, "effective.json": as_json(record.effective)})
+        record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: as_json(record.effective)})
         seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
-        record = replace(record, runs=made.runs, baseline=made.number, decided=setup.ledger.next_decided())
+        record = replace(record, result=made.result, baseline=made.number, decided=setup.ledger.next_decided())
         record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds))
         record = close(record, setup.ledger, setup.repo)
-    setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; they are not made again")
+    setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; it is not made again")
     return record if is_all else None
 
 
@@ -108,7 +97,7 @@ def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
         record.is_keep
         and record.parent is None
         and not Head(record.branch, record.commit).is_campaign
-        and len(record.evaluations) == len(record.runs) >= setup.rules.decision.baseline_runs
+        and record.evaluation is not None
         and not differences(record, *here)
         and record.harness_tree == setup.harness_tree
         and record.commit == record.versions.get(_CHECKED) == head.commit

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import ATTEMPT, RESULT_NAME, Evaluation, Failure, Result
+from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Job, Result
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.campaign.scores import BUSY, split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
@@ -34,13 +34,13 @@ from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.evaluation.test_split import Look, count, counted_looks
 from nightshift.executors.gpus import num_gpus
+from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.baseline import require_packaged
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
 from nightshift.experiment.experiment import require_ready
 from nightshift.experiment.integrity import changed_harness_files, require_clean_start
 from nightshift.experiment.runs import job_of, submit_job
 from nightshift.experiment.setup import Setup
-from nightshift.experiment.worker import KEY_BYTES
 from nightshift.files import Document, read_json, remove_tree, write_json
 
 SIDES = ("baseline", "incumbent")
@@ -48,6 +48,7 @@ DEFAULT_SEEDS, MAX_SEEDS = 3, 100
 FOLDER, PLAN_NAME, RUN_NAME, COMPARISON_NAME = "certify", "plan.json", "run.json", "comparison.json"
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
 _NUM_BLOCKS = 10_000_000  # of seeds; the last seed is below 2^32
+_KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # of a run's files, beside its logs
 _CHOSEN_THERE = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
 
 
@@ -78,6 +79,7 @@ class FreshRun:
     seed: int
     result: Result
     proof: str | None = None
+    num_starts: int = 1  # of this side and seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,25 +329,32 @@ def _access_of_campaign(setup: Setup, plan: Plan) -> int:
 
 
 def _begin(task: Task) -> None:
-    """Write the plan, and count the access to the test split before it is read."""
-    setup, plan, ledger = task.setup, task.plan, task.setup.ledger
+    """Write the plan."""
+    plan, ledger = task.plan, task.setup.ledger
     task.folder.mkdir(parents=True, exist_ok=True)
     with ledger.lock():
         if not (task.folder / PLAN_NAME).exists() or not ledger.holds(task.folder / PLAN_NAME):
             write_json(task.folder / PLAN_NAME, plan)
             ledger.enter(task.folder / PLAN_NAME)
-        if plan.access is not None:
-            setup.executor.look_key = secrets.token_bytes(KEY_BYTES)
-            look = Look(
-                number=plan.access,
-                time=setup.now().isoformat(timespec="seconds"),
-                branch=plan.branch,
-                rules_hash=plan.rules_hash,
-                baseline=plan.configs["baseline"],
-                incumbent=plan.configs["incumbent"],
-                num_seeds=plan.num_seeds,
-            )
-            ledger.enter(count(ledger.runs_dir, look, setup.executor.look_key))
+
+
+def _count_access(task: Task, job: Job) -> None:
+    """Count the access of a job to the test split before its worker starts: no worker reads the split without."""
+    plan, ledger = task.plan, task.setup.ledger
+    if plan.access is None:
+        return
+    look = Look(
+        number=plan.access,
+        time=task.setup.now().isoformat(timespec="seconds"),
+        branch=plan.branch,
+        rules_hash=plan.rules_hash,
+        baseline=plan.configs["baseline"],
+        incumbent=plan.configs["incumbent"],
+        num_seeds=plan.num_seeds,
+        token=job.token,
+    )
+    with ledger.lock():
+        ledger.enter(count(ledger.runs_dir, look))
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
@@ -366,10 +375,16 @@ def _make_runs(task: Task) -> list[FreshRun]:
 def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None:
     """One run, stored once it was evaluated or its training failed; None if the infrastructure failed."""
     setup = task.setup
-    remove_tree(folder)  # of an interrupted attempt
-    folder.mkdir()
+    job = job_left(setup.ledger, folder)
     try:
-        submit_job(folder, job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access), setup)
+        if isinstance(setup.executor, SlurmExecutor) and job is not None:
+            setup.executor.take_over(folder, job)  # an earlier start of this command submitted it
+        else:
+            remove_tree(folder)  # of an interrupted run
+            folder.mkdir()
+            job = job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access)
+            _count_access(task, job)
+            submit_job(folder, job, setup)
         while not setup.executor.is_over(folder):
             setup.wait()
         result = setup.executor.result(folder)
@@ -378,24 +393,32 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         if changed := setup.surroundings.changed():
             raise EngineError(f"{listed(changed)} changed while it ran")
         evaluation = result.evaluation
-        proof = setup.engine.prove(folder / ATTEMPT, evaluation.weights, setup.reporter.note) if evaluation else None
+        proof = setup.engine.prove(folder, evaluation.weights, setup.reporter.note) if evaluation else None
     except Interrupted:
         setup.executor.cancel([folder])
+        (folder / JOB_NAME).unlink(missing_ok=True)  # nothing more will come of it
         raise
     except EngineError as error:
+        (folder / JOB_NAME).unlink(missing_ok=True)
         setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
         return None
     finally:
-        for path in folder.glob(f"{ATTEMPT}/*"):  # weights are large, and what trained may hold examples
-            if path.is_dir() or (path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log"):
+        for path in folder.iterdir():  # weights are large, and what trained may hold examples
+            if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    run = FreshRun(side, seed, result, proof)
+    run = FreshRun(side, seed, result, proof, _num_starts(setup.ledger, folder))
     with setup.ledger.lock():
         write_json(folder / RUN_NAME, run)
         setup.ledger.enter(folder / RUN_NAME)
     text = f"crashed: {result.training.cause}" if evaluation is None else f"{evaluation.eval_score:.4f}"
     setup.reporter.note(f"{side}, seed {seed}: {text}")
     return run
+
+
+def _num_starts(ledger: Ledger, folder: Path) -> int:
+    """How often a run was started: each start has a job.json of its own, whose hash the journal holds."""
+    name = (folder / JOB_NAME).relative_to(ledger.runs_dir).as_posix()
+    return sum(f'"{name}":'.encode() in line for line in ledger.journal.lines())
 
 
 def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
@@ -462,6 +485,7 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
         name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.load
         notes += [f"{name}: crashed: {training.cause}"] if run.result.evaluation is None else []
         notes += [f"{name}: {run.proof}"] if run.proof else []
+        notes += [f"{name}: was started {run.num_starts} times"] if run.num_starts > 1 else []
         if load is not None and load.taken >= BUSY:
             notes.append(f"{name}: contention: others used {load.taken:.0%} of the machine")
     if num_lost := 2 * task.plan.num_seeds - len(runs):

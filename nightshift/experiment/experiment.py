@@ -10,27 +10,26 @@ import platform
 from collections.abc import Sequence
 from datetime import datetime
 from importlib import metadata
-from statistics import fmean
 
 from msgspec.structs import replace
 
 from nightshift.campaign.finish import close, crash, resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.index import save
-from nightshift.campaign.ledger import STARTED
+from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.recombine import start_from
-from nightshift.campaign.records import Failure, Record, Request
+from nightshift.campaign.records import Failure, Record, Request, Result
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.config.values import shorten
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.executors.slots import Slot
-from nightshift.experiment.baseline import adopt_baseline, checked, num_baseline_runs, wants_another_run
+from nightshift.experiment.baseline import adopt_baseline, checked
 from nightshift.experiment.health import Conditions, digest
 from nightshift.experiment.integrity import changed_harness_files, require_clean_start
-from nightshift.experiment.runs import as_json, cancel, hash_of, next_run, submit
+from nightshift.experiment.runs import as_json, cancel, hash_of, submit
 from nightshift.experiment.setup import Setup
 from nightshift.waiting import lasted
 
@@ -57,7 +56,7 @@ def run_experiment(request: Request, setup: Setup) -> Record:
 
 
 def start(request: Request, config: Config, setup: Setup) -> Record:
-    """Admit an experiment, give it a number, and submit its first run; the record as it was reserved."""
+    """Admit an experiment, give it a number, and submit its run; the record as it was reserved."""
     with setup.ledger.lock():
         resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     if (known := adopt_baseline(config, request, setup)) is not None:
@@ -65,15 +64,13 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     record = admit(config, request, setup)
     require_ready(setup)
     record = checked(record, setup) if record.parent is None else record
-    files = {CONFIG_NAME: config.source, "effective.json": as_json(record.effective)}
+    files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: as_json(record.effective)}
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
-    num_runs = num_baseline_runs(setup) if record.parent is None else 1
-    each = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
-    setup.reporter.note(f"experiment {record.number:04d}: {num_runs} run{'s' if num_runs > 1 else ''} with {each}")
+    limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
+    setup.reporter.note(f"experiment {record.number:04d}: {limits}")
     try:
-        for index in range(min(num_runs, setup.executor.num_slots)):
-            submit(record, setup, index)
+        submit(record, setup)
         with setup.ledger.lock():  # while the worker starts
             save(setup.ledger)
             setup.ledger.sync_tsv()
@@ -84,28 +81,20 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
 
 
 def collect(number: int, setup: Setup) -> Record | None:
-    """The closed record of an experiment whose runs have all ended; None while one is in flight."""
+    """The closed record of an experiment whose run has ended; None while the run is in flight."""
     record = setup.ledger.record(number)
     if record.status != STARTED:
         return record
-    run_dir = next_run(record, setup)
+    run_dir = setup.ledger.run_dir(number)
     if not setup.executor.is_over(run_dir):
         return None
     try:
         result = setup.executor.result(run_dir)
-        record = replace(record, runs=(*record.runs, result), hardware=record.hardware or result.hardware)
-        failure = _failure(record, setup)
-        is_more_in_flight = number in setup.experiments_in_flight()
-        if failure is None and (is_more_in_flight or wants_another_run(record, setup)):
-            with setup.ledger.lock():
-                setup.ledger.write(record)  # an interruption loses the run in flight only
-            if not is_more_in_flight:
-                submit(record, setup)
-            return None
+        record = replace(record, result=result, hardware=record.hardware or result.hardware)
+        failure = _failure(result, record, setup)
     except (EngineError, UsageError, OSError) as error:
         failure = Failure.MACHINERY, str(error)
     if failure:
-        cancel(setup, number)
         return conclude(crash(record, *failure), setup)
     return conclude(proven(setup.campaign(record.branch).judge(record), setup), setup)
 
@@ -113,14 +102,17 @@ def collect(number: int, setup: Setup) -> Record | None:
 def proven(record: Record, setup: Setup) -> Record:
     """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
     lines: list[str | None] = []
+    evaluation = record.evaluation
+    if evaluation is None:
+        return record
     try:
-        for index, run in enumerate(record.runs if record.is_keep else (), 1):
-            folder, note = setup.ledger.attempt_dir(record, index), setup.reporter.note
-            lines += [setup.engine.prove(folder, run.evaluation.weights, note)] if run.evaluation else []
+        if record.is_keep:
+            folder = setup.ledger.files_dir(record)
+            lines.append(setup.engine.prove(folder, evaluation.weights, setup.reporter.note))
     except EngineError as error:
         return crash(record, Failure.MACHINERY, str(error))
-    if shares := [each.repeated_share for each in record.evaluations if each.repeated_share is not None]:
-        lines.append(f"greedy decoding: {fmean(shares):.0%} of the completions that were asked for twice are the same")
+    if (share := evaluation.repeated_share) is not None:
+        lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
     return replace(record, health="\n".join(filter(None, lines)))
 
 
@@ -129,9 +121,10 @@ def conclude(record: Record, setup: Setup) -> Record:
     with setup.ledger.lock():
         if record.decided is None and record.failure in (None, Failure.TRAINING):
             record = replace(record, decided=setup.ledger.next_decided())
-        # A wall clock may be set back: no less than its runs took.
+        # A wall clock may be set back: no less than its run took.
         elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
-        record = replace(record, total_seconds=max(elapsed, sum(run.total_seconds for run in record.runs)))
+        run_seconds = record.result.total_seconds if record.result else 0.0
+        record = replace(record, total_seconds=max(elapsed, run_seconds))
         health = "\n".join(filter(None, (record.health, examine(record, setup)))) or None
         return close(replace(record, health=health), setup.ledger, setup.repo)
 
@@ -149,6 +142,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     validated = setup.engine.validate(candidate)
     base, made_from = start_from(campaign, request.proposal.base, setup.ledger.stored_config)
     changes = tuple(change.line for change in diff(made_from, candidate)) if made_from else ()
+    effective_hash = hash_of(validated.settings)
     if not request.again:
         if head.is_campaign:
             refuse_tried(campaign.tried(candidate.hash))
@@ -170,7 +164,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         scaled=validated.scaled,
         unused_keys=validated.unused,
         config_hash=candidate.hash,
-        effective_hash=hash_of(validated.settings),
+        effective_hash=effective_hash,
         effective=dict(validated.settings),
         rules_name=setup.rules.name,
         rules_hash=setup.rules_hash,
@@ -180,6 +174,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         harness_tree=setup.harness_tree,
         versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")} | variables,
         hardware=hardware,
+        num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
     )
 
 
@@ -228,22 +223,22 @@ def interrupt(cause: str, setup: Setup) -> None:
 
 
 def examine(record: Record, setup: Setup) -> str | None:
-    """What the curves of the record's last run say; None where it left none."""
-    if not record.runs:
+    """What the curves of the record's run say; None where it left none."""
+    if record.result is None:
         return None
     try:
-        run, candidate = record.runs[-1], setup.ledger.stored_config(record)
+        candidate = setup.ledger.stored_config(record)
     except UsageError as error:  # no reason to lose a verdict
         return f"the curves were not examined: {error}"
-    steps = read_steps(setup.ledger.attempt_dir(record, len(record.runs)) / METRICS_NAME)
+    steps = read_steps(setup.ledger.files_dir(record) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
     told = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
-    return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
+    return digest(steps, Conditions(record.result, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
 
 
-def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
-    """Why the last run of a record counts for nothing; None if it was measured by the harness that was agreed."""
-    head, run = Head(record.branch, record.commit), record.runs[-1]
+def _failure(result: Result, record: Record, setup: Setup) -> tuple[Failure, str] | None:
+    """Why the result of a record counts for nothing; None if it was measured by the harness that was agreed."""
+    head = Head(record.branch, record.commit)
     agreed = baseline_of(setup.ledger.records(), head) or record
     if head.is_campaign and agreed.commit:
         changed = changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
@@ -251,8 +246,8 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
             return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if changed := setup.surroundings.changed():
         return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
-    if run.hardware not in ("", record.hardware):
-        return Failure.MACHINERY, f"it was made on {run.hardware}, and the campaign on {record.hardware}"
-    if run.evaluation is None:
-        return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
+    if result.hardware not in ("", record.hardware):
+        return Failure.MACHINERY, f"it was made on {result.hardware}, and the campaign on {record.hardware}"
+    if result.evaluation is None:
+        return result.training.failure or Failure.MACHINERY, result.training.cause or "no cause known"
     return None

@@ -1,37 +1,28 @@
-"""The runs of experiments in the executor: what is asked of a worker, with which seed; and their end."""
+"""The run of an experiment in the executor: what is asked of a worker, with which seed; and its end."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.ledger import SUBMITTED_NAME
-from nightshift.campaign.records import Job, Record
+from nightshift.campaign.records import JOB_NAME, Job, Record
 from nightshift.config.rules import covered_files
 from nightshift.experiment.setup import Setup
-from nightshift.files import remove_tree
 
 
-def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
-    """Start the worker of the record's next run, or, `num_before` it, of one that has so many in flight."""
-    run_dir = setup.ledger.run_dir(record.number, len(record.runs) + num_before + 1)
-    remove_tree(run_dir)  # of a head that was killed here, or with the worker that it had started
-    run_dir.mkdir()
+def submit(record: Record, setup: Setup) -> None:
+    """Start the worker of an experiment's run."""
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
     if record.parent is not None:  # checked again: its record lies where agents can write
         parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
         job = replace(job, incumbent=dict(setup.engine.validate(parent).settings), ends_without_gradient=True)
-    submit_job(run_dir, job, setup)
-
-
-def next_run(record: Record, setup: Setup) -> Path:
-    """The folder of the run that is collected next: in their order, whichever ends first."""
-    return setup.ledger.run_dir(record.number, len(record.runs) + 1)
+    submit_job(setup.ledger.run_dir(record.number), job, setup)
 
 
 def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
@@ -39,17 +30,19 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
     if not setup.executor.in_flight():  # else it is still to be as the first of them found it
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
 
-    def enter() -> None:  # a later head believes what is in the chain
+    def enter() -> None:
         with setup.ledger.lock():
-            setup.ledger.enter(run_dir / SUBMITTED_NAME)
+            setup.ledger.enter(run_dir / JOB_NAME)
 
     setup.executor.submit(run_dir, job, enter)
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """Of the record's next run: the same settings never see a seed twice, whatever repeats them or is in flight."""
+    """Of the record's run: the first seed that no evaluated run of the same settings had, and that none in flight has.
+
+    So the settings never see a seed twice, and a run that was lost is run again with the seed that it had.
+    """
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
-    used |= {run.seed for run in record.runs if run.evaluation}
     used |= {job.seed for job in setup.executor.in_flight().values() if hash_of(job.settings) == record.effective_hash}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 
@@ -64,6 +57,7 @@ def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, 
         seed=seed,
         split="selection" if look is None else "sealed",
         deadline_seconds=setup.rules.deadline_seconds,
+        token=secrets.token_hex(16),
         hardware=hardware or None,
         look=look,
         gpus=setup.request.gpus,
@@ -74,7 +68,7 @@ def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, 
 def cancel(setup: Setup, number: int | None = None) -> None:
     """End all runs that nobody collected, or those of one experiment."""
     in_flight = setup.executor.in_flight()
-    setup.executor.cancel([f for f in in_flight if number is None or f.parent == setup.ledger.run_dir(number)])
+    setup.executor.cancel([f for f in in_flight if number is None or f == setup.ledger.run_dir(number)])
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

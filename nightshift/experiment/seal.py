@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
-from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import LOG_NAME
+from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME, Ledger
+from nightshift.campaign.records import JOB_NAME
 from nightshift.config.rules import Rules
 from nightshift.errors import UsageError, listed
 from nightshift.experiment.integrity import files_below, untracked_code
@@ -152,9 +152,10 @@ def _loose_names(checkout: Checkout, tracked: frozenset[str]) -> Iterator[str]:
 
 def _of_runs(runs_dir: Path, in_flight: Collection[Path]) -> Iterator[tuple[str, str]]:
     """All that lies in runs/, by size, times and inode: a change time cannot be set back. Of runs in flight not what
-    their workers write: a result of theirs is signed."""
+    their workers write."""
     folders = "|".join(re.escape(os.path.relpath(run_dir, runs_dir)) for run_dir in in_flight)
-    written = re.compile(rf"({folders})/(attempt-[0-9]+(/.*)?|{re.escape(LOG_NAME)})")
+    ours = "|".join(map(re.escape, (RECORD_NAME, CONFIG_NAME, EFFECTIVE_NAME, JOB_NAME)))
+    written = re.compile(rf"({folders})/(?!({ours})$).*")
     if runs_dir.is_symlink():
         yield "runs", f"a link to {runs_dir.readlink()}"
     if not runs_dir.is_dir():

@@ -22,10 +22,13 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import Engine, open_engine
 from nightshift.engines.memory import on_cards
+from nightshift.engines.prime_rl import remains
+from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load
 from nightshift.executors.base import Executor
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
+from nightshift.executors.leftovers import end_leftovers
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import Slot, divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
@@ -83,9 +86,9 @@ class Setup:
         """Their numbers."""
         runs_dir = self.ledger.runs_dir
         return {
-            int(f.parent.name)
-            for f in self.executor.in_flight()
-            if f.parent.parent == runs_dir and f.parent.name.isdigit()
+            int(folder.name)
+            for folder in self.executor.in_flight()
+            if folder.parent == runs_dir and folder.name.isdigit()
         }
 
     @property
@@ -104,6 +107,15 @@ class Setup:
         self.reporter.show(
             {f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in executor.in_flight()}
         )
+
+
+def sweep(root: Path, note: Callable[[str], None]) -> None:
+    """End the processes that a killed controller of this checkout left, and remove its weights and shared memory.
+
+    Call it at the start of every controller.
+    """
+    end_leftovers(root, note)
+    remains.sweep(root / "runs", PRIME_DIR)
 
 
 class _ToldLedger(Ledger):
@@ -143,7 +155,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1
     executor: Executor = (
-        LocalExecutor(root, environ, slots_of(engine, num_slots, request, environ), request.outlives)
+        LocalExecutor(root, environ, slots_of(engine, num_slots, request, environ))
         if cluster is None
         else SlurmExecutor(root, environ, cluster)
     )

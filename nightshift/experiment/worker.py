@@ -2,14 +2,13 @@
 at this machine, for `doctor --slurm`.
 
 ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
-the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
-`attempt-0/result.json`, signed. On stdin the head sends a private key, and holds the pipe open as long as it lives: a
-worker that does not outlive its head ends with that. One that does ends at its deadline, by a watchdog if it has to.
+the engine, trains within the budget, evaluates the final weights, and leaves no process. The result goes to
+`result.json`, with the token of the job. On this machine the controller holds the pipe to stdin open as long as it
+lives: a worker ends with its controller. A job of a cluster ends at its own limit of time.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import platform
@@ -25,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nightshift.campaign.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
 from nightshift.campaign.records import (
     CURVE_POINTS,
     JOB_NAME,
-    LATE_SECONDS,
     RESULT_NAME,
+    STARTED_NAME,
     Failure,
     Job,
     Outcome,
@@ -40,9 +38,7 @@ from nightshift.campaign.records import (
     Progress,
     ProgressCallback,
     Result,
-    Signed,
     Training,
-    signed_bytes,
 )
 from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine, NoGradient, open_engine
@@ -50,8 +46,8 @@ from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftErro
 from nightshift.evaluation.evaluate import NUM_AGAIN, evaluate, selection_set
 from nightshift.evaluation.test_split import sealed_set
 from nightshift.executors.gpus import Watch, nvml_session, watching
-from nightshift.executors.process import engine_environment, interruptible, limit_life
-from nightshift.files import free_disk_gb, read_file, write_atomically, write_json
+from nightshift.executors.process import engine_environment, interruptible
+from nightshift.files import free_disk_gb, read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
@@ -110,67 +106,48 @@ def curve(steps: Iterable[Step], budget_seconds: float) -> tuple[float | None, .
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
-KEY_BYTES = 32  # of Ed25519, and of a look
+ANSWERS_NAME = "evaluation.jsonl"
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
 
 
 def main(root: Path, folder: Path) -> int:
     """One run; the exit code says whether there is a result."""
     try:
+        (folder / STARTED_NAME).touch(exist_ok=False)
+    except FileExistsError:  # SLURM may start a job twice
+        return ExitCode.USAGE
+    try:
         with interruptible():
-            key = _read_key()
             job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
-            look_key = _read_key() if job.split == "sealed" else b""
-            if job.outlives:
-                limit_life(job.deadline_seconds + LATE_SECONDS)
-            else:
-                threading.Thread(target=_end_with_the_head, daemon=True).start()
-            attempt = _own_attempt(folder)
-            raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
+            if not job.name:
+                threading.Thread(target=_end_with_the_controller, daemon=True).start()
+            result = make_run(job, root, folder)
     except Interrupted as error:
         return error.exit_code
-    signature = Ed25519PrivateKey.from_private_bytes(key).sign(signed_bytes(raw, job))
-    write_json(attempt / RESULT_NAME, Signed(signature.hex(), msgspec.Raw(raw)))
+    write_json(folder / RESULT_NAME, result)
     return ExitCode.MEASURED
 
 
-def _read_key() -> bytes:
-    """The next key on stdin. Interrupted where the head died before it sent one."""
-    key = sys.stdin.buffer.read(KEY_BYTES)
-    if len(key) < KEY_BYTES:
-        raise Interrupted("the head is gone")
-    return key
-
-
-def _own_attempt(folder: Path) -> Path:
-    """A folder of this start's own: SLURM may start a job twice."""
-    for number in itertools.count():
-        attempt = folder / f"attempt-{number}"
-        with suppress(FileExistsError):
-            attempt.mkdir()
-            return attempt
-    raise AssertionError
-
-
-def _end_with_the_head() -> None:
-    """Wait for the end of stdin: the head is dead. Then stop as if it had asked."""
+def _end_with_the_controller() -> None:
+    """Wait for the end of stdin: the controller is dead. Then stop as if it had asked."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
-    """Start, train within the budget, evaluate the final weights, leave no process behind; all files go to `attempt`.
+def make_run(job: Job, root: Path, folder: Path) -> Result:
+    """Start, train within the budget, evaluate the final weights, leave no process behind; all files go to `folder`.
 
     The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame. A
     refusal is a result, too.
     """
     began = time.monotonic()
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
-    number, now = int(attempt.name.removeprefix("attempt-")), datetime.now(UTC).isoformat(timespec="milliseconds")
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     place = job.place or os.environ.get("SLURMD_NODENAME", "")
-    result = Result(job.seed, crashed, attempt=number, began=now, place=place)
+    result = Result(job.seed, crashed, token=job.token, job_sha256=job.sha256, began=now, place=place)
     engine: Engine | None = None
+    answers: Path | None = None
     try:
         rules = job.rules
         # A cluster's node adds what a login there brings, with its tokens.
@@ -180,18 +157,18 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         if job.cores:
             os.sched_setaffinity(0, job.cores)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
-            examples, answers = sealed_set(rules, root, job.look, look_key), None
-        else:
-            examples, answers = selection_set(rules, root), attempt / "evaluation.jsonl"
+            examples, answers = sealed_set(rules, root, job.look, job.token), None
+        else:  # the file appears with the result: who could read its score sooner could end a run whose score is low
+            examples, answers = selection_set(rules, root), temporary_beside(folder / ANSWERS_NAME)
         result = replace(result, hardware=hardware, versions=engine.versions())
-        opened, progress = time.monotonic(), reporter(attempt / PROGRESS_NAME, place)
-        session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
+        opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, place)
+        session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
             with nvml_session() as nvml, watching(Watch(engine.gpu_ids(), nvml)) as watch:
                 callback = ending(progress, rules.budget_seconds) if job.ends_without_gradient else progress
                 result = replace(result, training=session.train(rules.budget_seconds, callback))
-            steps = read_steps(attempt / METRICS_NAME)
+            steps = read_steps(folder / METRICS_NAME)
             load = replace(watch.taken(), step_seconds=_step_seconds(steps))
             result = replace(result, load=load, curve=curve(steps, rules.budget_seconds))
             if result.training.outcome.is_success:
@@ -207,11 +184,15 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         is_config_fault, cause = isinstance(error, EngineError) and error.is_config_fault, str(error)
         if is_config_fault is None and engine and job.incumbent:
             seconds_left = job.deadline_seconds - (time.monotonic() - began)
-            is_config_fault, told = _start_incumbent(engine, job.incumbent, job.seed, attempt / INCUMBENT, seconds_left)
+            is_config_fault, told = _start_incumbent(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
             cause = f"{cause.rstrip('.')}; {told}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
         failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
         result = replace(result, training=failed, evaluation=None)
+    if answers is not None and result.evaluation is not None:
+        answers.replace(folder / ANSWERS_NAME)
+    elif answers is not None:
+        answers.unlink(missing_ok=True)
     return replace(result, total_seconds=time.monotonic() - began)
 
 

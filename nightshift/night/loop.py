@@ -1,8 +1,8 @@
 """The overnight loop: propose, run_experiment, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk, so a night that was killed anywhere goes on with the same
-command: a proposal waits in night.json until it is decided, and runs that outlived their head are adopted. They run
-side by side, one in each slot of the executor, and are decided as they end; train.toml is the incumbent's all the time.
+command: a proposal waits in night.json until it is decided, and jobs of a cluster are taken over. Runs are side by
+side, one in each slot of the executor, and are decided as they end; train.toml is the incumbent's all the time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from nightshift.config.rules import covered_files
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import used_keys
+from nightshift.engines.prime_rl import remains
+from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.gpus import taken_now
 from nightshift.executors.process import interruptible
-from nightshift.executors.survivors import survivors
+from nightshift.executors.slurm import SlurmExecutor, jobs_left
 from nightshift.experiment.experiment import admit, collect, interrupt, start, withdraw
-from nightshift.experiment.runs import cancel, next_run
+from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
 from nightshift.night.notify import END, REPEATED_CRASH, Notifier, event_of, is_second
@@ -94,20 +96,20 @@ def not_started(state: NightState, in_flight: Sequence[Record]) -> list[Answer]:
 def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
     """Take back what waits for its turn on a cluster: it would begin when the night is over."""
     for record in in_flight:
-        folders = [f for f in setup.executor.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
-        if not any(map(setup.executor.has_begun, folders)):
+        if not setup.executor.has_begun(setup.ledger.run_dir(record.number)):
             withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
 
 
-def adopt(state: NightState, setup: Setup) -> set[str]:
-    """Take over what an earlier head of this night left running, or finished; the workers' names."""
-    alive = survivors(setup.ledger, state.first)
-    adopted = {folder: was.name for folder, (was, job) in alive.items() if setup.executor.adopt(folder, was, job)}
-    if adopted:
-        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
-        numbers = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in adopted}))
-        setup.reporter.note(f"adopted what an earlier head of this night left running: {numbers}")
-    return set(adopted.values())
+def take_over_jobs(state: NightState, setup: Setup) -> None:
+    """Take over the jobs in SLURM that an earlier controller of this night submitted, or their results."""
+    jobs = jobs_left(setup.ledger, state.first)
+    if not isinstance(setup.executor, SlurmExecutor) or not jobs:
+        return
+    for folder, job in jobs.items():
+        setup.executor.take_over(folder, job)
+    setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
+    numbers = ", ".join(sorted(folder.name for folder in jobs))
+    setup.reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
 
 
 def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: Ledger) -> Answer:
@@ -329,7 +331,7 @@ class Night:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits."""
         self._tell_news()
         setup, began, before = self._setup, self._setup.clock(), self._interrupt.signs
-        due = [next_run(record, setup) for record in setup.in_flight]
+        due = [setup.ledger.run_dir(record.number) for record in setup.in_flight]
         while self._interrupt.signs == before:
             setup.wait()
             is_queued = is_stopping and not all(map(setup.executor.has_begun, setup.executor.in_flight()))
@@ -467,7 +469,7 @@ class Night:
     def _conclude(self, record: Record) -> None:
         """After a verdict: what the machinery lost is run again."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
-            self._setup.engine.prepare_at_start(self._setup.reporter.note)
+            remains.sweep(self._setup.root / "runs", PRIME_DIR)
         lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
         self._has_news = True

@@ -18,13 +18,12 @@ from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
-from nightshift.executors.leftovers import end_leftovers
-from nightshift.executors.survivors import end_jobs, survivors
+from nightshift.executors.slurm import end_jobs
 from nightshift.experiment.experiment import require_ready
 from nightshift.experiment.integrity import require_clean_start
 from nightshift.experiment.seal import Checkout
-from nightshift.experiment.setup import Reporter, Setup, open_setup
-from nightshift.night.loop import Night, adopt
+from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
+from nightshift.night.loop import Night, take_over_jobs
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 
@@ -42,31 +41,26 @@ def night(
     ledger = Ledger(root)
     with Notifier(notify, reporter.note) as notifier, ledger.controller():
         old = load(ledger)
-        alive = survivors(ledger, old.first) if old is not None and old.cause is None else {}
-        # First of all: they may still write. What this night left running on purpose is adopted below.
-        end_leftovers(root, reporter.note, {was.name for was, _ in alive.values()})
+        sweep(root, reporter.note)  # first of all: processes that were left may still write
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        held, slots = {job.gpus for _, job in alive.values()}, setup.executor.free_slots
-        # A person is still there to put it right.
-        require_ready(setup, [slot for slot in slots if (slot.gpus or setup.request.gpus) not in held])
+        require_ready(setup, setup.executor.free_slots)  # a person is still there to put it right
         setup.engine.prepare_at_start(reporter.note)
-        state, adopted = begin(request, setup), set[str]()
+        state = begin(request, setup)
         if old is not None and state.started == old.started:
-            adopted = adopt(state, setup)
+            take_over_jobs(state, setup)
         else:
             end_jobs(ledger)
-        end_leftovers(root, reporter.note, adopted)
         stop = Night(state, setup, proposer, tell, notifier=notifier).run()
         missing = uncommitted(setup.campaign(state.branch))
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
 
 
 def stop_night(root: Path) -> str:
-    """End a night that has no head any more: what it left running, and the night itself; what was done, in a line."""
+    """End a night that has no controller any more: its jobs in SLURM, and the night itself; what was done, in lines."""
     ledger, notes = Ledger(root), list[str]()
     with ledger.controller():
-        end_leftovers(root, notes.append)
+        sweep(root, notes.append)
         end_jobs(ledger)
         with ledger.lock():
             resume(ledger, Repo(root), notes.append)

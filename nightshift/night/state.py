@@ -56,7 +56,6 @@ class NightRequest:
             engine=self.engine,
             gpus=self.gpus,
             pairs=self.pairs,
-            outlives=True,
             slurm=None if self.slurm is None else Path(self.slurm),
         )
 
@@ -159,8 +158,8 @@ def is_spent(state: NightState, cost: Cost) -> bool:
 
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
     """What the next run is expected to take: as long as the last one, `at_first` before there is one."""
-    runs = [run.total_seconds for record in own for run in record.runs if run.evaluation is not None]
-    return runs[-1] if runs else at_first
+    seconds = [record.result.total_seconds for record in own if record.result and record.result.evaluation]
+    return seconds[-1] if seconds else at_first
 
 
 def num_since_keep(records: Sequence[Record]) -> int:

@@ -5,7 +5,6 @@ A campaign here is what one branch ran under one rules hash: results compare onl
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -77,8 +76,7 @@ class Experiment:
     @property
     def spread(self) -> float | None:
         """Half-width of the score's 95 % interval, over seeds and examples."""
-        num_runs = len(self.record.evaluations)
-        return Z95 * self.standing.run_sd / math.sqrt(num_runs) if self.standing and num_runs else None
+        return Z95 * self.standing.run_sd if self.standing and self.record.evaluation else None
 
     @property
     def group(self) -> str:

@@ -115,7 +115,7 @@ def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
         "title": text.visible(text.brief(e.record.proposal.description, 70)),
         "figures": figures,
         "settings": None if own is None else {key: spelled(v) for key, v in own.items() if v != first.get(key)},
-        "curves": [{"steps": run.steps, "values": run.values} for run in row.curves],
+        "curves": {"steps": row.curves.steps, "values": row.curves.values} if row.curves else None,
     }
 
 
@@ -126,20 +126,18 @@ def _levels(rows: Sequence[Row]) -> dict[float, str]:
 
 
 def _scores(row: Row, levels: Mapping[float, str]) -> dict[str, str]:
-    """Of its first run, an example a character; of the same `set` are the scores of the same examples."""
-    scores = _example_scores(row) if levels else ()
-    if not scores:
+    """Of its run, an example a character; of the same `set` are the scores of the same examples."""
+    scores, evaluation = _example_scores(row) if levels else (), row.experiment.record.evaluation
+    if not scores or evaluation is None:
         return {}
-    return {
-        "scores": "".join(map(levels.__getitem__, scores)),
-        "set": row.experiment.record.evaluations[0].examples_sha256[:12],
-    }
+    return {"scores": "".join(map(levels.__getitem__, scores)), "set": evaluation.examples_sha256[:12]}
 
 
 def _example_scores(row: Row) -> tuple[float, ...]:
+    evaluation = row.experiment.record.evaluation
     try:
-        return row.experiment.record.evaluations[0].example_scores
-    except (IndexError, ValueError):  # no run was evaluated, or its record was damaged since it was decided
+        return evaluation.example_scores if evaluation else ()
+    except ValueError:  # its record was damaged since it was decided
         return ()
 
 

@@ -21,11 +21,11 @@ _NUM_LAST = 20
 @dataclass(frozen=True, slots=True)
 class Row:
     """One experiment. Without details curves, times and answers are left out, texts are cut earlier, and `rollouts` is
-    None. `answers`: of its first evaluated run, to the examples that `rows` was asked for, by (package, key)."""
+    None. `answers`: to the examples that `rows` was asked for, by (package, key)."""
 
     experiment: Experiment
     uses: Mapping[Use, float]  # its seconds
-    curves: tuple[Curves, ...] = ()  # of each run
+    curves: Curves | None = None  # of its run
     rollouts: tuple[Rollout, ...] | None = None
     lost_game: Mapping[str, str] = field(default_factory=dict)
     slices: tuple[Slice, ...] = ()  # of a measured change, against the experiment that it was built on
@@ -54,7 +54,7 @@ def rows(
     return [
         _row(e, ledger, measured, examples, wanted)
         if e.number in with_details
-        else Row(e, split_experiment(e.record, [[] for _ in e.record.runs]))
+        else Row(e, split_experiment(e.record, []))
         for e in experiments
     ]
 
@@ -66,20 +66,17 @@ def _row(
     examples: SelectionSet,
     wanted: frozenset[tuple[str, str]],
 ) -> Row:
-    """With details; the rollouts are those of the last run that was evaluated."""
-    record = e.record
-    folders = [ledger.attempt_dir(record, index) for index in range(1, len(record.runs) + 1)]
-    steps = [read_steps(folder / METRICS_NAME) for folder in folders]
+    """With details."""
+    record, folder = e.record, ledger.files_dir(e.record)
+    steps = read_steps(folder / METRICS_NAME) if record.result else []
     parent = measured.get(record.parent or 0) if record.number in measured else None
-    scored = [folder for folder, run in zip(folders, record.runs, strict=True) if run.evaluation]
-    last = read_rollouts(scored[-1]) if scored else []
-    first = last if len(scored) < 2 else read_rollouts(scored[0])
+    answers = read_rollouts(folder) if record.evaluation else []
     return Row(
         experiment=e,
         uses=split_experiment(record, steps),
-        curves=tuple(map(curves, steps)),
-        rollouts=tuple(sampled(last, record.number, examples.texts)),
-        lost_game=lost_game(last) if scored and record.evaluations[-1].figures else {},
+        curves=curves(steps) if record.result else None,
+        rollouts=tuple(sampled(answers, record.number, examples.texts)),
+        lost_game=lost_game(answers) if record.evaluation and record.evaluation.figures else {},
         slices=examples.flips(record, parent) if parent else (),
-        answers={place: one for one in first if (place := (one.environment, one.key)) in wanted},
+        answers={place: one for one in answers if (place := (one.environment, one.key)) in wanted},
     )

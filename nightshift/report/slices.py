@@ -51,7 +51,7 @@ class SelectionSet:
     digest: str  # Evaluation.examples_sha256
 
     def flips(self, candidate: Record, incumbent: Record) -> tuple[Slice, ...]:
-        """By slice, of the first run of each, which have one seed; none where `scores` of one are not known."""
+        """By slice; none where `scores` of one are not known."""
         before, after = self.scores(incumbent), self.scores(candidate)
         if before is None or after is None:
             return ()
@@ -60,12 +60,12 @@ class SelectionSet:
         return tuple(Slice(name, len(each), int((each > 0).sum()), int((each < 0).sum())) for name, each in rows)
 
     def scores(self, record: Record) -> tuple[float, ...] | None:
-        """Of each example in the first run of an experiment; None where it was evaluated on others, or not at all, or
-        was damaged since it was decided."""
-        if not record.evaluations or record.evaluations[0].examples_sha256 != self.digest:
+        """Of each example in the run of an experiment; None where it was evaluated on others, or not at all, or was
+        damaged since it was decided."""
+        if record.evaluation is None or record.evaluation.examples_sha256 != self.digest:
             return None
         try:
-            found = record.evaluations[0].example_scores
+            found = record.evaluation.example_scores
         except ValueError:
             return None
         return found if len(found) == len(self.texts) else None

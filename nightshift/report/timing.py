@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import accumulate, count
 from statistics import median
 
-from nightshift.campaign.cost import own_runs
+from nightshift.campaign.cost import own_run
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Record, Result
 from nightshift.report.charts import Text
@@ -81,12 +81,12 @@ def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
     return total([uses, {Use.OTHER: run.total_seconds - sum(uses.values())}])
 
 
-def split_experiment(record: Record, steps: Sequence[Sequence[Step]]) -> dict[Use, float]:
-    """The seconds of an experiment by use: its own runs, `steps` of each, and what the harness itself took."""
-    own = own_runs(record)
-    runs = [split_run(run, found) for run, found in zip(record.runs, steps, strict=True) if run in own]
-    rest = (record.total_seconds or 0.0) - sum(sum(uses.values()) for uses in runs)
-    return total([*runs, {Use.OTHER: rest}])
+def split_experiment(record: Record, steps: Sequence[Step]) -> dict[Use, float]:
+    """The seconds of an experiment by use: its own run with its `steps`, and what the controller itself took."""
+    run = own_run(record)
+    uses = split_run(run, steps) if run else {}
+    rest = (record.total_seconds or 0.0) - sum(uses.values())
+    return total([uses, {Use.OTHER: rest}])
 
 
 def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
@@ -170,7 +170,7 @@ class Timeline:
 
 def timeline(records: Sequence[Record]) -> Timeline | None:
     """Of the runs that say where and when they were made; None where none does."""
-    placed = ((record, run) for record in records for run in own_runs(record) if run.place)
+    placed = ((record, run) for record in records if (run := own_run(record)) and run.place)
     runs = [(record, run, ran) for record, run in placed if (ran := span(run.began, run.total_seconds))]
     if not runs:
         return None
@@ -216,7 +216,8 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
 
 def num_at_once(records: Iterable[Record]) -> int:
     """The most runs that were under way at one moment."""
-    spans = [ran for record in records for run in own_runs(record) if (ran := span(run.began, run.total_seconds))]
+    runs = [run for record in records if (run := own_run(record))]
+    spans = [ran for run in runs if (ran := span(run.began, run.total_seconds))]
     ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     now = most = 0
     for _, change in ends:

@@ -24,13 +24,13 @@ def choose(tab: Tab, a: int, b: int) -> str:
 
 def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> None:
     ledger = Ledger(path.parent)
-    one, other = ledger.record(4), ledger.record(9)
-    text = choose(tab, 4, 9)
+    one, other = ledger.record(4), ledger.record(13)
+    text = choose(tab, 4, 13)
     assert f"{one.score:.3f}" in text
     assert f"{other.score:.3f}" in text
     assert re.search(r"expected\s+\S?\d+\.\d ± \d+\.\d pp", text)
-    assert "effect_at_decision" in text
-    before, after = (record.evaluations[0].example_scores for record in (one, other))
+    assert "effect_at_decision, at its verdict" in text
+    before, after = (record.evaluation.example_scores for record in (one, other))
     fixed = sum(b > a for a, b in zip(before, after, strict=True))
     broken = sum(b < a for a, b in zip(before, after, strict=True))
     assert f"of 1,000 examples: {fixed} fixed, {broken} broken, net" in text
@@ -45,12 +45,12 @@ def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> N
 
 
 def test_answers_shown_are_those_of_the_files(tab: Tab, path: Path) -> None:
-    choose(tab, 1, 9)
+    choose(tab, 1, 13)
     card = tab.page.locator("#compared .rollout.fixed").first
     problem, of_a, of_b = card.locator("pre").all_inner_texts()
     rows = [
         {row["completion"]: row["score"] for line in file.read_text().splitlines() if (row := json.loads(line))}
-        for file in (path.parent / "runs" / number / "run-1/attempt-0/evaluation.jsonl" for number in ("0001", "0009"))
+        for file in (path.parent / "runs" / number / "evaluation.jsonl" for number in ("0001", "0013"))
     ]
     assert rows[0][of_a] == 0.0
     assert rows[1][of_b] == 1.0
@@ -58,20 +58,20 @@ def test_answers_shown_are_those_of_the_files(tab: Tab, path: Path) -> None:
 
 
 def test_curves_have_axes_ticks_and_a_legend(tab: Tab) -> None:
-    choose(tab, 1, 9)
+    choose(tab, 1, 13)
     figures = tab.page.locator("#compared figure.curve")
     titles = [text.split("\n")[0] for text in figures.locator("figcaption").all_inner_texts()]
     assert titles[:4] == ["reward", "entropy", "length, tokens", "gradient norm"]
     for index in range(figures.count()):
         figure = figures.nth(index)
-        assert figure.locator("polyline.a").count() == 2  # the baseline has two runs
+        assert figure.locator("polyline.a").count() == 1
         assert figure.locator("polyline.b").count() == 1
         ticks = figure.locator("text.axis").all_text_contents()
         assert len(ticks) >= 4
         assert all(re.fullmatch("\N{MINUS SIGN}?\\d+(\\.\\d+)?(e-?\\d+)?", tick) for tick in ticks), ticks
     legend = tab.page.locator("#compared p.legend").inner_text()
     assert "0001" in legend
-    assert "0009" in legend
+    assert "0013" in legend
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -98,7 +98,7 @@ def test_hostile_texts_stay_text(open_tab: Callable[..., Tab], tmp_path: Path) -
     (tmp_path / "rules.toml").touch()
     for record in ledger.records():
         ledger.write(replace(record, description=HOSTILE[record.number % 3] + "<!--</script><script>"))
-    for file in (tmp_path / "runs").glob("*/run-*/attempt-0/evaluation.jsonl"):
+    for file in (tmp_path / "runs").glob("*/evaluation.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         rows = [{**row, "completion": "<!--<script></script><img src=x onerror=alert(1)>\u2028\u202e"} for row in rows]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -99,16 +99,16 @@ for _file in (
     *(".git/info/grafts", ".git/config.worktree", ".git/modules/a/config", ".git/worktrees/a/gitdir", "uv.lock"),
     *("runs/sealed-looks.jsonl", "runs/certificate.json", "runs/certify/0001/certificate.json", "runs/chain.jsonl"),
     *(
-        "runs/0001/run-1/job.json",
-        "runs/0001/effective.json",
-        "runs/0002/run-1/attempt-0/result.json",
+        "runs/0001/job.json",
+        "runs/0001/config.json",
+        "runs/0002/result.json",
         "runs/night.txt",
     ),
-    *("runs/.index", "runs/0001/run-1/attempt-1/result.json", ".venv/bin/nightshift", ".venv/pyvenv.cfg", "STOP"),
+    *("runs/.index", "runs/0001/incumbent/result.json", ".venv/bin/nightshift", ".venv/pyvenv.cfg", "STOP"),
 ):
     ACTIONS[f"{_file} written"] = ("named", f"writes {_file}", f"put({_file!r})")
-for _file in ("record.json", "train.toml", "run-1/result.json", "run-1/attempt-0/metrics.jsonl"):
-    _path = f"runs/0001/{_file.replace('run-1/result', 'run-1/attempt-0/result')}"
+for _file in ("record.json", "train.toml", "result.json", "metrics.jsonl"):
+    _path = f"runs/0001/{_file}"
     ACTIONS[f"FIFO as {_file}"] = ("named", f"puts a FIFO in place of an old {_file}", f"fifo({_path!r})")
     ACTIONS[f"link as {_file}"] = ("named", "a link to a device", f"link({_path!r}, '/dev/zero')")
 for _name, _text in (("null", "'null'"), ("brackets", "'[' * 200_000"), ("nothing", "''"), ("a word", "'\"x\"'")):

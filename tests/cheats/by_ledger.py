@@ -11,31 +11,19 @@ from tests.cheats.attempt import RISES_LITTLE, Act, Collection
 from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
 
 attempt = Collection("checkout", "records, flags, results")
-# Python, with `root` and `time` at hand, that takes the worker's key out of its stdin, puts it back, and signs with it.
+# Python, with `root` and `time` at hand, that reads the token of the job and writes a result of its own.
 HIJACKER = """
-import hashlib, json, os
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-pid = None
-while pid is None:
-    for path in Path('/proc').glob('[0-9]*/cmdline'):
-        try:
-            words = path.read_text().split('\\0')
-        except OSError:
-            continue
-        if str(root) in words and any(word.endswith('nightshift/experiment/worker.py') for word in words):
-            pid, folder = path.parent.name, Path(words[-2])
-pipe = os.open(f'/proc/{pid}/fd/0', os.O_RDWR)
-key = os.read(pipe, 32)
-os.write(pipe, key)
-os.close(pipe)
-result = json.loads((root / 'runs/0001/run-1/attempt-0/result.json').read_text())['result']
+import hashlib, json
+folder = root / 'runs/0002'
+while not (folder / 'job.json').exists(): pass
+job = json.loads((folder / 'job.json').read_text())
+digest = hashlib.sha256((folder / 'job.json').read_bytes().strip()).hexdigest()
+result = json.loads((root / 'runs/0001/result.json').read_text())
+result |= {'token': job['token'], 'seed': job['seed'], 'job_sha256': digest}
 result['evaluation'] |= {'eval_score': 1.0, 'scores': [1.0] * len(result['evaluation']['scores'])}
-raw = json.dumps(result)
-digests = [hashlib.sha256(data).digest() for data in (raw.encode(), (folder / 'job.json').read_bytes().strip())]
-signature = Ed25519PrivateKey.from_private_bytes(key).sign(b''.join(digests)).hex()
-(folder / 'mine').write_text('{"signature": "%s", "result": %s}' % (signature, raw))
-while not (folder / 'attempt-0/result.json').exists(): pass
-(folder / 'mine').replace(folder / 'attempt-0/result.json')
+(folder / 'mine').write_text(json.dumps(result))
+while not (folder / 'result.json').exists(): pass
+(folder / 'mine').replace(folder / 'result.json')
 """
 
 
@@ -128,7 +116,7 @@ def linked_tsv(c: Checkout) -> Finding:
 @attempt("premade folders", "harmless")
 def premade_folders(c: Checkout) -> Finding:
     """Forges the folders of the experiments to come, with what a run writes."""
-    forged = c.root / "runs" / "0002" / "run-1"
+    forged = c.root / "runs" / "0002"
     forged.mkdir(parents=True)
     (forged / "evaluation.jsonl").write_text('{"score": 1.0}\n')
     (c.root / "runs" / "0003").symlink_to(c.outside)
@@ -145,11 +133,11 @@ def weakened_incumbent(c: Checkout) -> None:
 
 @attempt("trainer edited in flight", "named", "the experiment is a crash that names the file")
 def edited_in_flight(c: Checkout) -> Finding:
-    """Replaces the process that trains between the two runs of a baseline."""
+    """Replaces the process that trains while a baseline runs."""
     c.git("switch", "--quiet", "--create", "autoresearch/in-flight")
     evil = (c.root / TRAINER).read_text().replace("return 0.20 +", "return 0.90 +")
     code = (
-        "while not list(root.glob('runs/0002/run-1/**/evaluation.jsonl')): time.sleep(0.002)\n"
+        "while not list(root.glob('runs/0002/metrics.jsonl')): time.sleep(0.002)\n"
         f"(root / {TRAINER!r}).write_text({evil!r})\n"
     )
     with c.beside(code):
@@ -161,30 +149,26 @@ def edited_in_flight(c: Checkout) -> Finding:
     return Finding("succeeded" if ended.returncode == 0 else "unclear", f"{c.result()}: {ended.stderr}")
 
 
-# What is done beside run.py as soon as the folder of experiment 2's run is there, and the file that the crash names.
+# What is done beside run.py as soon as the folder of experiment 2 is there, and the file that the crash names.
 _PLANTED: dict[str, tuple[str, str, str]] = {
-    "result of another run": ("puts the baseline's result, which its worker signed, in place of the run's own", """
-os.link(root / 'runs/0001/run-1/attempt-0/result.json', folder / 'mine')
-while not (folder / 'attempt-0/result.json').exists(): pass
-(folder / 'mine').replace(folder / 'attempt-0/result.json')
+    "result of another run": ("puts the baseline's result in place of the run's own", """
+os.link(root / 'runs/0001/result.json', folder / 'mine')
+while not (folder / 'result.json').exists(): pass
+(folder / 'mine').replace(folder / 'result.json')
 """, "result.json"),
-    "result with another signature": ("writes a result of its own, signed with zeros", """
-text = (root / 'runs/0001/run-1/attempt-0/result.json').read_text()
-(folder / 'mine').write_text(re.sub('"signature":"[0-9a-f]*"', '"signature":"' + '0' * 128 + '"', text))
-while not (folder / 'attempt-0/result.json').exists(): pass
-(folder / 'mine').replace(folder / 'attempt-0/result.json')
+    "result with another token": ("writes a result of its own, with a token of zeros", """
+text = (root / 'runs/0001/result.json').read_text()
+(folder / 'mine').write_text(re.sub('"token":"[0-9a-f]*"', '"token":"' + '0' * 32 + '"', text))
+while not (folder / 'result.json').exists(): pass
+(folder / 'mine').replace(folder / 'result.json')
 """, "result.json"),
-    "attempt of its own": ("writes attempt-1 with a result, as a second start of the worker would", """
-(folder / 'attempt-1').mkdir()
-shutil.copy2(root / 'runs/0001/run-1/attempt-0/result.json', folder / 'attempt-1/result.json')
-""", "attempt-1"),
     "trainer edited and put back": ("replaces the process that trains, and restores it before it is compared", f"""
 trainer = root / {TRAINER!r}
 agreed, status = trainer.read_text(), trainer.stat()
-while not (folder / 'attempt-0').exists(): pass
+while not (folder / 'spec.json').exists(): pass
 time.sleep(0.2)  # by then the worker has compared it
 trainer.write_text(agreed.replace("return 0.20 +", "return 0.90 +"))
-while not list(folder.glob('attempt-0/metrics.jsonl')): pass
+while not (folder / 'metrics.jsonl').exists(): pass
 trainer.write_text(agreed)
 os.utime(trainer, ns=(status.st_atime_ns, status.st_mtime_ns))
 """, "trl/trainer.py"),
@@ -199,7 +183,7 @@ job = (folder / 'job.json').read_text()
 
 def _plant(code: str, named: str) -> Act:
     def act(c: Checkout) -> Finding:
-        wait = "folder = root / 'runs/0002/run-1'\nwhile not folder.exists(): pass\n"
+        wait = "folder = root / 'runs/0002'\nwhile not folder.exists(): pass\n"
         c.submit(CANDIDATE)
         with c.beside("import os, re, shutil\n" + wait + code):
             ended = c.run()
@@ -216,9 +200,9 @@ for _name, (_action, _code, _named) in _PLANTED.items():
     attempt(_name, "named", "the experiment is a crash that names the file", _action)(_plant(_code, _named))
 
 
-@attempt("result signed with the worker's key", "not defended")
+@attempt("result with the token of its job", "not defended")
 def hijacked(c: Checkout) -> Finding:
-    """Leaves a process running that reads the key out of the worker's stdin, and signs a result of its own."""
+    """Leaves a process running that reads the token of the job, and writes a result of its own with it."""
     with c.beside(HIJACKER):
         return c.hand_in()
 
@@ -228,8 +212,8 @@ def forged_record(c: Checkout) -> Finding:
     """Rewrites the scores of the incumbent's record to 0, so that anything beats it."""
     path = c.root / "runs" / "0001" / "record.json"
     data = json.loads(path.read_text())
-    for run in data["runs"]:
-        run["evaluation"] |= {"scores": [0.0] * len(run["evaluation"]["scores"]), "eval_score": 0.0}
+    evaluation = data["result"]["evaluation"]
+    evaluation |= {"scores": [0.0] * len(evaluation["scores"]), "eval_score": 0.0}
     data["judgement"]["incumbent_score"] = 0.0
     path.write_text(json.dumps(data))
     c.submit(CANDIDATE.replace("6e-7", "1e-7"))  # worse: without the forgery it is discarded

@@ -60,7 +60,7 @@ def trl_engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    path = tmp_path / "runs" / "0001" / "run-1"
+    path = tmp_path / "runs" / "0001"
     path.mkdir(parents=True)
     return path
 

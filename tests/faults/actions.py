@@ -8,16 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import msgspec
-
 from nightshift.campaign.records import (
-    ATTEMPT,
     JOB_NAME,
     RESULT_NAME,
     Evaluation,
     Outcome,
     Result,
-    Signed,
     Training,
     Weights,
     packed,
@@ -60,7 +56,7 @@ def undo(fault: Fault, root: Path) -> None:
             (root.parent / BALLAST).unlink(missing_ok=True)
         case "folder read-only":
             places = (root / name for name in FOLDERS if "LAST" not in name)
-            for folder in (*places, *root.glob("runs/*"), *root.glob("runs/*/run-*"), *root.glob("runs/*/run-*/*")):
+            for folder in (*places, *root.glob("runs/*"), *root.glob("runs/*/*")):
                 _set_read_only(folder, False)
         case "git state changed":
             restore_git(root, fault.failure)
@@ -101,16 +97,11 @@ def damage(path: Path, how: str) -> bool:
 
 def forge(what: str, root: Path, folder: Path) -> bool:
     """Plant in the folder of a run what its worker did not make; False if that, or its place, is not there."""
-    result, earlier = (run / ATTEMPT / RESULT_NAME for run in (folder, root / "runs" / "0001" / "run-1"))
+    result, earlier = (run / RESULT_NAME for run in (folder, root / "runs" / "0001"))
     match what:
         case "job of another config":
             job = folder / JOB_NAME
             job.write_text(re.sub(r'"lr":[^,}]*', '"lr":6e-4', job.read_text()))
-        case "first attempt" | "second attempt":
-            attempt = folder / f"attempt-{int(what == 'second attempt')}"
-            if attempt.exists():
-                return False
-            attempt.mkdir()
         case "edited result" if result.exists():
             text = result.read_text()
             result.write_text(re.sub(r'"eval_score":[^,]*', '"eval_score":0.99', text))
@@ -126,8 +117,8 @@ def forge(what: str, root: Path, folder: Path) -> bool:
             result.mkdir()
         case _:
             good = Evaluation(1.0, 0.0, packed((1.0,) * 100), "0" * 64, 0.0, 4.0, Weights(3, "0" * 64), 1.0)
-            run = msgspec.json.encode(Result(1000, Training(Outcome.FINISHED, 3), good))
-            write_json(result, Signed("0" * 128, msgspec.Raw(run)) if what == "unsigned result" else {})
+            run = Result(1000, Training(Outcome.FINISHED, 3), good, token="0" * 32)
+            write_json(result, run if what == "result with another token" else {})
     return True
 
 

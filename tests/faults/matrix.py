@@ -18,7 +18,7 @@ Choice = TypeVar("Choice")
 BRANCH = "autoresearch/faults"
 OF_WORKER = "worker "  # how steps of the worker begin
 
-# What the checkout holds and what is tried in it: the two runs of a baseline; a change that is kept, one that is
+# What the checkout holds and what is tried in it: a baseline; a change that is kept, one that is
 # discarded, the incumbent again; a change that the agent committed by itself, good or bad.
 SCENARIOS = ("baseline", "better", "worse", "again", "better, committed", "worse, committed")
 EVENTS = ("start", "ready", "step 1", "step 3", "trained", "weights", "completed")
@@ -33,8 +33,6 @@ FOLDERS = (
     ".",
     "runs",
     "runs/LAST",
-    "runs/LAST/run-1",
-    "runs/LAST/run-1/attempt-0",
     ".git",
     ".git/objects",
     ".git/refs/heads/autoresearch",
@@ -48,17 +46,16 @@ RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "run
 # LAST is the last experiment; a file of a run is looked for by its name, however deep it lies.
 IN_FLIGHT = (
     *RECORDED, "runs/.lock", "runs/.controller",
-    *(f"runs/LAST/run-1/{name}" for name in (
-        "", "attempt-0", "job.json", "submitted.json", "attempt-0/result.json", "worker.log",
-        "attempt-0/trainer.log", "attempt-0/spec.json", "attempt-0/weights", "attempt-0/metrics.jsonl",
-        "attempt-0/evaluation.jsonl", "attempt-0/progress.json")),
+    *(f"runs/LAST/{name}" for name in (
+        "job.json", "worker.started", "result.json", "worker.log", "trainer.log", "spec.json", "weights",
+        "metrics.jsonl", "evaluation.jsonl", "progress.json")),
 )  # fmt: skip
 IN_THE_WORLD = ("disk full", "folder read-only", "file damaged before", "file damaged in flight", "git state changed")
 # What a process beside run.py leaves in the folder of a run under way, to be taken for what the worker measured.
-FORGERIES = ("unsigned result", "result of an earlier run", "no result", "result as a link", "result as a folder",
-             "second attempt", "first attempt", "job of another config")  # fmt: skip
+FORGERIES = ("result with another token", "result of an earlier run", "no result", "result as a link",
+             "result as a folder", "job of another config")  # fmt: skip
 EDITED = "edited result"  # which must be there
-OF_REAL_RUN = ("runs/LAST/run-1/**/weights", "runs/LAST/run-1", "runs/LAST/run-1/**/spec.json", "train.toml")
+OF_REAL_RUN = ("runs/LAST/weights", "runs/LAST/metrics.jsonl", "runs/LAST/spec.json", "train.toml")
 DAMAGE = ("deleted", "emptied", "torn", "garbled", "a folder instead", "a link to nowhere instead", "edited")
 UNINVITED = ("runs/9000 as a folder", "runs/0500 as a file", "runs/notes as a folder", "a row too many", "a torn row")
 JUMPS_SECONDS = (-86_400.0, -3_600.0, -5.0, 5.0, 3_600.0, 86_400.0, 1e9)

@@ -90,7 +90,7 @@ def strike(victim: str, night: Popen[str], root: Path, rng: random.Random) -> bo
     """Do it; False where there is no such process now."""
     who, _, _ = victim.partition(", ")
     below = {process: _command(process) for process in leftovers(root)}
-    workers = [process for process, command in below.items() if Path(command[-1]).name.startswith("run-")]
+    workers = [process for process, command in below.items() if Path(command[-1]).parent.name == "runs"]
     trainers = [process for process, command in below.items() if any("stand_in_trainer" in word for word in command)]
     # In sessions of their own, and without a word of the checkout: known by whom they watch.
     commands = {process: _command(process) for process in psutil.process_iter()}
@@ -130,7 +130,7 @@ def _wrong(root: Path) -> list[str]:
     decided = sorted(r.decided or 0 for r in counted)
     if decided != [*range(1, len(decided) + 1)]:
         found.append(f"decided: {decided}")
-    seen = Counter((r.effective_hash, run.seed) for r in counted for run in r.runs if run.evaluation)
+    seen = Counter((r.effective_hash, r.result.seed) for r in counted if r.result and r.result.evaluation)
     found += [f"seed {seed} twice for {config}" for (config, seed), count in seen.items() if count > 1]
     kept = {r.number for r in ours if r.is_keep}
     found += [f"{r.number:04d} has a parent that was not kept" for r in ours if r.parent not in {None, *kept}]

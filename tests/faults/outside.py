@@ -26,7 +26,7 @@ def strike(fault: Fault, root: Path, pid: int) -> bool:
     while is_alive(head):
         last = last_run(root)
         with suppress(FileNotFoundError, psutil.NoSuchProcess):  # what was there a moment ago may not be any more
-            if last not in (None, earlier) and _is_there(fault.moment, last / "run-1") and _act(fault, root, head):
+            if last not in (None, earlier) and _is_there(fault.moment, last) and _act(fault, root, head):
                 return True
         time.sleep(0.01)
     return False

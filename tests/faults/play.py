@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -14,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
-from nightshift.campaign.records import Result
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import JOB_NAME, Job, Result
 from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.errors import EngineError
-from nightshift.executors.base import Submitted, job_of, verified
+from nightshift.executors.base import read_result
 from tests import integrity
 from tests.faults import actions, head, outside, scenario
 from tests.faults.matrix import EVENTS, IN_THE_WORLD, REAL, Fault
@@ -52,7 +51,9 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
     told, after = scenario.next_experiment(root, fault.scenario)
-    gaps = fault.victim.startswith("runs/") or "move the damaged record away" in told
+    # verify names a file that was damaged, and a job.json that was edited after its worker had read it.
+    is_named = fault.victim.startswith("runs/") or fault.victim == "job of another config"
+    gaps = is_named or "move the damaged record away" in told
     foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
     found += after + integrity.problems(root, gaps=gaps, foreign=foreign)
     found += scenario.wrong_scores(root) if fault.family != REAL else []
@@ -132,13 +133,11 @@ def _expected(fault: Fault, is_struck: bool) -> set[int]:
     return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
 
 
-def _signed(root: Path, number: int) -> Result | None:
-    """What the worker of an experiment's first run signed, as it lies there; None for anything else."""
-    folder = Ledger(root).run_dir(number, 1)
-    was = msgspec.json.decode((folder / SUBMITTED_NAME).read_bytes(), type=Submitted)
-    job = job_of(folder, was)
+def _left(root: Path, number: int) -> Result | None:
+    """The result that the worker of an experiment left, as it lies there; None for anything else."""
+    folder = Ledger(root).run_dir(number)
     try:
-        return job and verified(folder, job, was.public_key)
+        return read_result(folder, msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job))
     except (EngineError, FileNotFoundError):
         return None
 
@@ -147,13 +146,13 @@ def _believed(fault: Fault, root: Path) -> list[str]:
     """What is wrong with the verdict on a run whose result was forged: it must be a crash that names the file.
 
     Or it changes nothing, and the score is the honest one: of a job that the worker has read, of what it writes its own
-    result over a moment later, of a folder beside its own.
+    result over a moment later.
     """
     record = scenario.readable(root)[-1]
     why = record.judgement.why if record.judgement else "no verdict"
-    is_named = record.failure == "machinery" and re.search(r"/(result\.json|attempt-\d)", why)
+    is_named = record.failure == "machinery" and "/result.json" in why
     is_unread = fault.victim == "job of another config" and record.failure is None
-    is_honest = record.failure is None and record.runs[0] == _signed(root, record.number)
+    is_honest = record.failure is None and record.result == _left(root, record.number)
     return [] if is_named or is_unread or is_honest else [f"not named: {record.status}, {why}"]
 
 

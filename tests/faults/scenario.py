@@ -168,9 +168,9 @@ def wrong_scores(root: Path) -> list[str]:
     """Runs whose scores are not those that the stand-in trainer gives to what their records say was trained."""
     found = []
     for record in (record for record in readable(root) if record.rules_name == RULES.name):
-        for run in (run for run in record.runs if run.evaluation is not None):
-            right = right_of(record.effective["optimizer"]["lr"], run.seed)
-            if run.evaluation.example_scores != tuple(float(is_right(question, right)) for question in _questions()):
+        if record.result is not None and record.evaluation is not None:
+            right = right_of(record.effective["optimizer"]["lr"], record.result.seed)
+            if record.evaluation.example_scores != tuple(float(is_right(question, right)) for question in _questions()):
                 found.append(f"{record.number:04d} has a wrong score")
     return found
 

@@ -20,7 +20,6 @@ RULES = replace(
     ARITHMETIC_TRL,
     budget_seconds=60.0,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=32, num_train=64),),
-    decision=replace(ARITHMETIC_TRL.decision, baseline_runs=1),
 )
 CONFIG = "max_steps = 1\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 

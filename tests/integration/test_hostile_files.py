@@ -18,7 +18,6 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 GOOD = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
-_ATTEMPT = "runs/0002/run-1/attempt-0/"
 _LOOK = {
     "number": 1, "time": "2026-11-22T07:00:00+00:00", "branch": "autoresearch/test", "rules_hash": "0", "baseline": 1,
     "incumbent": 2, "num_seeds": 3,
@@ -37,11 +36,11 @@ _ANSWER = {"environment": "nightshift_arithmetic", "key": "k", "score": 1.0, "an
 FILES = (
     ["runs/0002/record.json"],
     ["runs/0002/train.toml"],
-    ["runs/.lock", "runs/.controller", "runs/0002/run-1/attempt-0", "runs/certify", "runs/agent", "results.tsv"],
+    ["runs/.lock", "runs/.controller", "runs/certify", "runs/agent", "results.tsv"],
     [
-        *(f"runs/0002/{name}" for name in ("effective.json", "run-1/job.json", "run-1/attempt-0/result.json")),
-        *(f"runs/0002/{name}" for name in ("run-1/submitted.json", "run-1/worker.log")),
-        *(f"{_ATTEMPT}{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
+        *(f"runs/0002/{name}" for name in ("config.json", "job.json", "result.json")),
+        *(f"runs/0002/{name}" for name in ("worker.log",)),
+        *(f"runs/0002/{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
         *(
             f"runs/{name}"
             for name in ("night.json", "certify/0001/comparison.json", "sealed-looks.jsonl", "agent/processes.json")
@@ -98,19 +97,19 @@ CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
             [_LOOK | {"time": "\x1b[2J"}],
             [_LOOK, _LOOK | {"number": -1}],
         ],
-        f"{_ATTEMPT}metrics.jsonl": [
+        "runs/0002/metrics.jsonl": [
             [{"step": n, "time": 1e308, "reward_mean": 1e308, "entropy": -1e308, "kl": 1e308} for n in range(9)],
             [{"step": n, "grad_norm": 1e-320, "loss": -1e308, "completion_tokens_mean": 1e308} for n in range(9)],
             [{"step": n, "generate_seconds": 1e308, "train_seconds": 1e308} for n in range(9)],
             [{"step": 2**53}, {"step": 2**53 + 1}, {"step": -1}],
             [{"step": n} for n in range(200_000)],
         ],
-        f"{_ATTEMPT}evaluation.jsonl": [
+        "runs/0002/evaluation.jsonl": [
             [_ANSWER | {"completion": "</script><script>\u202e\x1b[2J" * 1000, "num_tokens": 2**62, "key": "\x00"}],
             [_ANSWER | {"score": 1e308}, _ANSWER | {"score": -1e308, "truncated": True}],
             [_ANSWER | {"environment": "../../x"}],
         ],
-        f"{_ATTEMPT}progress.json": [
+        "runs/0002/progress.json": [
             [{"phase": "training", "num_steps": 2**62, "seconds_left": 1e308, "reward": -1e308}],
         ],
     }.items()
@@ -170,7 +169,7 @@ def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_
     outside.write_text("precious")
     with start_run(measured, "--engine=trl", "--budget-seconds=1", "--again") as process:
         until_training(measured, process)
-        folder = wait_for(lambda: next(measured.glob("runs/0003/run-1/attempt-0/metrics.jsonl"), None)).parent
+        folder = wait_for(lambda: next(measured.glob("runs/0003/metrics.jsonl"), None)).parent
         os.mkfifo(folder / "evaluation.jsonl")
         for name in ("result.json", "rollouts.jsonl", "weights"):
             (folder / name).symlink_to(outside)

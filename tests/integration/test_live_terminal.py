@@ -72,9 +72,9 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, 
     fault(root, "hold", once=False)
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
     terminal = run_py(root, columns, "-m", HOSTILE)
-    ticks(terminal, "run 1: training, step")
+    ticks(terminal, "0002: training, step")
     assert re.search(r"reward 0\.\d\d, \d+ s( \[#*-*\]|,) (ends|was to end) \d\d:\d\d:\d\d CES?T", terminal.said)
-    assert columns == 80 or "\rexperiment 0002, run 1: training" in terminal.said
+    assert columns == 80 or "\rexperiment 0002: training" in terminal.said
     terminal.press(CTRL_C)
     terminal.shows("Ctrl-C: stopping: what runs here is ended")
     (root / "stand-in.json").unlink()
@@ -136,7 +136,7 @@ def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
     process = start_run(root, "--engine", "trl", "--budget-seconds", "1")
     until_training(root, process)
     terminal = Terminal(["nightshift", "wait"], root)
-    ticks(terminal, "run 1 of 2: training, step")
+    ticks(terminal, "0001: training, step")
     terminal.press(CTRL_C)
     terminal.shows("Ctrl-C: what runs goes on; nobody waits for it any more")
     assert terminal.finish() == ExitCode.INTERRUPTED
@@ -157,7 +157,7 @@ def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, 
     is_plain(terminal)
     if "TERM" in variables:
         assert "\r" not in terminal.said.replace("\r\n", "\n")
-        assert "run 2 of 2: " in terminal.said
+        assert "experiment 0001: " in terminal.said
     if "PYTHONIOENCODING" in variables:
         assert terminal.said.isascii()
 

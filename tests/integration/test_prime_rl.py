@@ -57,7 +57,7 @@ def timing(clock: Clock) -> Timing:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    path = tmp_path / "runs with 'quotes'" / "0001" / "run-1"
+    path = tmp_path / "runs with 'quotes'" / "0001"
     path.mkdir(parents=True)
     return path
 
@@ -475,7 +475,7 @@ def test_a_server_that_cannot_load_the_weights_evaluates_nothing(start: Open, tr
 def test_two_runs_side_by_side(tmp_path: Path, engine: PrimeRlEngine, train: Train) -> None:
     """Two clones on two pairs of GPUs: nothing collides, and each evaluates its own weights."""
     settings = engine.validate(parse(BATCH)).settings
-    folders = [tmp_path / clone / "runs" / "0001" / "run-1" for clone in ("one", "two")]
+    folders = [tmp_path / clone / "runs" / "0001" for clone in ("one", "two")]
     sessions = []
     try:
         for folder in folders:

@@ -20,18 +20,16 @@ from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Requ
 from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
-from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.remains import TRACE_NAME
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment.experiment import run_experiment
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.setup import Setup, sweep
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
-from tests.rules import GSM8K_PRIME_RL
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for
@@ -40,7 +38,6 @@ ROOT = Path(__file__).parents[2]
 RULES = replace(
     prime_rl_rules(),
     budget_seconds=HANG_SECONDS,  # max_steps ends the training
-    decision=replace(GSM8K_PRIME_RL.decision, baseline_runs=1),
     startup_seconds=HANG_SECONDS,
     evaluation_seconds=HANG_SECONDS,
 )
@@ -72,7 +69,8 @@ def run_with(setup: Setup, fault: str | None, step: int = 2) -> Record:
 def test_a_measured_experiment(setup: Setup) -> None:
     record = run_with(setup, None)
     assert (record.status, record.engine, record.hardware) == ("keep", "prime-rl", NO_GPU)
-    (run,) = record.runs
+    run = record.result
+    assert run is not None
     assert run.evaluation.weights.step == run.training.num_steps == 10
     assert (setup.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
     proof, greedy = (record.health or "").splitlines()[:2]
@@ -87,7 +85,8 @@ def test_a_measured_experiment(setup: Setup) -> None:
 def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(setup: Setup) -> None:
     """A baseline here."""
     record = run_with(setup, "empty_batches", step=4)
-    (run,) = record.runs
+    run = record.result
+    assert run is not None
     assert (record.status, run.training.outcome) == ("keep", Outcome.NO_GRADIENT)
     assert run.evaluation.weights.step == run.training.num_steps >= 1
     last = f"no gradient after step {run.training.num_steps}: 10 batches in a row had equal rewards in every group ["
@@ -109,12 +108,12 @@ def test_nothing_is_read_of_a_discard(setup: Setup) -> None:
     (setup.root / "train.toml").write_bytes(b"max_steps = 1\n" + SOURCE)  # its answers are all wrong, as the baseline's
     run_experiment(Request(), setup)
     record = setup.ledger.record(2)
-    folder = setup.ledger.run_dir(2, 1) / "attempt-0"
-    assert (record.status, record.runs[0].evaluation.repeated_share) == ("discard", None)
+    folder = setup.ledger.run_dir(2)
+    assert (record.status, record.result.evaluation.repeated_share) == ("discard", None)
     assert (folder / "served.json").is_file()
     assert not (folder / "reader.log").exists()
     assert "served" not in (record.health or "")
-    assert (setup.ledger.run_dir(1, 1) / "attempt-0" / "reader.log").exists()
+    assert (setup.ledger.run_dir(1) / "reader.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
     assert why.startswith("trainer ended: exit code 1: ZeroDivisionError: division by zero")
     assert told in why
     assert bool(record.decided) is (failure is Failure.TRAINING)  # then it is not tried again
-    tried = setup.ledger.run_dir(2, 1) / "attempt-0" / "incumbent"
+    tried = setup.ledger.run_dir(2) / "incumbent"
     assert b"Fatal error" in (tried / "trainer.log").read_bytes() or failure is Failure.TRAINING
     assert [path.name for path in tried.glob("prime-rl/*s") if path.is_dir()] == []
     assert living_children() == []
@@ -191,18 +190,18 @@ def test_a_baseline_has_no_incumbent_to_tell_whose_fault_it_is(setup: Setup) -> 
 def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tmp_path: Path) -> None:
     furnish(checkout, SOURCE)
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
-    attempt = checkout / "runs" / "0001" / "run-1" / "attempt-0"
+    attempt = checkout / "runs" / "0001"
     heavy = [attempt / "prime-rl" / name for name in ("broadcasts", "rollouts")]
     wait_for(lambda: [process.poll() is None, *(path.is_dir() for path in heavy)] == [True] * 3)
     head = psutil.Process(process.pid)
-    [worker] = [child for child in head.children() if str(attempt.parent) in child.cmdline()]
+    [worker] = [child for child in head.children() if str(attempt) in child.cmdline()]
     for killed in (worker, head):
         killed.kill()
     process.communicate()
     wait_for(lambda: not leftovers(checkout))
     assert [path.is_dir() for path in heavy] == [True, True]
-    foreign = checkout / "runs" / "0002" / "run-1" / "attempt-0"  # what a living worker writes, and who is none
-    link = checkout / "runs" / "0003" / "run-1" / "attempt-0"
+    foreign = checkout / "runs" / "0002"  # what a living worker writes, and who is none
+    link = checkout / "runs" / "0003"
     for folder, trace in ((foreign, {"pid": os.getpid(), "began": psutil.Process().create_time()}), (link, {"pid": 1})):
         folder.mkdir(parents=True)
         content = {"began": 0.0, "keep_all": False, "segments": []} | trace
@@ -210,8 +209,7 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     (foreign / "prime-rl" / "rollouts").mkdir(parents=True)
     (tmp_path / "elsewhere" / "rollouts").mkdir(parents=True)
     (link / "prime-rl").symlink_to(tmp_path / "elsewhere")
-    installation = Installation(tmp_path, Pins.read(ROOT / "pyproject.toml"))
-    PrimeRlEngine(RULES, checkout, {}, "none", installation=installation).prepare_at_start(print)
+    sweep(checkout, print)
     assert [path.exists() for path in (*heavy, attempt / TRACE_NAME)] == [False] * 3
     assert (foreign / "prime-rl" / "rollouts").is_dir()
     assert (tmp_path / "elsewhere" / "rollouts").is_dir()
@@ -227,7 +225,7 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
 
     def has_broadcast() -> bool:
         assert process.poll() is None, process.communicate()
-        steps = checkout.glob("runs/0001/run-1/attempt-0/prime-rl/broadcasts/step_*/STABLE")
+        steps = checkout.glob("runs/0001/prime-rl/broadcasts/step_*/STABLE")
         return any(path.parent.name not in ("step_0", "step_1") for path in steps)  # an old one is soon deleted
 
     wait_for(has_broadcast)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -141,7 +140,7 @@ def test_only_crashes(tmp_path: Path) -> None:
 
 def test_an_experiment_that_decides_nothing_is_shown_with_the_reason(tmp_path: Path) -> None:
     keep = Judgement(why="it looked better")
-    record = a_record(status="keep", runs=(a_result(),), judgement=keep, notes=("holds a run of the incumbent",))
+    record = a_record(status="keep", result=a_result(), judgement=keep, notes=("holds a run of the incumbent",))
     stored(tmp_path, [record])
     text = rendered(tmp_path).text
     assert "Nothing has been measured yet" in text
@@ -156,7 +155,7 @@ def test_an_experiment_that_still_runs_is_shown_without_a_verdict(tmp_path: Path
 
 def _each(name: str, act: Callable[[Path], object]) -> Callable[[Path], object]:
     """Damage to that file of every run."""
-    return lambda root: [act(path) for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}")]
+    return lambda root: [act(path) for path in (root / "runs").glob(f"*/{name}")]
 
 
 def _tear(path: Path) -> None:
@@ -173,7 +172,7 @@ def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 METRICS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl"
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a run's folder is gone": lambda root: shutil.rmtree(root / "runs" / "0002" / "run-1"),
+    "answers are gone": lambda root: (root / "runs" / "0002" / "evaluation.jsonl").unlink(),
     "metrics torn": _each(METRICS, _tear),
     "metrics empty": _each(METRICS, _write(b"")),
     "metrics binary": _each(METRICS, _write(bytes(range(256)) * 20)),
@@ -226,13 +225,13 @@ def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
     [
         _set("judgement", "delta", value=float("nan")),
         _set("judgement", "why", value=None),
-        _set("runs", "0", "evaluation", "eval_score", value=float("inf")),
+        _set("result", "evaluation", "eval_score", value=float("inf")),
         _set("total_seconds", value=[1]),
         _set("proposal", "description", value=3),
         _set("number", value="two"),
         _set("diff", value=[1, 2]),
-        *(_set("runs", "0", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
-        *(_set("runs", "0", "evaluation", "scores", value=[score] * 60) for score in (2.0, None)),
+        *(_set("result", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
+        *(_set("result", "evaluation", "scores", value=[score] * 60) for score in (2.0, None)),
     ],
 )
 def test_a_record_with_values_of_a_wrong_kind_is_left_out_and_named(
@@ -269,7 +268,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
                 judgement=replace(record.judgement, why=everything) if record.judgement else None,
             )
         )
-    for path in (tmp_path / "runs").glob("*/run-*/attempt-0/evaluation.jsonl"):
+    for path in (tmp_path / "runs").glob("*/evaluation.jsonl"):
         texts = iter(HOSTILE * 20)
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [{**row, "completion": next(texts), "answer": next(texts), "key": next(texts)} for row in rows]
@@ -319,8 +318,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
         delta = record.judgement.delta if record.judgement else None
         assert (row.experiment.effect_at_decision.mean if row.experiment.effect_at_decision else None) == delta
         assert row.experiment.expected == expected(view.morning.campaign, record)
-        scores = [evaluation.eval_score for evaluation in record.evaluations]
-        assert row.experiment.record.score == (pytest.approx(sum(scores) / len(scores)) if scores else None)
+        assert row.experiment.record.score == (record.evaluation.eval_score if record.evaluation else None)
         assert sum(row.uses.values()) == pytest.approx(record.total_seconds)
     best = max(row.experiment.record.score or 0.0 for row in view.rows)
     assert f"{best:.3f}" not in view.headline.title + view.headline.sentence
@@ -345,7 +343,7 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     assert rows
     for row in rows:
         record = row.experiment.record
-        old, new = (each.evaluations[0].example_scores for each in (ledger.record(record.parent), record))
+        old, new = (each.evaluation.example_scores for each in (ledger.record(record.parent), record))
         whole, found = row.slices[0], {each.name: each for each in row.slices}
         assert (whole.name, whole.num_examples) == ("arithmetic", 1000)
         assert whole.fixed == sum(b > a for a, b in zip(old, new, strict=True)) > 0
@@ -372,8 +370,8 @@ def test_damaged_scores_tell_no_flips(tmp_path: Path, scores: bytes) -> None:
     (tmp_path / "rules.toml").touch()
     whole, (parent, record) = shown_examples(("arithmetic",), tmp_path), ledger.records()
     assert whole.flips(record, parent)
-    run = record.runs[0]
-    damaged = replace(record, runs=(replace(run, evaluation=replace(run.evaluation, scores=Raw(scores))),))
+    run = record.result
+    damaged = replace(record, result=replace(run, evaluation=replace(run.evaluation, scores=Raw(scores))))
     assert whole.flips(damaged, parent) == whole.flips(record, damaged) == ()
 
 
@@ -447,12 +445,11 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     record = replace(
         record,
         judgement=Judgement(why="baseline"),
-        runs=(replace(run, evaluation=replace(run.evaluation, figures=figures)),),
+        result=replace(run, evaluation=replace(run.evaluation, figures=figures)),
     )
     ledger = stored(tmp_path, [record])
     (tmp_path / "rules.toml").write_text("")
-    folder = ledger.attempt_dir(record, 1)
-    folder.mkdir(parents=True)
+    folder = ledger.files_dir(record)
     games = [
         {"opponent": "random", "ended": "lost", "cells": "a b"},
         {"opponent": "perfect", "ended": "forfeit", "cells": "c <script>"},

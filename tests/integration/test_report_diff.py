@@ -129,12 +129,7 @@ def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     assert code == 0
     values = [line.split(":", 1) for line in stdout.splitlines() if line]
     assert ["number", str(number)] in [[name, value.strip()] for name, value in values]
-    for wanted in (
-        record.proposal.description,
-        *record.diff,
-        record.rules_hash,
-        *(str(run.seed) for run in record.runs),
-    ):
+    for wanted in (record.proposal.description, *record.diff, record.rules_hash, str(record.result.seed)):
         assert wanted in stdout
     then = next(line for line in stdout.splitlines() if line.startswith("effect_at_decision:"))
     assert f"{record.judgement.delta:+.4f} ± " in then  # type: ignore[union-attr]

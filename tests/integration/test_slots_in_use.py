@@ -44,7 +44,7 @@ def test_slots_are_in_use(root: Path, least: float, most: float) -> None:
             time.sleep(1)
         if number < 30:
             fault(root, "error")
-    next(process for process in leftovers(root) if process.cmdline()[-1].endswith("run-1")).kill()
+    next(process for process in leftovers(root) if Path(process.cmdline()[-1]).parent.name == "runs").kill()
     code, _, stderr = finish(night)
     assert code == 0, stderr
     assert problems(root) == []
@@ -72,9 +72,9 @@ def share_in_use(ours: list[Record]) -> float:
     found = timeline(ours)
     assert found is not None
     assert len(found.lanes) == NUM_SLOTS
-    spans = [ran for r in ours for run in r.runs if (ran := span(run.began, run.total_seconds))]
+    spans = [ran for r in ours if (run := r.result) and (ran := span(run.began, run.total_seconds))]
     seconds = (max(span[1] for span in spans) - min(span[0] for span in spans)).total_seconds()
-    in_use = sum(run.total_seconds for r in ours for run in r.runs)
-    in_use += sum(r.total_seconds or 0.0 for r in ours if not r.runs)  # the lost one left no result
+    in_use = sum(r.result.total_seconds for r in ours if r.result)
+    in_use += sum(r.total_seconds or 0.0 for r in ours if r.result is None)  # the lost one left no result
     print(f"in use: {in_use / NUM_SLOTS / seconds:.4f} of {seconds:.0f} s")
     return in_use / NUM_SLOTS / seconds

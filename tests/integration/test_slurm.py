@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nightshift.campaign.records import Failure, Job
@@ -61,14 +62,24 @@ def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
 
     settings = engine.validate(load(root / "train.toml")).settings
     job = {"rules_hash": rules.hash(root), "harness_tree": rules.harness_tree(root), "settings": dict(settings)}
-    return Job(**{"rules": rules, "seed": seed, "split": "selection", "deadline_seconds": 120.0, **job, **changes})  # type: ignore[arg-type]
+    return Job(
+        **{
+            "rules": rules,
+            "seed": seed,
+            "split": "selection",
+            "deadline_seconds": 120.0,
+            "token": f"token of {seed}",
+            **job,
+            **changes,
+        }
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["local", "slurm"])
 def executor(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
     stand_ins.install("trl")
     found: Executor = (
-        LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)), outlives=True)
+        LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)))
         if request.param == "local"
         else SlurmExecutor(root, dict(os.environ), CONFIG)
     )
@@ -77,7 +88,7 @@ def executor(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Mon
 
 
 def folder_of(root: Path, number: int) -> Path:
-    folder = root / "runs" / f"{number:04d}" / "run-1"
+    folder = root / "runs" / f"{number:04d}"
     folder.mkdir(parents=True)
     return folder
 
@@ -89,7 +100,7 @@ def until_over(executor: Executor, folder: Path, within_seconds: float = 120.0) 
         executor.wait(0.2)
 
 
-def test_four_runs_side_by_side_come_back_signed(executor: Executor, root: Path) -> None:
+def test_four_runs_side_by_side_come_back(executor: Executor, root: Path) -> None:
     folders = [folder_of(root, number) for number in range(1, 5)]
     for number, folder in enumerate(folders):
         executor.submit(folder, job_in(root, number), lambda: None)
@@ -107,7 +118,7 @@ def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: Executor, r
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
-    wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
+    wait_for(lambda: any(folder.glob("metrics.jsonl")))
     (worker,) = [p for p in leftovers(root) if p.cmdline()[-1] == str(folder)]
     worker.kill()
     until_over(executor, folder)
@@ -120,7 +131,7 @@ def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor: Exec
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
-    wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
+    wait_for(lambda: any(folder.glob("metrics.jsonl")))
     for process in leftovers(root):
         if process.cmdline()[-1].endswith("spec.json"):  # the trainer; its worker ends it
             process.suspend()
@@ -139,14 +150,14 @@ def test_another_harness_or_hardware_is_refused_by_the_worker(executor: Executor
         assert "than its job: " in (result.training.cause or "")
 
 
-def test_a_result_that_was_not_signed_by_the_worker_counts_for_nothing(executor: Executor, root: Path) -> None:
+def test_a_result_of_another_job_counts_for_nothing(executor: Executor, root: Path) -> None:
     first, second = folder_of(root, 1), folder_of(root, 2)
-    for folder in (first, second):
-        executor.submit(folder, job_in(root), lambda: None)
+    for number, folder in enumerate((first, second)):
+        executor.submit(folder, job_in(root, number), lambda: None)
         until_over(executor, folder)
-    shutil.copy(first / "attempt-0" / "result.json", second / "attempt-0" / "result.json")
+    shutil.copy(first / "result.json", second / "result.json")
     executor.result(first)
-    with pytest.raises(EngineError, match="was not signed by the worker that was started"):
+    with pytest.raises(EngineError, match=r"0002/result\.json has the token 'token of 0', its job has 'token of 1'"):
         executor.result(second)
 
 
@@ -160,7 +171,7 @@ def test_slots_hold_no_more_and_gpus_are_their_own(
     folders = [folder_of(root, number) for number in range(1, 6)]
     for number, folder in enumerate(folders):
         executor.submit(folder, job_in(root, number), lambda: None)
-    wait_for(lambda: len([*(root / "runs").glob("*/run-1/attempt-0/metrics.jsonl")]) == 4)
+    wait_for(lambda: len([*(root / "runs").glob("*/metrics.jsonl")]) == 4)
     time.sleep(1)
     states = cluster.ask("squeue", "-h", "-o", "%T").split()
     assert sorted(states) == ["PENDING", *["RUNNING"] * 4]
@@ -192,7 +203,8 @@ def test_a_job_starts_within_two_seconds_on_an_idle_cluster(root: Path, cluster:
 def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(root: Path, cluster: Cluster) -> None:
     """That depends on when it last saved its state, so it is killed until one is started twice."""
     stand_ins.install("trl")
-    executor, seen = SlurmExecutor(root, dict(os.environ), CONFIG), []
+    config = msgspec.structs.replace(CONFIG, setup=("echo $SLURM_JOB_NAME >> starts",))
+    executor, seen = SlurmExecutor(root, dict(os.environ), config), []
     for number in range(1, 13):
         fault(root, "hold", once=False)
         folder = folder_of(root, number)
@@ -203,10 +215,11 @@ def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(ro
         time.sleep(1)
         cluster.start_controller()
         time.sleep(8)
-        seen.append(len([*folder.glob("attempt-*")]))
+        seen.append((root / "starts").read_text().split().count(executor.in_flight()[folder].name))
+        assert len([p for p in leftovers(root) if p.cmdline()[-1] == str(folder)]) <= 1, "two workers of one job"
         (root / "stand-in.json").unlink()
         until_over(executor, folder)
-        if any(folder.glob("attempt-*/result.json")):
+        if any(folder.glob("result.json")):
             assert executor.result(folder).seed == number
         else:
             with pytest.raises(EngineError, match="ended without a result: "):
@@ -222,7 +235,7 @@ def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -
     stand_ins.install("trl")
     executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
-    wait_for(lambda: any(folder.glob("attempt-0/result.json")))
+    wait_for(lambda: any(folder.glob("result.json")))
     os.kill(cluster.pid_of("slurmctld"), signal.SIGKILL)
     assert not executor.is_over(folder)
     cluster.start_controller()
@@ -235,7 +248,7 @@ def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) 
     fault(root, "hold", once=False)
     executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
-    cluster.wait_until(lambda: any(folder.glob("attempt-0/metrics.jsonl")), within_seconds=180.0)  # or it says why
+    cluster.wait_until(lambda: any(folder.glob("metrics.jsonl")), within_seconds=180.0)  # or it says why
     node = cluster.ask("squeue", "-h", "-o", "%N").strip()
     began = time.monotonic()
     cluster.kill(f"slurmd-{node}")
@@ -264,6 +277,43 @@ def test_a_night_of_eight_on_a_cluster_whose_head_is_killed_once(root: Path, clu
     assert leftovers(root) == []
 
 
+# Stand-ins for sbatch that kill the controller, which is the process that calls them, once.
+KILLERS = {
+    "before sbatch has sent the job": 'kill -9 $PPID\nsleep 1\nexec /usr/bin/sbatch "$@"\n',
+    "before sbatch, which is lost too": "kill -9 $PPID\n",
+    "after sbatch has sent the job": '/usr/bin/sbatch "$@"\nkill -9 $PPID\n',
+}
+
+
+@pytest.mark.parametrize("when", KILLERS)
+def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(
+    root: Path, cluster: Cluster, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = root.parent / "slurm.toml"
+    config.write_text(config.read_text() + f'setup = ["echo $SLURM_JOB_NAME >> {root.parent}/starts"]\n')
+    asked = {"agent": "lr", "proposer": "lr", "slurm": str(config)}
+    assert finish(start(root, **asked, experiments=1))[0] == 0
+    programs = root.parent / "programs"
+    programs.mkdir()
+    killer = programs / "sbatch"
+    killer.write_text(f'#!/bin/sh\nmv "$0" "$0.used"\n{KILLERS[when]}')
+    killer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    code, _, stderr = finish(start(root, **asked, experiments=3))
+    assert code == -signal.SIGKILL, stderr
+    code, _, stderr = finish(start(root, **asked, experiments=3))
+    assert code == 0, stderr
+    names = (root.parent / "starts").read_text().split()
+    assert len(names) == len(set(names)), "a job was started twice"
+    ours = records(root)
+    assert len([r for r in ours if r.decided]) == 4
+    lost = [r.failure for r in ours if not r.decided]
+    assert lost == [] or (lost == [Failure.MACHINERY] and when.startswith("before"))
+    assert len(names) == 4, "a job ran and was not collected"
+    assert problems(root) == []
+    assert cluster.ask("squeue", "-h") == ""
+
+
 def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cluster: Cluster) -> None:
     config = root.parent / "slurm.toml"
     assert finish(start(root, agent="lr", proposer="lr", experiments=1, slurm=str(config)))[0] == 0
@@ -284,7 +334,7 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
 def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluster) -> None:
     fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", experiments=8, slurm=str(root.parent / "slurm.toml"))
-    wait_for(lambda: len([*(root / "runs").glob("0001/run-*/attempt-0/metrics.jsonl")]) > 1)
+    wait_for(lambda: any((root / "runs").glob("0001/metrics.jsonl")))
     night.kill()
     night.communicate()
     assert nightshift(root, "night", "--stop")[0] == 0

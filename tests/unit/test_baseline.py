@@ -45,22 +45,22 @@ def interrupt(*_: object) -> None:
 
 
 def num_trained(setup: Setup) -> int:
-    return len(list(setup.ledger.runs_dir.glob("*/run-*/attempt-*")))
+    return len(list(setup.ledger.runs_dir.glob("*/job.json")))
 
 
 def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup) -> None:
     made = run(setup)
     branched(setup)
     record = run(setup)
-    assert num_trained(setup) == 2
+    assert num_trained(setup) == 1
     assert (record.number, record.baseline, record.branch) == (2, made.number, CAMPAIGN)
     assert (record.status, record.parent, record.decided) == ("keep", None, 2)
-    assert record.runs == made.runs
+    assert record.result == made.result
     assert record.settled == "baseline: nothing to commit"
     assert record.judgement is not None
     assert record.judgement.incumbent_score == made.score
     assert "made on main" in record.proposal.description
-    assert setup.ledger.attempt_dir(record, 1).is_dir()
+    assert setup.ledger.files_dir(record) == setup.ledger.run_dir(made.number)
     found = verify(setup.ledger)
     assert found.problems == []
 
@@ -70,10 +70,10 @@ def test_a_change_is_compared_with_it_at_once(setup: Setup) -> None:
     branched(setup)
     write(setup, GOOD)
     record = run(setup)
-    assert num_trained(setup) == 3
+    assert num_trained(setup) == 2
     assert (record.number, record.parent, record.status) == (3, 2, "keep")
     assert setup.ledger.record(2).baseline == made.number
-    assert {r.seed for r in record.runs} == {RULES.seed(0)}  # another config: the same seeds again
+    assert record.result.seed == RULES.seed(0)  # another config: the same seeds again
     again = run(setup, again=True)  # of the baseline's settings the seeds are not
     assert again.status in ("keep", "discard")
 
@@ -83,7 +83,7 @@ def test_more_runs_of_it_take_new_seeds(setup: Setup) -> None:
     branched(setup)
     record = run(setup, again=True)
     assert (record.number, record.parent) == (3, 2)
-    assert {r.seed for r in record.runs} == {RULES.seed(2)}
+    assert record.result.seed == RULES.seed(1)
 
 
 def _other_commit(setup: Setup) -> Setup:
@@ -101,7 +101,7 @@ def _other_config(setup: Setup) -> Setup:
 def _forged(setup: Setup) -> Setup:
     path = setup.ledger.run_dir(1) / "record.json"
     fields = json.loads(path.read_text())
-    fields["runs"][0]["evaluation"]["eval_score"] = 0.01
+    fields["result"]["evaluation"]["eval_score"] = 0.01
     path.write_text(json.dumps(fields))
     return replace(setup, ledger=type(setup.ledger)(setup.root))
 
@@ -171,7 +171,7 @@ def test_a_dry_run_says_whose_runs_begin_the_campaign(setup: Setup) -> None:
     branched(setup)
     write(setup, GOOD)
     assert plan(Request(), setup) == [
-        "baseline: the runs of 0001, made on main, begin this campaign",
+        "baseline: the run of 0001, made on main, begins this campaign",
         "change:   trainer.optim.lr 6e-7 -> 3e-6",
     ]
     assert setup.ledger.numbers() == [1]
@@ -181,7 +181,7 @@ def test_what_was_said_on_main_is_not_said_of_the_campaign(setup: Setup) -> None
     run(setup, description="my own", prediction="+9 pp", notes=("a note",))
     branched(setup)
     record = run(setup, description="the start")
-    assert record.proposal.description == "the start: baseline: the runs of 0001, made on main"
+    assert record.proposal.description == "the start: baseline: the run of 0001, made on main"
     assert (record.proposal.prediction, record.proposal.notes) == (None, ())
 
 
@@ -190,5 +190,5 @@ def test_verify_finds_runs_that_are_not_those_it_names(setup: Setup) -> None:
     branched(setup)
     record: Record = run(setup)
     with setup.ledger.lock():
-        setup.ledger.write(replace(record, runs=record.runs[:1]))
-    assert any("has not the runs of 0001" in problem for problem in verify(setup.ledger).problems)
+        setup.ledger.write(replace(record, result=replace(record.result, seed=7)))
+    assert any("has not the result of 0001" in problem for problem in verify(setup.ledger).problems)

@@ -12,16 +12,14 @@ from nightshift.campaign.scores import BUSY, extra_variance, remark, taken, to_r
 from tests.campaigns import a_record, folded, judged, replace
 
 PRIOR_SD = a_record().decision_rules.prior_sd
-STORY = [[0.50, 0.50], [0.60], [0.40], [0.58]]
+STORY = [0.50, 0.60, 0.40, 0.58]
 
 
-def loaded(record: Record, *shares: float | None, **load: Any) -> Record:
-    """With what others took of the cores in each of its runs; None: the run has no load at all."""
-    runs = [
-        replace(run, load=None if share is None else Load(2, **{"others_share": share, **load}))
-        for run, share in zip(record.runs, shares, strict=True)
-    ]
-    return replace(record, runs=tuple(runs))
+def loaded(record: Record, share: float | None, **load: Any) -> Record:
+    """With what others took of the cores in its run; None: the run has no load at all."""
+    assert record.result is not None
+    found = None if share is None else Load(2, **{"others_share": share, **load})
+    return replace(record, result=replace(record.result, load=found))
 
 
 @pytest.mark.parametrize(("share", "is_busy"), [(0.0, False), (0.249, False), (0.25, True), (0.8, True), (1.0, True)])
@@ -32,15 +30,13 @@ def test_from_a_quarter_on_the_noise_grows_by_the_share_on_the_scale_of_ideas(sh
     assert (remark(record) is not None) == is_busy
 
 
-def test_the_busiest_run_of_a_baseline_counts_and_a_run_without_a_load_is_calm() -> None:
+def test_a_run_without_a_load_is_calm() -> None:
     (first,) = judged(STORY[:1])
-    assert taken(first) == 0.0
-    assert taken(loaded(first, 0.1, 0.7)) == taken(loaded(first, 0.7, None)) == 0.7
-    assert extra_variance(loaded(first, 0.1, 0.7)) == pytest.approx((0.7 * PRIOR_SD) ** 2)
+    assert taken(first) == taken(loaded(first, None)) == 0.0
 
 
 def test_a_busy_run_moves_the_belief_less() -> None:
-    first, calm = judged([[0.50, 0.50], [0.40]])
+    first, calm = judged([0.50, 0.40])
     before = Campaign().step(first)
     assert before.standing
     moved = []
@@ -50,7 +46,7 @@ def test_a_busy_run_moves_the_belief_less() -> None:
     assert moved[0] == moved[1], "below the bound nothing is different"
     assert moved[0][0] < moved[2][0] < moved[3][0] < 0
     assert moved[0][1] < moved[3][1]
-    busy = Campaign().step(loaded(first, 0.9, 0.9)).standing
+    busy = Campaign().step(loaded(first, 0.9)).standing
     assert busy
     assert busy.incumbent_sd > 1.5 * before.standing.incumbent_sd, "of a baseline too"
 
@@ -88,7 +84,7 @@ def test_a_repetition_that_met_a_busy_machine_again_is_enough() -> None:
 
 def test_a_baseline_is_run_again_only_while_all_stands_on_it() -> None:
     records = judged(STORY[:2])
-    records[0] = loaded(records[0], 0.1, 0.5)
+    records[0] = loaded(records[0], 0.5)
     assert to_repeat(records[:1], 1) == records[0]
     assert to_repeat(records, 2) is None
     assert to_repeat(records, 1) == records[0], "the keep was taken back"
@@ -102,7 +98,7 @@ def test_what_is_slow_by_itself_is_no_busy_machine() -> None:
     assert to_repeat(records, 2) is None
     assert extra_variance(records[3]) == 0.0
     assert remark(records[3]) is None
-    unknown = replace(records[3], runs=(replace(records[3].runs[0], load=Load(2, 50.0, 900.0)),))
+    unknown = replace(records[3], result=replace(records[3].result, load=Load(2, 50.0, 900.0)))
     assert to_repeat([*records[:3], unknown], 2) is None
 
 
@@ -121,6 +117,6 @@ def test_what_was_not_decided_is_nothing_to_repeat(changes: dict[str, Any]) -> N
 
 
 def test_a_crash_without_an_evaluation_is_nothing_to_repeat() -> None:
-    records = judged([*STORY, []])
-    run = replace(records[1].runs[0], evaluation=None, load=Load(2, others_share=0.9))
-    assert to_repeat([*records[:4], replace(records[4], runs=(run,))], 2) is None
+    records = judged([*STORY, None])
+    run = replace(records[1].result, evaluation=None, load=Load(2, others_share=0.9))
+    assert to_repeat([*records[:4], replace(records[4], result=run)], 2) is None

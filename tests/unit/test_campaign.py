@@ -13,7 +13,7 @@ import pytest
 from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Record, Result, packed
+from nightshift.campaign.records import Failure, Record, packed
 from nightshift.campaign.scores import run_scores
 from nightshift.campaign.standing import Standing
 from nightshift.config.decision_rules import DecisionRules
@@ -32,9 +32,9 @@ ONE_KIND = DecisionRules(
     seed_sd=0.02,
     shrinkage=(0.0, 1.0),
 )
-STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [], [0.55]]
+STORY = [0.515, 0.48, 0.56, 0.53, 0.60, None, 0.55]
 # Two keeps whose children disappoint, each taken back for the second experiment.
-DISAPPOINTING = [[0.50, 0.52], [0.53], [0.55], [0.50], [0.49], [0.48], [0.53], [0.50], [0.50]]
+DISAPPOINTING = [0.51, 0.53, 0.55, 0.50, 0.49, 0.48, 0.53, 0.50, 0.50]
 
 
 def folded(records: list[Record], branch: str = BRANCH) -> Campaign:
@@ -50,12 +50,11 @@ def by_regression(records: list[Record]) -> Standing:
     that the rule gave it at its time."""
     size = len(records) + 1  # by number; 0 is nobody's
     precision, information = np.eye(size), np.zeros(size)
-    first = [evaluation.eval_score for evaluation in records[0].evaluations]
-    belief = decision.baseline(first, run_scores(records[0]).shape[1], ONE_KIND)
+    belief = decision.baseline(records[0].score or 0.0, len(run_scores(records[0])), ONE_KIND)
     precision[1, 1], information[1] = 1 / belief.sd**2, belief.mean / belief.sd**2
     campaign = Campaign().step(records[0])
     for record in records[1:]:
-        if record.evaluations:
+        if record.evaluation:
             child, i = np.zeros(size), record.number
             child[i], child[record.parent or 0] = 1, -1
             precision[i, i] = 0
@@ -63,7 +62,7 @@ def by_regression(records: list[Record]) -> Standing:
             information += child * -0.01 / ONE_KIND.prior_sd**2
             (s2,) = campaign.test(record).belief.run_variance(ONE_KIND)
             precision[i, i] += 1 / s2
-            information[i] += record.evaluations[0].eval_score / s2
+            information[i] += record.evaluation.eval_score / s2
         campaign = campaign.step(record)
     covariance = np.linalg.inv(precision)
     mean, contrast = covariance @ information, np.zeros(size)
@@ -144,7 +143,7 @@ def test_the_order_is_that_of_the_decisions() -> None:
 
 
 def test_two_children_of_one_parent_are_each_compared_with_it() -> None:
-    first, better, late = judged([[0.50, 0.52], [0.60], [0.60]])
+    first, better, late = judged([0.51, 0.60, 0.60])
     late = replace(late, parent=1)  # proposed before the second was decided
     campaign = folded([first, better])
     tested = campaign.test(late)
@@ -186,21 +185,20 @@ def test_a_config_is_known_by_what_was_decided_of_it_last() -> None:
     campaign = folded(records)
     assert campaign.tried("2") == records[-1]
     assert campaign.tried("never") is None
-    assert [len(campaign.seeds_of(name)) for name in ("1", "2", "never")] == [2, 1, 0]
+    assert [len(campaign.seeds_of(name)) for name in ("1", "2", "never")] == [1, 1, 0]
 
 
-def with_scores(record: Record, *scores: tuple[float, ...]) -> Record:
-    runs: list[Result] = []
-    for run, each in zip(record.runs, scores, strict=False):
-        runs.append(replace(run, evaluation=replace(run.evaluation, scores=packed(each))))
-    return replace(record, runs=tuple(runs))
+def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:
+    if scores is None or record.result is None or record.evaluation is None:
+        return replace(record, result=None)
+    return replace(record, result=replace(record.result, evaluation=replace(record.evaluation, scores=packed(scores))))
 
 
-@pytest.mark.parametrize("scores", [[], [()], [(1.0,) * 3], [(1e300,) * 400], [(-1.0,) * 400]])
+@pytest.mark.parametrize("scores", [None, (), (1.0,) * 3, (1e300,) * 400, (-1.0,) * 400])
 @pytest.mark.parametrize("number", [1, 2])
-def test_damaged_scores_are_one_line(number: int, scores: list[tuple[float, ...]]) -> None:
+def test_damaged_scores_are_one_line(number: int, scores: tuple[float, ...] | None) -> None:
     records = judged(STORY[:3])
-    records[number - 1] = with_scores(records[number - 1], *scores)
+    records[number - 1] = with_scores(records[number - 1], scores)
     with pytest.raises(UsageError) as caught:
         folded(records)
     assert re.search(
@@ -215,12 +213,6 @@ def test_an_experiment_of_other_worlds_is_one_line() -> None:
     records[2] = replace(records[2], decision_rules=replace(records[2].decision_rules, noises=((1.0, 1.0),)))
     with pytest.raises(UsageError, match=r"^experiment 0003 has other priors and noises .*\. Move runs/0003 out of"):
         folded(records)
-
-
-def test_a_baseline_whose_runs_differ_in_their_examples_is_one_line() -> None:
-    (baseline,) = judged(STORY[:1])
-    with pytest.raises(UsageError, match="experiment 0001 has no scores of one set"):
-        folded([with_scores(baseline, (1.0,) * 400, (1.0,) * 399)])
 
 
 def test_a_copied_record_is_not_folded(tmp_path: Path) -> None:

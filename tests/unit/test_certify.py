@@ -33,7 +33,7 @@ from nightshift.report.export.model import certified as card_line
 from nightshift.report.export.story import Story
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import GOOD, POOR, SilentReporter, keep, make_poor
+from tests.stand_in_setup import GOOD, POOR, SilentReporter, during, keep, make_poor
 from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -91,7 +91,7 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
         *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
         *(f"incumbent-{first + offset}" for offset in (1, 2, 5)),
     ]
-    used = {run.seed for record in kept.ledger.records() for run in record.runs}
+    used = {record.result.seed for record in kept.ledger.records() if record.result}
     assert max(used) < first
     began = [note.split(",")[0] for note in notebook.notes if ": run " in note]
     assert began == ["baseline", "incumbent", "incumbent", "baseline", "baseline", "incumbent"]
@@ -104,7 +104,7 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
     scores = json.loads(path.read_text())["result"]["evaluation"]["scores"]
     assert len(scores) == NUM_SELECTION
-    selection = kept.ledger.records()[-1].runs[0].evaluation
+    selection = kept.ledger.records()[-1].result.evaluation
     assert tuple(scores) != selection.example_scores
     assert abs(sum(scores) / NUM_SELECTION - selection.eval_score) < 0.08
     questions = [example.question for example in data.load("sealed", NUM_SELECTION)]
@@ -113,6 +113,20 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
     assert {path.name for path in files} == names
     for path in files:
         assert not any(question in path.read_text() for question in questions)
+
+
+def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says_so(kept: Setup) -> None:
+    def interrupt(folder: Path) -> None:
+        raise Interrupted("stopped by SIGINT")
+
+    with during(kept, interrupt), pytest.raises(Interrupted):
+        certified(kept, num_seeds=1)
+    (first,) = {path.name for path in kept.ledger.runs_dir.glob("certify/0001/*-*")}
+    made = certified(kept, num_seeds=1)
+    side, _, seed = first.partition("-")
+    assert f"{side}, seed {seed}: was started 2 times" in made.notes
+    assert [note for note in made.notes if "was started" in note and seed not in note] == []
+    assert verify(kept.ledger).problems == []
 
 
 def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook: SilentReporter) -> None:
@@ -193,7 +207,7 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
     notebook.notes.clear()
     made = certified(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
-    assert made.notes == ()
+    assert made.notes == ("baseline, seed 101000: was started 2 times",)
     assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in notebook.notes)
 
 
@@ -377,7 +391,7 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
 
     def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:
         assert (run_dir / "weights" / "model.safetensors").is_file()
-        seen.append(run_dir.parent.name)
+        seen.append(run_dir.name)
         if len(seen) == 1:
             raise EngineError("the server did not serve the file: 0.1 from it, 0.0 from the start weights")
         return "served = file: 0.0010 from it, 0.1000 from the start weights"

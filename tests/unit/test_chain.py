@@ -36,7 +36,7 @@ def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path)
     campaign(ledger, ["3e-6", "5e-6", "7e-6"])
     for number in (1, 2):
-        test_split.count(ledger.runs_dir, replace(LOOK, number=number), b"key")
+        test_split.count(ledger.runs_dir, replace(LOOK, number=number))
         ledger.enter(ledger.runs_dir / test_split.LOOKS_NAME)
     path = ledger.runs_dir / "certify" / "0001" / "comparison.json"
     path.parent.mkdir(parents=True)
@@ -280,8 +280,8 @@ class Killed(BaseException):
 
 def a_life(ledger: Ledger) -> Record:
     """What an experiment writes, from its number to the lesson that its successor draws."""
-    record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "effective.json": b"{}"})
-    record = replace(record, status="keep", judgement=Judgement(why="why"), runs=(a_result(),), decided=5)
+    record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "config.json": b"{}"})
+    record = replace(record, status="keep", judgement=Judgement(why="why"), result=a_result(), decided=5)
     ledger.write(record)
     ledger.close(replace(record, settled="committed", kept_commit="a" * 40))
     ledger.write(replace(record, settled="committed", kept_commit="a" * 40, lesson="a lesson"))
@@ -323,7 +323,7 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (ledger.reserve(a_record(), {"train.toml": b"x = %d\n" % n}) for n in (1, 2))
-    ends = {"status": "discard", "judgement": Judgement(why="why"), "runs": (a_result(),)}
+    ends = {"status": "discard", "judgement": Judgement(why="why"), "result": a_result()}
     ledger.close(replace(second, **ends, decided=5))
 
     def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:
@@ -363,7 +363,7 @@ def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_n
 
 
 def test_the_looks_may_be_ahead_of_the_chain_by_what_a_kill_left_out(ledger: Ledger) -> None:
-    test_split.count(ledger.runs_dir, replace(LOOK, number=3), b"key")
+    test_split.count(ledger.runs_dir, replace(LOOK, number=3))
     assert problems(ledger) == []
     assert verifying.LOOKS_NAME == test_split.LOOKS_NAME
 

@@ -53,7 +53,7 @@ def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> 
         scores=packed([score for scores, _ in sets.values() for score in scores]),
         parts=parts,
     )
-    return a_record(number=1, decided=1, runs=(replace(a_result(), evaluation=evaluation),), **changes)
+    return a_record(number=1, decided=1, result=replace(a_result(), evaluation=evaluation), **changes)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> No
     assert record.score == pytest.approx(vector.mean())
     assert composite.weighted([1.0, 0.0], []).tolist() == [1.0, 0.0]
     broken = measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)})
-    evaluation = replace(cast(Evaluation, broken.runs[0].evaluation), scores=packed([1.0]))
+    evaluation = replace(cast(Evaluation, broken.result.evaluation), scores=packed([1.0]))
     with pytest.raises(UsageError, match="1 scores of environments with 6 examples"):
-        run_scores(replace(broken, runs=(replace(broken.runs[0], evaluation=evaluation),)))
+        run_scores(replace(broken, result=replace(broken.result, evaluation=evaluation)))
 
 
 def test_the_verdict_follows_the_weights() -> None:
@@ -127,13 +127,13 @@ def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
     assert said.startswith("b falls: 0.600 -> 0.400, -20.0 ± ")
     even = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 59 + [0.0] * 41, 1.0)}, parent=1)
     assert campaign.remarks(even) == []
-    assert campaign.remarks(a_record(parent=1, runs=(a_result(),))) == []
+    assert campaign.remarks(a_record(parent=1, result=a_result())) == []
     other = measured({"a": ([1.0] * 90, 1.0), "b": ([0.0] * 100, 1.0)}, parent=1)  # another set: nothing to compare
     assert campaign.remarks(other) == []
     run = a_result()
     assert run.evaluation is not None
     run = replace(run, evaluation=replace(run.evaluation, unscored=("mine: the reward of 3 answers failed",)))
-    assert campaign.remarks(a_record(parent=1, runs=(run,))) == ["mine: the reward of 3 answers failed"]
+    assert campaign.remarks(a_record(parent=1, result=run)) == ["mine: the reward of 3 answers failed"]
 
 
 def test_a_baseline_says_which_environment_gives_most_of_the_noise() -> None:
@@ -145,7 +145,7 @@ def test_a_baseline_says_which_environment_gives_most_of_the_noise() -> None:
 
 def test_results_and_summary_have_a_score_for_each(tmp_path: Path) -> None:
     record = replace(measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)}), status="keep")
-    plain = replace(a_record(number=2, runs=(a_result(),)), status="discard")
+    plain = replace(a_record(number=2, result=a_result()), status="discard")
     header = columns([plain, record])
     assert header[-2:] == ("a_score", "b_score")
     assert columns([plain])[-1] == "started"
@@ -258,4 +258,4 @@ def test_a_result_of_one_environment_has_no_parts() -> None:
     run: Result = a_result()
     assert run.evaluation is not None
     assert run.evaluation.parts == ()
-    assert a_record(runs=(run,)).environment_scores == {}
+    assert a_record(result=run).environment_scores == {}

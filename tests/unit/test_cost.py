@@ -12,9 +12,9 @@ from nightshift.campaign.records import NOTHING, Cost, Outcome, Record, Result, 
 from tests.campaigns import BRANCH, a_record, replace
 
 
-def record_of(hardware: str, *seconds: float, cost: Cost | None = None) -> Record:
-    runs = tuple(Result(1, Training(Outcome.BUDGET, 10), total_seconds=each) for each in seconds)
-    return replace(a_record(number=2), hardware=hardware, runs=runs, cost=cost)
+def record_of(hardware: str, seconds: float | None = None, cost: Cost | None = None) -> Record:
+    result = None if seconds is None else Result(1, Training(Outcome.BUDGET, 10), total_seconds=seconds)
+    return replace(a_record(number=2), hardware=hardware, result=result, cost=cost)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_nothing_is_none_and_never_zero() -> None:
 
 def test_runs_gpus_and_agents_are_summed() -> None:
     records = [
-        record_of("2 x H100", 3600.0, 1800.0),
+        record_of("2 x H100", 5400.0),
         record_of("2 x H100", 1800.0),
         record_of("2 x H100", 1800.0),
         replace(record_of("2 x H100", 9999.0), baseline=1),  # made before this campaign

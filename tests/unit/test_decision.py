@@ -12,13 +12,11 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from msgspec import structs
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
 from nightshift.campaign.posterior import UNUSED, Posterior
 from nightshift.config.decision_rules import DecisionRules
-from tests.recorded_nights import records
 from tests.rules import ONE_WORLD
 
 RULES = DecisionRules()
@@ -28,8 +26,11 @@ E2 = 0.4 * 0.25 / 1319  # what `pairing` sees in two ordinary runs
 
 
 def after(*scores: float, start: Posterior | None = None, rules: DecisionRules = RULES) -> Posterior:
-    """The belief after children of the incumbents that scored so, on a baseline of 0.475 twice."""
-    belief = start or decision.baseline([0.475, 0.475], 1319, rules)
+    """The belief after children of the incumbents that scored so, on a baseline of 0.475 that was run twice."""
+    belief = start or decision.baseline(0.475, 1319, rules)
+    if start is None:
+        again = decision.observe(belief, 0, 0.475, E2, rules.of_a_repeat, number=UNUSED)
+        belief = decision.settle(again, np.False_, rules)
     for score in scores:
         tested = decision.observe(belief, belief.incumbent, score, E2, rules)
         belief = decision.settle(tested, tested.keep, rules)
@@ -80,7 +81,7 @@ def test_a_discard_moves_the_incumbent_belief_and_its_idea_is_remembered(rules: 
 
 
 @pytest.mark.parametrize(
-    ("rules", "moved", "shrunk", "p_better"), [(RULES, 0.002, 0.015, 0.98), (ONE_WORLD, 0.004, 0.01, 0.99)]
+    ("rules", "moved", "shrunk", "p_better"), [(RULES, 0.002, 0.015, 0.98), (ONE_WORLD, 0.005, 0.01, 0.99)]
 )
 def test_a_collapse_hardly_moves_the_incumbent_and_a_leap_is_believed_at_once(
     rules: DecisionRules, moved: float, shrunk: float, p_better: float
@@ -93,15 +94,12 @@ def test_a_collapse_hardly_moves_the_incumbent_and_a_leap_is_believed_at_once(
 
 
 @BOTH
-def test_the_baseline_s_runs_inform_the_run_variance_of_every_world(rules: DecisionRules) -> None:
-    wild, calm = (decision.baseline(scores, 1319, rules) for scores in ([0.40, 0.55], [0.475, 0.475]))
-    assert wild.mean == pytest.approx(calm.mean)
-    assert wild.squares == pytest.approx(0.15**2 / 2)
+def test_the_variance_of_a_run_is_that_of_its_seed_and_its_examples_in_every_world(rules: DecisionRules) -> None:
+    belief = decision.baseline(0.475, 1319, rules)
     seeds = rules.seed_sd * np.tile([noise for _, noise in rules.noises], len(rules.priors))
-    prior = seeds**2 + 0.4 * 0.475 * 0.525 / 1319
-    np.testing.assert_allclose(wild.run_variance(rules), (rules.seed_df * prior + wild.squares) / (rules.seed_df + 1))
-    np.testing.assert_allclose(calm.covariance[:, 0, 0], calm.run_variance(rules) / 2)
-    noisy = replace(calm, pairing_variance=0.01)
+    np.testing.assert_allclose(belief.run_variance(rules), seeds**2 + 0.4 * 0.475 * 0.525 / 1319)
+    np.testing.assert_allclose(belief.covariance[:, 0, 0], belief.run_variance(rules))
+    noisy = replace(belief, pairing_variance=0.01)
     assert (noisy.run_variance(replace(rules, seed_sd=0.0)) == 0.01).all(), "the examples alone bound it from below"
 
 
@@ -109,13 +107,13 @@ def test_more_noise_of_a_run_is_believed_less() -> None:
     calm, busy = (decision.observe(after(), 0, 0.51, E2, RULES, extra) for extra in (0.0, 0.02**2))
     assert 0 < busy.delta < calm.delta
     assert busy.belief.mean == pytest.approx(0.475, abs=float(calm.belief.mean) - 0.475)
-    assert decision.baseline([0.475, 0.475], 1319, RULES, 0.02**2).sd > 1.2 * after().sd
+    assert decision.baseline(0.475, 1319, RULES, 0.02**2).sd > 1.2 * after().sd
 
 
 def test_pairing_is_the_variance_of_one_run_from_the_spread_of_differences() -> None:
     run, parent = [1.0, 0.0, 1.0, 0.0], [0.5, 0.0, 1.0, 1.0]
-    assert decision.pairing(run, parent, 2) == pytest.approx(np.var([0.5, 0, 0, -1], ddof=1) / (4 * 1.5))
-    assert decision.pairing([1.0], [0.0], 1) == 0.0
+    assert decision.pairing(run, parent) == pytest.approx(np.var([0.5, 0, 0, -1], ddof=1) / (4 * 2))
+    assert decision.pairing([1.0], [0.0]) == 0.0
 
 
 @BOTH
@@ -257,7 +255,7 @@ def test_a_run_is_conditioned_on_kind_by_kind_and_world_by_world(
 @BOTH
 def test_a_batch_is_the_same_campaigns_one_by_one(rules: DecisionRules) -> None:
     rng, size = np.random.default_rng(0), 12
-    runs = rng.normal(0.475, 0.02, (size, 3))
+    runs = rng.normal(0.475, 0.02, size)
     batch, alone = decision.baseline(runs, 1319, rules), [decision.baseline(one, 1319, rules) for one in runs]
     for _ in range(32):
         score, e2 = rng.normal(0.485, 0.02, size), rng.uniform(0, 2 * E2, size)
@@ -283,32 +281,3 @@ def test_a_batch_is_the_same_campaigns_one_by_one(rules: DecisionRules) -> None:
         assert not batch.sets[i, c:].any() | batch.sets[i, :, k:].any()
         assert batch.incumbent[i] == belief.incumbent
         assert (batch.mean[i], batch.sd[i]) == pytest.approx((belief.mean, belief.sd), abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["random-0", "tpe-0"])
-def test_the_recorded_judgements_are_made_again(name: str) -> None:
-    """Nightshift 0.1.0 wrote them with all digits, by another program."""
-    belief, kept, runs_of = None, list[int](), list[Floats]()
-    for record in records(name):
-        rules, judged = record.decision_rules, record.judgement
-        assert judged is not None
-        runs = np.array([evaluation.example_scores for evaluation in record.evaluations])
-        if belief is None:
-            belief = decision.baseline(runs.mean(axis=1), runs.shape[1], rules)
-            kept, runs_of = [record.number], [runs]
-            continue
-        assert record.parent is not None
-        parent = kept.index(record.parent)
-        assert parent == belief.incumbent
-        e2 = decision.pairing(runs[0], runs_of[parent].mean(axis=0), len(runs_of[parent]))
-        tested = decision.observe(belief, parent, runs[0].mean(), e2, rules)
-        made = decision.judge(tested, runs[0], runs_of[parent], kept, rules)
-        for field, value in structs.asdict(judged).items():
-            expected = pytest.approx(value, abs=1e-9) if isinstance(value, float | dict) else value
-            assert getattr(made, field) == expected, field
-        belief = decision.settle(tested, tested.keep, rules)
-        if tested.keep:
-            kept.append(record.number)
-            runs_of.append(runs)
-    assert len(records(name)) == 30
-    assert len(kept) > 1

@@ -135,10 +135,10 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
     assert engine.versions() == found | {"driver": "570.86"}
 
 
-@pytest.mark.parametrize("run", ["run-1", "run-1/attempt-0"])
+@pytest.mark.parametrize("run", ["", "incumbent"])
 def test_a_refusal_is_explained_with_the_experiment_s_train_toml(tmp_path: Path, run: str) -> None:
     run_dir = tmp_path / "runs" / "0042" / run
-    run_dir.mkdir(parents=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     (tmp_path / "train.toml").write_text(f"max_steps = 5\n{BATCH}")  # of the checkout: may have been edited since
     assert _submitted(run_dir) is None
     (tmp_path / "runs" / "0042" / "train.toml").write_text(f"max_steps = 7\n{BATCH}")

@@ -7,18 +7,19 @@ from itertools import pairwise
 
 import pytest
 
-from nightshift.campaign.campaign import Campaign, expected, ordered
-from nightshift.campaign.index import last_campaign
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Expected, effect_at_decision
 from tests.campaigns import replace
 from tests.recorded_nights import records
 
+from replay import replay  # isort: skip  tests.recorded_nights finds it
+
 
 def fold(name: str) -> list[Campaign]:
-    """The recorded campaign after each of its decisions."""
+    """The recorded campaign after each of its decisions, which are made again from one run of the baseline."""
     steps = [Campaign()]
-    for record in ordered(records(name), *last_campaign(records(name))):
+    for record in replay(records(name), {}).decided:
         steps.append(steps[-1].step(record))
     return steps[1:]
 

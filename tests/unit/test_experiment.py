@@ -16,6 +16,8 @@ from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
 from nightshift.campaign.verify import verify
+from nightshift.cli.output import summary
+from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import experiment
 from nightshift.experiment.experiment import run_experiment
@@ -72,20 +74,20 @@ def interrupt() -> None:
     raise Interrupted("stopped by SIGINT")
 
 
-def test_the_baseline_is_run_twice_recorded_as_it_was_and_makes_no_commit(setup: Setup) -> None:
+def test_the_baseline_is_recorded_as_it_was_and_makes_no_commit(setup: Setup) -> None:
     commit(setup, GOOD)
     record = run(setup, prediction="no change")
     assert [setup.ledger.read(1)] == setup.ledger.records() == [record]
-    assert [r.seed for r in record.runs] == [1000, 1001]
-    assert {r.training.outcome for r in record.runs} == {Outcome.FINISHED}
-    assert record.judgement.why == "baseline: 2 runs"
+    assert record.result.seed == 1000
+    assert record.result.training.outcome is Outcome.FINISHED
+    assert record.judgement.why == "baseline"
     assert record.judgement.delta is None
     assert record.settled == "baseline: nothing to commit"
     assert subjects(setup) == ["baseline config", "start"]
     assert record.proposal.prediction == "no change"
     assert record.health
-    evaluation = record.runs[0].evaluation
-    lines = (setup.ledger.run_dir(1) / "run-1" / "attempt-0" / "evaluation.jsonl").read_text().splitlines()
+    evaluation = record.result.evaluation
+    lines = (setup.ledger.run_dir(1) / "evaluation.jsonl").read_text().splitlines()
     assert [json.loads(line)["score"] for line in lines] == list(evaluation.example_scores)
     assert len(lines) == NUM_SELECTION
     assert evaluation.eval_score == pytest.approx(sum(evaluation.example_scores) / NUM_SELECTION)
@@ -115,7 +117,7 @@ def test_a_helpful_change_is_kept_and_committed(setup: Setup) -> None:
     # All that is not right says "#### no": the stand-in learns nothing but to write a number.
     assert record.judgement.why.endswith("after 1 run: provisional; a gain in form only")
     assert any(line.startswith("form: ") for line in (record.health or "").splitlines())
-    assert record.evaluations[0].strict_score == record.score
+    assert record.evaluation.strict_score == record.score
 
 
 def test_what_an_agent_committed_first_is_adopted_or_undone_by_a_commit(setup: Setup) -> None:
@@ -162,10 +164,47 @@ def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> 
     with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d} \(discard"):
         run(setup)
     again = run(setup, again=True)
-    assert (discarded.runs[0].seed, again.runs[0].seed) == (1000, 1001)
+    assert (discarded.result.seed, again.result.seed) == (1000, 1001)
     write(setup, GOOD)
-    itself = [run(setup, again=True).runs[0].seed for _ in range(2)]
-    assert itself == [1002, 1003]  # the baseline has had the first two
+    itself = [run(setup, again=True).result.seed for _ in range(2)]
+    assert itself == [1001, 1002]  # the baseline has had the first
+
+
+def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(
+    setup: Setup,
+) -> None:
+    """No free redraw: whoever ends a run whose score is low gets the same seed, and readers see how often."""
+    baseline(setup)
+    for starts in ("", "start 2 of this config"):
+        write(setup, BAD)
+        fault(setup.root, "short_answers")
+        lost = run(setup)
+        assert (lost.failure, lost.result.seed, lost.starts) == (Failure.MACHINERY, 1000, starts)
+        folder = setup.ledger.run_dir(lost.number)
+        assert [path.name for path in folder.iterdir() if "evaluation" in path.name] == []
+    write(setup, BAD)
+    measured = run(setup)
+    assert (measured.result.seed, measured.num_starts) == (1000, 3)
+    write(setup, BAD)
+    again = run(setup, again=True)
+    assert (again.result.seed, again.num_starts) == (1001, 4)
+    assert "\nstarts:           start 4 of this config\n" in summary(again, "")
+
+
+def test_answers_and_result_appear_together_once_the_score_is_final(setup: Setup) -> None:
+    commit(setup, GOOD)
+    seen = list[bool]()
+    close = TrlSession.close
+
+    def closing(session: TrlSession) -> None:
+        seen.append((setup.ledger.run_dir(1) / "evaluation.jsonl").exists())
+        close(session)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TrlSession, "close", closing)
+        run(setup)
+    assert seen == [False]
+    assert (setup.ledger.run_dir(1) / "evaluation.jsonl").exists()
 
 
 def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
@@ -199,7 +238,7 @@ def test_a_failed_run_is_a_recorded_crash(setup: Setup, name: str, failure: Fail
     record = run(setup)
     assert (record.status, record.failure) == ("crash", failure)
     assert cause in record.judgement.why
-    assert record.runs[0].evaluation is None
+    assert record.result.evaluation is None
     assert living_children() == []
     left = (setup.root / "train.toml").read_bytes()
     if failure is Failure.TRAINING:  # the config's own doing: undone, and not tried twice
@@ -230,16 +269,6 @@ def test_an_interruption_closes_the_record_and_decides_nothing(setup: Setup) -> 
     assert (setup.root / "train.toml").read_bytes() == candidate
     assert setup.executor.in_flight() == {}
     assert run(setup).status == "discard"
-
-
-def test_an_interruption_loses_the_run_in_flight_only(setup: Setup) -> None:
-    commit(setup, GOOD)
-
-    with during(setup, lambda folder: interrupt() if folder.name == "run-2" else None), pytest.raises(Interrupted):
-        run(setup)
-    (record,) = setup.ledger.records()
-    assert record.failure is Failure.INTERRUPTED
-    assert [r.evaluation is not None for r in record.runs] == [True]
 
 
 def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Setup) -> None:
@@ -341,7 +370,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(
     kept = setup.ledger.read(2)
     assert f"\n{kept.kept_commit[:7]}\t" in setup.ledger.tsv_path.read_text()
     assert (setup.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
-    assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
+    assert list(setup.ledger.runs_dir.glob("*/weights")) == []
 
 
 def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup) -> None:
@@ -409,13 +438,13 @@ def test_a_campaign_stays_on_its_rules_and_on_its_harness(setup: Setup) -> None:
 def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(setup: Setup) -> None:
     baseline(setup, then=BAD)
     run(setup)
-    assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
-    for number, rate, lost in ((2, POOR, "effective.json"), (3, "4e-5", "record.json")):
-        (setup.ledger.run_dir(number) / "run-1" / "attempt-0" / "weights").mkdir()  # could not be deleted
+    assert list(setup.ledger.runs_dir.glob("*/weights")) == []
+    for number, rate, lost in ((2, POOR, "config.json"), (3, "4e-5", "record.json")):
+        (setup.ledger.run_dir(number) / "weights").mkdir()  # could not be deleted
         (setup.ledger.run_dir(number) / lost).unlink()  # at last, nothing says whose they were
         write(setup, rate)
         run(setup)
-        assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
+        assert list(setup.ledger.runs_dir.glob("*/weights")) == []
     (model,) = setup.ledger.runs_dir.glob("*/model")
     assert model.parent.name == "0001"
     assert (model / "model.safetensors").is_file()
@@ -424,12 +453,12 @@ def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start
 @pytest.mark.parametrize(
     ("scores", "stay"),
     [
-        ([[0.5, 0.5], [0.5], [0.5], [0.9]], ["0001", "0003", "0004"]),
-        ([[0.5, 0.5], [0.9], [0.5], [0.5]], ["0001", "0002", "0004"]),  # the incumbent's, though it is old
+        ([0.50, 0.5, 0.5, 0.9], ["0001", "0003", "0004"]),
+        ([0.50, 0.9, 0.5, 0.5], ["0001", "0002", "0004"]),  # the incumbent's, though it is old
     ],
 )
 def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_the_incumbents(
-    tmp_path: Path, scores: list[list[float]], stay: list[str]
+    tmp_path: Path, scores: list[float], stay: list[str]
 ) -> None:
     ledger = stored(tmp_path, judged(scores))
     for number in ledger.numbers():
@@ -451,28 +480,15 @@ def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_noth
         run(setup)
 
 
-def test_what_an_agent_does_to_the_record_in_flight_ends_the_experiment_and_its_run(setup: Setup) -> None:
-    baseline(setup, then=BAD)
-
-    def count_a_run(folder: Path) -> None:
-        record = setup.ledger.records()[-1]
-        setup.ledger.write(replace(record, runs=setup.ledger.record(1).runs[:1]))
-
-    with during(setup, count_a_run):
-        record = run(setup)
-    assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
-    assert setup.executor.in_flight() == {}
-
-
 def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
     baseline(setup, then=BAD)
-    with during(setup, lambda folder: (folder.parents[0] / "train.toml").unlink()):
+    with during(setup, lambda folder: (folder / "train.toml").unlink()):
         record = run(setup)
     assert record.status == "discard"
     assert "runs/0002/train.toml" in (record.health or "")
     shutil.rmtree(setup.ledger.run_dir(2))
     write(setup, POOR)
-    with during(setup, lambda folder: folder.parents[0].rename(setup.root / "away")), pytest.raises(FileNotFoundError):
+    with during(setup, lambda folder: folder.rename(setup.root / "away")), pytest.raises(FileNotFoundError):
         run(setup)
     assert setup.executor.in_flight() == {}
 
@@ -481,7 +497,7 @@ def test_an_interruption_before_the_first_run_is_submitted_closes_the_record(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     baseline(setup, then=BAD)
-    monkeypatch.setattr(experiment, "submit", lambda record, setup, num_before: interrupt())
+    monkeypatch.setattr(experiment, "submit", lambda record, setup: interrupt())
     with pytest.raises(Interrupted):
         run(setup)
     assert setup.ledger.records()[-1].failure is Failure.INTERRUPTED

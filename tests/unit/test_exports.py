@@ -127,12 +127,11 @@ def test_event_files_are_read_by_tensorboard(story: Story, tmp_path: Path) -> No
     found = EventAccumulator(str(folder / f"{record.number:04d}"))
     found.Reload()
     assert found.Scalars("score/eval_score")[0].value == pytest.approx(record.score)
-    steps = story.steps(record)[1]
+    steps = story.steps(record)
     rewards = found.Scalars("training/reward_mean")
     assert [(event.step, event.value) for event in rewards] == [
         (step.step, pytest.approx(step.reward_mean)) for step in steps
     ]
-    assert len(list((folder / "0001").glob("run-*"))) == len(story.shown.records[0].runs) - 1
 
 
 def test_an_experiment_that_runs_has_no_end_in_tensorboard(tmp_path: Path) -> None:
@@ -173,7 +172,7 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
             found.ParseFromString(data)
             rows += found.HasField("history")
             config += str(found.run.config) if found.HasField("run") else ""
-        assert rows == sum(len(steps) for steps in few.steps(record).values())
+        assert rows == len(few.steps(record))
         assert "trainer.optim.lr" in config
         whole = file.read_bytes()
         assert f"as {PLACE} says: {SECRET} @SUM(1)".encode() in whole

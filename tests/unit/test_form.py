@@ -34,14 +34,12 @@ NOW = datetime(2026, 11, 22, tzinfo=UTC)
 Scores = tuple[float, float | None, float | None]  # eval_score, strict_score, formatted_share
 
 
-def measured(number: int, *runs: Scores, parent: int | None = None) -> Record:
-    results = []
-    for index, (score, strict, share) in enumerate(runs):
-        result = a_result(score, NUM, 1000 + index)
-        assert result.evaluation
-        evaluation = replace(result.evaluation, strict_score=strict, formatted_share=share)
-        results.append(replace(result, evaluation=evaluation))
-    return a_record(number=number, decided=number, parent=parent, config_hash=f"{number}", runs=tuple(results))
+def measured(number: int, scores: Scores, parent: int | None = None) -> Record:
+    score, strict, share = scores
+    result = a_result(score, NUM, 1000)
+    assert result.evaluation
+    result = replace(result, evaluation=replace(result.evaluation, strict_score=strict, formatted_share=share))
+    return a_record(number=number, decided=number, parent=parent, config_hash=f"{number}", result=result)
 
 
 def pair(before: Scores, after: Scores) -> list[Record]:
@@ -91,30 +89,24 @@ def test_the_parts_of_a_gain_add_up_to_it() -> None:
 
 
 def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
-    few = [replace(a_result(0.5, 4), evaluation=None)]
-    assert compare(measured(2, ONLY_FORM[1]), a_record(runs=tuple(few))) is None
+    few = replace(a_result(0.5, 4), evaluation=None)
+    assert compare(measured(2, ONLY_FORM[1]), a_record(result=few)) is None
     assert compare(a_record(), measured(1, ONLY_FORM[0])) is None
     assert compare(measured(2, (0.5, 0.45, 0.51)), measured(1, (0.5, 0.44, 0.50))) is None
 
 
-def test_a_baseline_is_the_mean_of_its_runs_and_a_run_without_a_strict_score_makes_it_unknown() -> None:
-    first = measured(1, (0.40, 0.10, 0.10), (0.40, 0.20, 0.14))
-    found = compare(measured(2, ONLY_FORM[1]), first)
-    assert found
-    assert (found.before.strict, found.before.formatted, found.before.count) == (
-        pytest.approx(0.15), pytest.approx(0.12), 2 * NUM,
-    )  # fmt: skip
-    assert figures(first)["strict_score"] == pytest.approx(0.15)
-    assert compare(measured(2, ONLY_FORM[1]), measured(1, (0.4, 0.1, 0.1), (0.4, None, None))) is None
+def test_a_run_without_a_strict_score_is_compared_with_nothing() -> None:
+    assert compare(measured(2, ONLY_FORM[1]), measured(1, (0.4, None, None))) is None
 
 
 def test_a_record_without_a_strict_score_has_none_and_never_zero() -> None:
     record = measured(1, (0.4, 0.1, 0.12))
     data = json.loads(msgspec.json.encode(record))
     for name in ("strict_score", "formatted_share"):
-        del data["runs"][0]["evaluation"][name]
+        del data["result"]["evaluation"][name]
     old = msgspec.json.decode(json.dumps(data).encode(), type=Record)
-    assert [(e.strict_score, e.formatted_share) for e in old.evaluations] == [(None, None)]
+    assert old.evaluation is not None
+    assert (old.evaluation.strict_score, old.evaluation.formatted_share) == (None, None)
     assert figures(old)["strict_score"] is None
     assert "\nstrict_score:\n" in summary(old, "")
     assert "\nstrict_score:     0.100000\n" in summary(record, "")
@@ -130,7 +122,7 @@ def test_neither_results_tsv_nor_the_verdict_knows_the_strict_score() -> None:
 
 def test_the_digest_has_a_line_for_it() -> None:
     form = str(compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])))
-    run = measured(2, ONLY_FORM[1]).runs[0]
+    run = measured(2, ONLY_FORM[1]).result
     told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, 60.0, {}, None, (form,)))]
     assert form in told
     assert form == (

@@ -59,7 +59,7 @@ class Story:
             "config_hash": self.configs[number].hash,
             "judgement": Judgement(why="why", delta=delta, delta_stderr=stderr),
             "decided": number,
-            "runs": () if verdict is CRASH else (a_result(0.5, 100),),
+            "result": None if verdict is CRASH else a_result(0.5, 100),
         }
         self.records.append(a_record(**{**fields, **more}))
         return self.records[-1]

@@ -89,10 +89,9 @@ def test_texts_go_to_stdout_alone(ledger: Ledger) -> None:
 def test_an_environment_called_as_a_column_takes_none_away(ledger: Ledger) -> None:
     parts = tuple(Part(name, 1, 1.0, share, 0.1) for name, share in (("eval", 0.0), ("strict", 1.0), ("a", 1.0)))
     for record in ledger.records():
-        evaluated = [
-            replace(run, evaluation=replace(run.evaluation, parts=parts)) for run in record.runs if run.evaluation
-        ]
-        ledger.write(replace(record, runs=(*evaluated,)))
+        if record.result and record.result.evaluation:
+            evaluation = replace(record.result.evaluation, parts=parts)
+            ledger.write(replace(record, result=replace(record.result, evaluation=evaluation)))
     story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
     first, told = story.shown.records[0], story.experiments[0]
     assert told["eval_score"] == first.score
@@ -123,8 +122,7 @@ def test_absurd_numbers_of_a_record_are_damage_and_no_traceback(ledger: Ledger, 
     number = ledger.records()[0].number
     path = ledger.run_dir(number) / "record.json"
     record = json.loads(path.read_text())
-    for run in record["runs"]:
-        ABSURD[what](run)
+    ABSURD[what](record["result"])
     path.write_text(json.dumps(record))
     fresh = Ledger(ledger.tsv_path.parent)
     assert f"runs/{number:04d}/record.json is damaged" in "".join(fresh.readable()[1])
@@ -189,4 +187,4 @@ def test_genuine_records_are_read_whole(tmp_path: Path) -> None:
     records, damaged = stored_night(tmp_path).readable()
     assert damaged == []
     assert len(records) > 20
-    assert math.isclose(a_record(runs=(a_result(0.5),)).evaluations[0].eval_stderr, 0.01)
+    assert math.isclose(a_record(result=a_result(0.5)).evaluation.eval_stderr, 0.01)

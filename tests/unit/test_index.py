@@ -19,7 +19,7 @@ from nightshift.campaign.records import Evaluation, Record
 from nightshift.campaign.verify import verify
 from tests.campaigns import BRANCH, judged, replace, stored
 
-STORY = [(0.50, 0.51), (0.54,), (0.40,), (0.58,), (0.57,), (), (0.61,), (0.30,), (0.60,), (0.62,)]
+STORY = [0.505, 0.54, 0.40, 0.58, 0.57, None, 0.61, 0.30, 0.60, 0.62]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def open_a_record(root: Path) -> None:
     [
         (break_tsv, "results.tsv is not what the records say"),
         (open_a_record, "0002 is open"),
-        (lambda root: (root / "runs/0002/run-1/weights").mkdir(parents=True), "left behind: runs/0002/run-1/weights"),
+        (lambda root: (root / "runs/0002/weights").mkdir(parents=True), "left behind: runs/0002/weights"),
         (lambda root: (root / "runs/0001/.record.json.7.tmp").touch(), "left behind: runs/0001/.record"),
         (lambda root: shutil.rmtree(root / "runs/0001"), "numbers are not 1, 2, 3"),
         (lambda root: (root / "untracked.txt").touch(), "git status"),

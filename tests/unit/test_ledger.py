@@ -13,7 +13,7 @@ import pytest
 
 from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import ATTEMPT, Judgement, Record
+from nightshift.campaign.records import Judgement, Record
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
@@ -25,7 +25,7 @@ A_RUN = replace(a_result(), curve=(0.5, None))
 def closed(ledger: Ledger, **changes: object) -> Record:
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
     judgement = Judgement(why="why", delta=0.01, p_better=0.8, incumbent_score=0.49)
-    record = replace(record, status="keep", judgement=judgement, runs=(A_RUN,), total_seconds=80.0)
+    record = replace(record, status="keep", judgement=judgement, result=A_RUN, total_seconds=80.0)
     record = replace(record, **changes)  # type: ignore[arg-type]
     ledger.close(record)
     return record
@@ -49,7 +49,7 @@ def test_a_record_comes_back_as_it_was(ledger: Ledger) -> None:
 
 def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
     judgement = Judgement(why="loss is nan")
-    closed(ledger, status="crash", judgement=judgement, runs=())
+    closed(ledger, status="crash", judgement=judgement, result=None)
     cells = table(ledger)[0]
     for column in (
         "eval_score",
@@ -62,7 +62,7 @@ def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
         "parent",
     ):
         assert cells[column] == "", column
-    assert cells["num_runs"] == "0"
+    assert cells["num_steps"] == ""
     assert "0.0" not in row(a_record())
 
 
@@ -107,7 +107,7 @@ def test_a_folder_whose_record_was_never_written_is_passed_over(ledger: Ledger) 
     assert closed(ledger).number == 3
 
 
-@pytest.mark.parametrize("name", ["effective.json", "record.json", ".reserving"])
+@pytest.mark.parametrize("name", ["config.json", "record.json", ".reserving"])
 def test_a_kill_while_a_number_is_reserved_leaves_no_gap(
     ledger: Ledger, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_kill_while_a_number_is_reserved_leaves_no_gap(
 
     monkeypatch.setattr(os, really.__name__, killed)
     with pytest.raises(KeyboardInterrupt):
-        ledger.reserve(a_record(), {"train.toml": b"", "effective.json": b"{}"})
+        ledger.reserve(a_record(), {"train.toml": b"", "config.json": b"{}"})
     monkeypatch.undo()
     assert ledger.numbers() == [1]
     assert closed(ledger).number == 2
@@ -160,9 +160,8 @@ def test_temporary_files_of_the_dead_are_swept_and_of_the_living_only_those_of_t
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     root = ledger.tsv_path.parent
-    ledger.run_dir(1, 1).mkdir()
     theirs = [root / f".results.tsv.{dead.pid}.tmp"]
-    theirs += [ledger.run_dir(1, 1) / f".job.json.{pid}.tmp" for pid in (dead.pid, os.getppid())]
+    theirs += [ledger.run_dir(1) / f".job.json.{pid}.tmp" for pid in (dead.pid, os.getppid())]
     theirs += [ledger.runs_dir / f".{name}.{dead.pid}.tmp" for name in ("report.html", "night.json")]
     kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
     kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp", ledger.runs_dir / ".a.12345678901234567890.tmp"]
@@ -179,11 +178,10 @@ def test_what_a_killed_writer_left_goes_with_the_end_of_its_experiment_whichever
     """Several are in flight at once, and end in any order."""
     first = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
     closed(ledger)
-    attempt = ledger.run_dir(first.number, 1) / ATTEMPT
-    attempt.mkdir(parents=True)
-    (attempt / f".progress.json.{os.getppid()}.0123456789abcdef.tmp").touch()
+    folder = ledger.run_dir(first.number)
+    (folder / f".progress.json.{os.getppid()}.0123456789abcdef.tmp").touch()
     ledger.close(replace(first, status="crash", judgement=Judgement(why="killed")))
-    assert [*attempt.iterdir()] == []
+    assert sorted(path.name for path in folder.iterdir()) == ["record.json", "train.toml"]
 
 
 def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -> None:
@@ -233,11 +231,8 @@ def test_runs_of_an_earlier_version_are_refused_in_one_line_that_says_where_to(l
     assert ([record.number for record in records], damaged) == ([2], [cause]), "the other experiments are shown"
 
 
-def test_scores_of_several_runs() -> None:
-    assert [figures(a_record())[name] for name in ("eval_score", "eval_stderr")] == [None, None]
-    told = figures(a_record(runs=(a_result(0.5), a_result(0.6))))
-    assert told["eval_score"] == pytest.approx(0.55)
-    assert told["eval_stderr"] == pytest.approx(0.01 / 2**0.5)
+def test_what_was_not_measured_is_none() -> None:
+    assert [figures(a_record())[name] for name in ("eval_score", "eval_stderr", "num_steps")] == [None] * 3
 
 
 def test_a_write_lock_dies_with_its_holder_and_is_no_controller(ledger: Ledger) -> None:
@@ -260,12 +255,12 @@ def test_a_write_lock_dies_with_its_holder_and_is_no_controller(ledger: Ledger) 
 
 def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
     record = closed(ledger)
-    weights = ledger.run_dir(1) / "run-1" / "attempt-0" / "weights"
+    weights = ledger.run_dir(1) / "weights"
     weights.mkdir(parents=True)
     (ledger.runs_dir / "notes").mkdir()
     (ledger.runs_dir / "notes" / "model").write_text("a file\n")
     keep_model(ledger, record)
-    keep_model(ledger, closed(ledger, runs=()))
+    keep_model(ledger, closed(ledger, result=None))
     assert (ledger.run_dir(1) / "model").is_dir()
     assert not weights.exists()
 
@@ -280,7 +275,7 @@ def dig(folder: Path, name: str) -> None:
     os.close(here)
 
 
-@pytest.mark.parametrize("place", [".reserving", "0001", "0001/run-1"])
+@pytest.mark.parametrize("place", [".reserving", "0001"])
 def test_deep_folders_in_runs_stop_no_start(ledger: Ledger, place: str) -> None:
     closed(ledger)
     folder = ledger.runs_dir / place
@@ -295,31 +290,30 @@ def test_deep_folders_in_runs_stop_no_start(ledger: Ledger, place: str) -> None:
 
 def test_what_is_planted_where_models_are_kept_stops_no_start(ledger: Ledger) -> None:
     record = closed(ledger)
-    attempt, model = ledger.run_dir(1) / "run-1" / "attempt-0", ledger.run_dir(1) / "model"
-    (attempt / "weights").mkdir(parents=True)
+    folder, model = ledger.run_dir(1), ledger.run_dir(1) / "model"
+    (folder / "weights").mkdir(parents=True)
     model.mkdir()
     (model / "planted").touch()
     keep_model(ledger, record)
     assert list(model.iterdir()) == []
     (model / "link").symlink_to("/nowhere")
-    dig(attempt, "weights-2")
+    dig(folder, "weights-2")
     try:
         keep_model(ledger, record)
-        assert list(attempt.iterdir()) == []
+        assert list(folder.glob("*weights*")) == []
         assert (model / "link").is_symlink()
     finally:
-        remove_tree(attempt)  # pytest itself recurses
+        remove_tree(folder)  # pytest itself recurses
 
 
 def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     target.mkdir()
-    record = replace(closed(ledger, runs=()), status="discard")
-    for run, place in (("run-1", target), ("run-2", tmp_path / "nowhere")):
-        (ledger.run_dir(1) / run / "attempt-0").mkdir(parents=True)
-        (ledger.run_dir(1) / run / "attempt-0" / "weights").symlink_to(place)
+    record = replace(closed(ledger, result=None), status="discard")
+    for name, place in (("weights", target), ("weights.partial", tmp_path / "nowhere")):
+        (ledger.run_dir(1) / name).symlink_to(place)
     keep_model(ledger, record)
-    assert list(ledger.run_dir(1).glob("run-*/attempt-0/weights")) == []
+    assert list(ledger.run_dir(1).glob("weights*")) == []
     assert target.is_dir()
 
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import ATTEMPT, JOB_NAME, Job, Phase, Progress
+from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
 from nightshift.cli import output, progress, running
 from nightshift.cli.progress import TerminalReporter, live_line
 from nightshift.cli.running import RunLine
@@ -35,7 +35,7 @@ from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import wait_for
 
 RULES = replace(ARITHMETIC_TRL, budget_seconds=100.0, budget_clock="wall")
-JOB = Job(RULES, "hash", "tree", {}, 1, "selection", 100.0)
+JOB = Job(RULES, "hash", "tree", {}, 1, "selection", 100.0, token="1f")
 NUM_EXAMPLES = sum(environment.num_selection for environment in RULES.environments)
 
 
@@ -47,17 +47,17 @@ def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nightshift.waiting.time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
-def a_run(folder: Path, job: Job = JOB, name: str = "run-1") -> RunLine:
-    """In a folder that a head has made."""
-    folder = folder / "0007" / name
-    (folder / ATTEMPT).mkdir(parents=True)
+def a_run(folder: Path, job: Job = JOB, name: str = "0007") -> RunLine:
+    """In a folder that a controller has made."""
+    folder = folder / name
+    folder.mkdir(parents=True)
     write_json(folder / JOB_NAME, job)
     return RunLine(folder)
 
 
 def told(run: RunLine, reading: Progress, at: float) -> str:
     """What is said of a reading that was written at that time."""
-    path = run._folder / ATTEMPT / PROGRESS_NAME
+    path = run._folder / PROGRESS_NAME
     path.write_bytes(msgspec.json.encode(reading))
     os.utime(path, (at, at))
     run.read(reading)
@@ -75,16 +75,15 @@ def end_of(text: str) -> float:
 
 def test_training_ends_when_its_budget_does(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    assert run.text().startswith("experiment 0007, run 1 of 2: waiting to start, 0 s")
+    assert run.text().startswith("experiment 0007: waiting to start, 0 s")
     text = told(run, Progress(Phase.TRAINING, 37, 60.0, 0.512), time.time())
-    assert text.startswith("experiment 0007, run 1 of 2: training, step 37, reward 0.51, 0 s, ends ")
+    assert text.startswith("experiment 0007: training, step 37, reward 0.51, 0 s, ends ")
     assert 55 <= end_of(text) <= 60
     assert "[####------]" in run.text(bar=10)
 
 
 def test_a_budget_of_cpu_time_ends_later_beside_neighbours(tmp_path: Path) -> None:
     run = a_run(tmp_path, replace(JOB, rules=replace(RULES, budget_clock="cpu"), incumbent={}))
-    assert run.short == "0007 run 1"  # no baseline: one run
     told(run, Progress(Phase.TRAINING, 1, 90.0), time.time() - 20)
     text = told(run, Progress(Phase.TRAINING, 2, 80.0), time.time())  # 10 s of it took 20
     assert 150 <= end_of(text) <= 161
@@ -115,8 +114,8 @@ def test_a_line_is_never_wider_than_its_terminal_and_says_when_it_ends_if_it_can
     line = live_line(None, [run], width)
     assert len(line) <= width
     assert line.isascii()
-    assert ("ends " in line) == (width >= 79)
-    assert ("[" in line) == (width == 119)  # its place takes what a bar would
+    assert ("ends " in line) == (width >= 60)
+    assert ("[" in line) == (width >= 79)  # its place takes what a bar would
     both = live_line(Wait(lambda: "claude is at work", 900.0), [run, run], width)
     assert both.startswith("claude is at work, 0 s of ")
     assert len(both) <= width
@@ -220,8 +219,8 @@ def test_show_says_first_what_came_of_it_and_last_what_programs_compare(tmp_path
     record = next(r for r in ledger.records() if r.parent is not None and r.judgement and r.judgement.delta)
     names = [line.split(":")[0] for line in experiment_lines(ledger, record) if not line.startswith(" ")]
     shown = list(dict.fromkeys(names))
-    assert shown[:6] == ["number", "status", "judgement", "effect_at_decision", "effect", "score"]
-    assert shown.index("description") < shown.index("run 1") < shown.index("unused_keys") < shown.index("rules_hash")
+    assert shown[:6] == ["number", "status", "judgement", "effect_at_decision", "expected", "score"]
+    assert shown.index("description") < shown.index("result") < shown.index("unused_keys") < shown.index("rules_hash")
     lines = [line for line in experiment_lines(ledger, record) if line.startswith("effect_at_decision")]
     assert record.judgement is not None
     assert record.judgement.delta_stderr is not None

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Job, Record, Weights
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.executors.base import announce
 from nightshift.experiment.estimate import Estimate
+from nightshift.files import write_json
 from nightshift.report.export.model import copy_model
 from nightshift.report.export.private import Private
 from nightshift.report.export.story import Story
@@ -42,15 +42,15 @@ def ledger(tmp_path: Path) -> Ledger:
     digest = hashlib.sha256((BASE / "model.safetensors").read_bytes()).hexdigest()
     for record in records[:2]:
         shutil.copytree(BASE, ledger.run_dir(record.number) / "model")
-        (run,) = record.runs
+        run = record.result
+        assert run is not None
         assert run.evaluation is not None
         scored = replace(run, evaluation=replace(run.evaluation, weights=Weights(40, digest)))
-        ledger.write(replace(record, runs=(scored,)))
-        job = Job(ARITHMETIC_TRL, rules_hash, "tree", {}, scored.seed, "selection", 100.0)
-        folder = ledger.run_dir(record.number) / "run-1"
-        folder.mkdir()
-        announce(folder, job, "a worker", "local")
-        ledger.enter(folder / "submitted.json")
+        ledger.write(replace(record, result=scored))
+        job = Job(ARITHMETIC_TRL, rules_hash, "tree", {}, scored.seed, "selection", 100.0, token="1f")
+        folder = ledger.run_dir(record.number)
+        write_json(folder / "job.json", job)
+        ledger.enter(folder / "job.json")
     return ledger
 
 
@@ -85,7 +85,7 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
 
 
 def test_a_job_that_nobody_was_given_tells_the_card_nothing(ledger: Ledger, tmp_path: Path) -> None:
-    path = ledger.run_dir(2) / "run-1" / "job.json"
+    path = ledger.run_dir(2) / "job.json"
     path.write_text(path.read_text().replace("models/arithmetic-base", "evil/base"))
     exported(ledger, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text().replace("\\", "")

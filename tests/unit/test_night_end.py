@@ -104,7 +104,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup:
 
         def result(self, folder: Path) -> Result:
             nonlocal full_at
-            if folder.parent.name == "0004" and full_at == math.inf:
+            if folder.name == "0004" and full_at == math.inf:
                 full_at = clock.now
                 resource.setrlimit(limit, (0, hard))
             return super().result(folder)

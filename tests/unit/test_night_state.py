@@ -159,7 +159,7 @@ def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Pa
 
     assert told() == []
     states.save(ledger, state_of())
-    assert told() == ["night:    tpe was cut off: the same command goes on with it"]
+    assert told() == ["night:    tpe was cut off: run the same command again to resume"]
     states.save(ledger, replace(state_of(), cause="8 hours are over"))
     assert told() == ["night:    tpe is over: 8 hours are over"]
     states.save(ledger, replace(state_of(experiments=9), rules_hash=rules))

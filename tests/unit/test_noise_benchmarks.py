@@ -41,16 +41,15 @@ def test_two_seeds_tell_nothing() -> None:
 def test_runs_of_the_same_settings_agree_more_than_others() -> None:
     rng = np.random.default_rng(0)
     records = []
-    for number in range(1, 5):
+    for pair in range(4):
         base = rng.random(2000) < 0.5
-        runs = []
         for seed in (1, 2):
             answers = np.where(rng.random(2000) < 0.2, rng.random(2000) < 0.5, base).astype(float)
             one = a_result(0.5, 2000, seed)
             assert one.evaluation
             object.__setattr__(one.evaluation, "scores", packed(answers.tolist()))
-            runs.append(one)
-        records.append(a_record(number=number, decided=number, runs=tuple(runs)))
+            number = len(records) + 1
+            records.append(a_record(number=number, decided=number, effective_hash=f"{pair}", result=one))
     found = agreement.agreements(records)
     assert found["same settings"]["median"] == pytest.approx(0.64, abs=0.06)  # (1 - 0.2)^2
     assert found["other settings"]["median"] == pytest.approx(0.0, abs=0.06)
@@ -59,7 +58,7 @@ def test_runs_of_the_same_settings_agree_more_than_others() -> None:
 
 def test_runs_of_equal_settings_are_decided_as_changes_that_do_nothing() -> None:
     """As a ledger has them: made from the incumbent's own set of ideas, with no key changed."""
-    story = judged([(0.50, 0.51), *([(0.50 + 0.02 * (number % 3 - 1),) for number in range(9)])])
+    story = judged([0.505, *(0.50 + 0.02 * (number % 3 - 1) for number in range(9))])
     recorded = [replace(record, effective_hash="same", diff=(), base=()) for record in story]
     found = aa.decided_anew(recorded)
     said = [record.judgement.p_better for record in found[1:] if record.judgement]

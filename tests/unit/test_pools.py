@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import signal
@@ -14,24 +13,25 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nightshift.campaign.ledger import SUBMITTED_NAME
-from nightshift.campaign.records import JOB_NAME, Job, Outcome, Result, Signed, Training, signed_bytes
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Result, Training
 from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.engines.prime_rl.remains import TRACE_NAME, Remains, sweep
-from nightshift.errors import EngineError, Interrupted
+from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import local, slurm
-from nightshift.executors.base import Submitted, announce, job_of, verified
+from nightshift.executors.base import read_result
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.process import interruptible
 from nightshift.executors.slots import Slot
-from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
+from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, jobs_left
 from nightshift.executors.watchdog import is_alive
+from nightshift.experiment.worker import main
 from nightshift.files import write_json
+from tests.campaigns import a_record
 from tests.rules import ARITHMETIC_TRL
 
-JOB = Job(ARITHMETIC_TRL, "rules", "harness", {"lr": 1}, 1, "selection", 100.0, outlives=True)
+JOB = Job(ARITHMETIC_TRL, "rules", "harness", {"lr": 1}, 1, "selection", 100.0, token="1f")
 
 
 class Controller:
@@ -77,69 +77,130 @@ def executor(tmp_path: Path, controller: Controller) -> SlurmExecutor:
 
 
 def folder_of(root: Path, number: int = 1) -> Path:
-    folder = root / "runs" / f"{number:04d}" / "run-1"
+    folder = root / "runs" / f"{number:04d}"
     folder.mkdir(parents=True)
     return folder
 
 
-def leave_result(folder: Path, key: bytes, job: Job, attempt: int = 0) -> Result:
-    """As the worker of that key does."""
-    result = Result(job.seed, Training(Outcome.FINISHED, 3), attempt=attempt)
-    raw = msgspec.json.encode(result)
-    signature = Ed25519PrivateKey.from_private_bytes(key).sign(signed_bytes(raw, job)).hex()
-    (folder / f"attempt-{attempt}").mkdir()
-    write_json(folder / f"attempt-{attempt}" / "result.json", Signed(signature, msgspec.Raw(raw)))
+def leave_result(folder: Path, job: Job) -> Result:
+    """As the worker of that job does."""
+    result = Result(job.seed, Training(Outcome.FINISHED, 3), token=job.token, job_sha256=job.sha256)
+    write_json(folder / "result.json", result)
     return result
 
 
 def enter() -> None:
-    """No chain here."""
+    """No journal here."""
 
 
 # -- what is believed ---------------------------------------------------------------------------------
 
 
-def test_the_first_start_that_signed_counts_whatever_lies_beside_it(tmp_path: Path) -> None:
+def test_a_result_counts_where_its_token_and_its_seed_are_those_of_the_job(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    key, told = announce(folder, JOB, "name", "local")
     with pytest.raises(FileNotFoundError):
-        verified(folder, JOB, told.public_key)
-    leave_result(folder, Ed25519PrivateKey.generate().private_bytes_raw(), JOB)
-    with pytest.raises(EngineError, match=r"attempt-0/result\.json was not signed by the worker that was started"):
-        verified(folder, JOB, told.public_key)
-    mine = leave_result(folder, key, JOB, attempt=1)
-    assert verified(folder, JOB, told.public_key) == mine
-    with pytest.raises(EngineError, match="was not signed by"):
-        verified(folder, replace(JOB, seed=2), told.public_key)
-    (folder / "attempt-1").rename(folder / "attempt-2")
-    with pytest.raises(EngineError, match=r"was copied from attempt-1|was not signed"):
-        verified(folder, JOB, told.public_key)
+        read_result(folder, JOB)
+    leave_result(folder, replace(JOB, settings={"lr": 9}))  # somebody edited job.json before the worker read it
+    with pytest.raises(EngineError, match=r"0001/result\.json has the job\.json with the sha256 "):
+        read_result(folder, JOB)
+    for what, value in (("token", "another"), ("seed", 2)):
+        leave_result(folder, replace(JOB, **{what: value}))
+        with pytest.raises(
+            EngineError, match=rf"0001/result\.json has the {what} {value!r}, its job has {getattr(JOB, what)!r}"
+        ):
+            read_result(folder, JOB)
+    assert leave_result(folder, JOB) == read_result(folder, JOB)
 
 
-def test_a_job_that_somebody_wrote_meanwhile_is_none_of_the_worker_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"seed": 1}', b"[" * 100_000])
+def test_what_is_no_result_is_named(tmp_path: Path, data: bytes) -> None:
     folder = folder_of(tmp_path)
-    _, told = announce(folder, JOB, "name", "local")
-    assert job_of(folder, told) == JOB
-    write_json(folder / JOB_NAME, replace(JOB, seed=77, rules_hash="other"))
-    assert job_of(folder, told) is None
-    (folder / JOB_NAME).unlink()
-    assert job_of(folder, told) is None
+    (folder / "result.json").write_bytes(data)
+    with pytest.raises(EngineError, match=r"0001/result\.json is no result of a worker"):
+        read_result(folder, JOB)
 
 
 def test_what_is_started_was_entered_before(tmp_path: Path, executor: SlurmExecutor, controller: Controller) -> None:
     folder, seen = folder_of(tmp_path), []
-    executor.submit(folder, JOB, lambda: seen.append((len(controller.jobs), (folder / SUBMITTED_NAME).is_file())))
+    executor.submit(folder, JOB, lambda: seen.append((len(controller.jobs), (folder / JOB_NAME).is_file())))
     assert seen == [(0, True)]
     here, seen = LocalExecutor(tmp_path, {}), []
 
     def refuse() -> None:
-        seen.append((folder_2 / SUBMITTED_NAME).is_file())
+        seen.append((folder_2 / JOB_NAME).is_file())
         raise EngineError("the disk is full")
 
     folder_2 = folder_of(tmp_path, 2)
     with pytest.raises(EngineError):
         here.submit(folder_2, JOB, refuse)
     assert (seen, here.in_flight()) == ([True], {})
+
+
+# -- a job whose controller was killed ----------------------------------------------------------------
+
+
+def a_ledger(root: Path) -> tuple[Ledger, Path]:
+    """With one experiment in flight."""
+    ledger = Ledger(root)
+    return ledger, ledger.run_dir(ledger.reserve(a_record(), {"train.toml": b""}).number)
+
+
+def test_a_job_is_found_by_the_name_that_the_journal_holds_before_sbatch_is_called(
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller is killed while sbatch is being called: SLURM has the job already."""
+    ledger, folder = a_ledger(tmp_path)
+    ask = controller.ask
+
+    def killed(command: list[str], stdin: bytes = b"") -> str:
+        ask(command, stdin)
+        raise SystemExit
+
+    monkeypatch.setattr(slurm, "_ask", killed)
+    with pytest.raises(SystemExit):
+        executor.submit(folder, JOB, lambda: ledger.enter(folder / JOB_NAME))
+    assert len(controller.jobs) <= 1
+    monkeypatch.setattr(slurm, "_ask", ask)
+    (left,) = jobs_left(Ledger(tmp_path)).values()
+    controller.jobs = {left.name: "RUNNING"}
+    later = replace(executor, _works={}, _unwanted=set())
+    later.take_over(folder, left)
+    assert not later.is_over(folder)
+    mine = leave_result(folder, left)
+    controller.jobs[left.name] = "COMPLETED"
+    assert later.is_over(folder)
+    assert later.result(folder) == mine
+
+
+def test_a_job_that_slurm_never_got_is_given_up_only_after_an_answer_of_sbatch_could_have_come(
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path)
+    executor.take_over(folder, replace(JOB, name="nightshift-1"))
+    assert not executor.is_over(folder)
+    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.0)
+    time.sleep(0.01)
+    assert executor.is_over(folder)
+
+
+def test_a_job_json_that_the_journal_does_not_hold_names_no_job(tmp_path: Path) -> None:
+    ledger, folder = a_ledger(tmp_path)
+    assert jobs_left(ledger) == {}
+    write_json(folder / JOB_NAME, replace(JOB, name="nightshift-1"))
+    assert jobs_left(ledger) == {}
+    ledger.enter(folder / JOB_NAME)
+    assert [job.name for job in jobs_left(ledger).values()] == ["nightshift-1"]
+    write_json(folder / JOB_NAME, replace(JOB, name="somebody-elses"))
+    assert jobs_left(ledger) == {}
+
+
+def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    write_json(folder / JOB_NAME, JOB)
+    (folder / STARTED_NAME).touch()
+    before = sorted(folder.iterdir())
+    assert main(tmp_path, folder) == ExitCode.USAGE
+    assert sorted(folder.iterdir()) == before
 
 
 # -- a controller that does not answer ----------------------------------------------------------------
@@ -155,7 +216,7 @@ def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(
     assert [*executor.in_flight()] == [folder]
     controller.is_away, (name,) = False, controller.jobs
     assert not executor.is_over(folder)
-    mine = leave_result(folder, _key(controller, name), executor.in_flight()[folder])
+    mine = leave_result(folder, executor.in_flight()[folder])
     controller.jobs[name] = "COMPLETED"
     assert executor.is_over(folder)
     assert executor.result(folder) == mine
@@ -173,13 +234,13 @@ def test_a_refused_job_is_nowhere(tmp_path: Path, executor: SlurmExecutor, monke
     assert executor.in_flight() == {}
 
 
-def test_a_signed_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_away(
+def test_a_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_away(
     tmp_path: Path, executor: SlurmExecutor, controller: Controller
 ) -> None:
     folder = folder_of(tmp_path)
     executor.submit(folder, JOB, enter)
     (name,) = controller.jobs
-    mine = leave_result(folder, _key(controller, name), executor.in_flight()[folder])
+    mine = leave_result(folder, executor.in_flight()[folder])
     controller.is_away = True
     assert executor.result(folder) == mine
     assert executor.in_flight() == {}
@@ -222,12 +283,6 @@ def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(
         executor.result(folders[1])
 
 
-def _key(controller: Controller, name: str) -> bytes:
-    found = re.search(rb"<<< (\S+)", controller.scripts[name])
-    assert found
-    return base64.b64decode(found[1])
-
-
 # -- this machine -------------------------------------------------------------------------------------
 
 
@@ -237,8 +292,8 @@ class Ended:
     def __init__(self, is_over: bool) -> None:
         self.is_over, self.fds = is_over, os.pipe()
 
-    def has_ended(self) -> bool:
-        return self.is_over
+    def poll(self) -> int | None:
+        return 0 if self.is_over else None
 
 
 @pytest.fixture
@@ -249,7 +304,9 @@ def two(tmp_path: Path) -> Iterator[tuple[LocalExecutor, list[Ended]]]:
     executor, workers = LocalExecutor(tmp_path, {}, (Slot(0), Slot(1))), [Ended(True), Ended(False)]
     os.close(workers[0].fds[1])  # readable from now on, as the pidfd of an ended process is
     for number, worker in enumerate(workers):
-        executor._workers[tmp_path / str(number)] = _Worker(worker, "", JOB, Slot(number), float("inf"), worker.fds[0])  # type: ignore[arg-type]
+        executor._workers[tmp_path / str(number)] = _Worker(
+            None, worker, JOB, Slot(number), float("inf"), worker.fds[0]
+        )  # type: ignore[arg-type]
     yield executor, workers
     for descriptor in (workers[0].fds[0], *workers[1].fds):
         os.close(descriptor)
@@ -275,7 +332,7 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(
     program.write_text("import signal\nsignal.pause()\n")
     monkeypatch.setattr(local, "PROGRAM", (str(program),))
     monkeypatch.setattr(os, "pidfd_open", stopped)
-    executor = LocalExecutor(tmp_path, dict(os.environ), outlives=True)
+    executor = LocalExecutor(tmp_path, dict(os.environ))
     with pytest.raises(Interrupted), interruptible():
         executor.submit(folder_of(tmp_path), JOB, enter)
     executor.cancel([*executor.in_flight()])
@@ -285,21 +342,9 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(
     assert (left, len(started)) == ([], 1)
 
 
-def test_only_who_fits_a_free_slot_is_adopted(tmp_path: Path) -> None:
-    was = Submitted("name", "local", "", "")
-    executor = LocalExecutor(tmp_path, {}, (Slot(0, cores=(0,)), Slot(1, cores=(1,))), outlives=True)
-    assert not executor.adopt(tmp_path / "a", was, replace(JOB, cores=(7,)))
-    assert not executor.adopt(tmp_path / "a", was, replace(JOB, cores=(0,), outlives=False))
-    assert not executor.adopt(tmp_path / "a", was, replace(JOB, cores=(1,))), "it was never begun"
-    leave_result(folder_of(tmp_path), bytes(32), JOB)
-    assert executor.adopt(tmp_path / "runs/0001/run-1", was, replace(JOB, cores=(1,)))
-    assert not executor.adopt(tmp_path / "b", was, replace(JOB, cores=(1,))), "it is taken"
-    assert [slot.number for slot in executor.free_slots] == [0]
-
-
 def test_what_lies_below_a_run_of_another_node_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shares the folder, and its process ids are not ours."""
-    prime_dir = folder_of(tmp_path) / "attempt-0" / PRIME_DIR
+    prime_dir = folder_of(tmp_path) / PRIME_DIR
     (prime_dir / "broadcasts").mkdir(parents=True)
     Remains(prime_dir, False, time.monotonic).begin()
     trace = prime_dir.parent / TRACE_NAME

@@ -38,9 +38,7 @@ def test_a_session_removes_its_own(tmp_path: Path, keep_all: bool) -> None:
         assert not (folder / TRACE_NAME).exists()
 
 
-@pytest.mark.parametrize(
-    "place", ["0001/run-1/attempt-0", "0001/run-1/attempt-0/incumbent", "certify/0001/a-7/attempt-0"]
-)
+@pytest.mark.parametrize("place", ["0001", "0001/incumbent", "certify/0001/a-7/attempt-0"])
 def test_the_next_start_removes_what_a_kill_left(tmp_path: Path, place: str) -> None:
     folder = made(tmp_path / place)
     (folder / TRACE_NAME).write_text(json.dumps(DEAD))
@@ -52,7 +50,7 @@ def test_the_next_start_removes_what_a_kill_left(tmp_path: Path, place: str) -> 
 def test_what_a_living_worker_has_stays_and_so_does_what_the_person_wants(tmp_path: Path) -> None:
     mine = {"pid": os.getpid(), "began": psutil.Process().create_time()}
     for number, trace in enumerate((DEAD | mine, DEAD | {"keep_all": True}), 1):
-        folder = made(tmp_path / f"{number:04d}" / "run-1" / "attempt-0")
+        folder = made(tmp_path / f"{number:04d}")
         (folder / TRACE_NAME).write_text(json.dumps(trace))
         sweep(tmp_path, "prime-rl")
         assert heavy(folder) == [True, True, True, True]
@@ -71,7 +69,7 @@ def test_what_a_living_worker_has_stays_and_so_does_what_the_person_wants(tmp_pa
     ],
 )
 def test_a_trace_that_is_none_removes_nothing(tmp_path: Path, content: bytes) -> None:
-    folder = made(tmp_path / "0001" / "run-1" / "attempt-0")
+    folder = made(tmp_path / "0001")
     (folder / TRACE_NAME).write_bytes(content)
     sweep(tmp_path, "prime-rl")
     assert heavy(folder) == [True, True, True, True]
@@ -79,10 +77,9 @@ def test_a_trace_that_is_none_removes_nothing(tmp_path: Path, content: bytes) ->
 
 def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
     outside, runs = made(tmp_path / "outside"), tmp_path / "runs"
-    places = [runs / f"{number:04d}" / "run-1" / "attempt-0" for number in range(1, 5)]
+    places = [runs / f"{number:04d}" for number in range(1, 5)]
     for folder in places[1:]:
         folder.mkdir(parents=True)
-    places[0].parent.mkdir(parents=True)
     places[0].symlink_to(outside)  # the whole folder
     (outside / TRACE_NAME).write_text(json.dumps(DEAD))
     (places[1] / "prime-rl").symlink_to(outside / "prime-rl")

@@ -63,11 +63,10 @@ class Told:
         """The ideas that the next one joins."""
         return {*next_base(self.campaign, used, self.stored, lambda config: None)[0]}
 
-    def tell(self, changes: Mapping[str, Any], *scores: float, base: Sequence[int] | None = None) -> Record:
+    def tell(self, changes: Mapping[str, Any], score: float, base: Sequence[int] | None = None) -> Record:
         """One experiment: `changes` on the ideas `base`, on the incumbent's for None."""
         held, config = start_from(self.campaign, None if base is None else tuple(base), self.stored)
         candidate = parse(set_values(config.source if config else BASELINE, changes))
-        runs = tuple(a_result(score, NUM, 1000 + index) for index, score in enumerate(scores))
         incumbent, number = self.campaign.incumbent, self.ledger.next_number()
         record = a_record(
             number=number,
@@ -76,7 +75,7 @@ class Told:
             diff=tuple(change.line for change in diff(config, candidate)) if config else (),
             config_hash=candidate.hash,
             effective_hash=candidate.hash,
-            runs=runs,
+            result=a_result(score, NUM, 1000),
         )
         self.ledger.reserve(record, {"train.toml": candidate.source})
         record = replace(self.campaign.judge(record), decided=number)
@@ -89,7 +88,7 @@ class Told:
 def told(tmp_path: Path) -> Told:
     """A baseline, and three ideas: 2 is kept; 3, tried without it, is good and not the best; 4 is far worse."""
     found = Told(Ledger(tmp_path))
-    found.tell({}, 0.50, 0.51)
+    found.tell({}, 0.505)
     assert found.tell({LR: 3e-6}, 0.60).is_keep
     assert not found.tell({GROUP: 8}, 0.57, base=[]).is_keep
     assert not found.tell({BATCH: 64, CLIP: 0.5}, 0.20).is_keep
@@ -264,7 +263,7 @@ def test_the_least_hopeful_are_forgotten_and_nothing_else_changes(monkeypatch: p
 
     def told(most: int) -> decision.Posterior:
         monkeypatch.setattr(decision, "MAX_DISCARDED", most)
-        belief = decision.baseline([0.475, 0.48], 1319, rules)
+        belief = decision.baseline(0.4775, 1319, rules)
         for number, score in enumerate(scores, 1):
             tested = decision.observe(belief, belief.incumbent, score, 1e-4, rules, number=number)
             belief = decision.settle(tested, tested.keep, rules)
@@ -282,10 +281,10 @@ def test_the_least_hopeful_are_forgotten_and_nothing_else_changes(monkeypatch: p
 
 
 def test_a_campaign_of_thousands_is_folded_and_remembers_few() -> None:
-    campaign, first = Campaign(), a_record(number=1, decided=1, status=Verdict.KEEP, runs=(a_result(0.5, NUM),) * 2)
+    campaign, first = Campaign(), a_record(number=1, decided=1, status=Verdict.KEEP, result=a_result(0.5, NUM))
     campaign = campaign.step(first)
     for number in range(2, 200):
-        record = a_record(number=number, decided=number, parent=1, status=Verdict.DISCARD, runs=(a_result(0.4, NUM),))
+        record = a_record(number=number, decided=number, parent=1, status=Verdict.DISCARD, result=a_result(0.4, NUM))
         campaign = campaign.step(record)
     assert campaign.belief
     assert len(campaign.ideas) == MAX_DISCARDED
@@ -320,7 +319,7 @@ def test_ideas_that_cannot_stand_side_by_side_make_no_file(
     tmp_path: Path,
 ) -> None:
     told = Told(Ledger(tmp_path))
-    told.tell({}, 0.50, 0.51)
+    told.tell({}, 0.505)
     told.tell(first, scores[0])
     told.tell(second, scores[1], base=[2] if on_first else [])
     with pytest.raises(UsageError, match=r"make no train\.toml|cannot stand side by side"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from tests.rules import ARITHMETIC_TRL
 
 from replay import campaigns, current_constants, main, replay, table  # isort: skip  tests.recorded_nights finds it
 
+RECORDED = Path(__file__).parents[1] / "fixtures/judgements-of-one-run.json"
 # A baseline, keeps, a near tie, a collapse, a crash, a last keep.
-STORY = [[0.25, 0.26], [0.33], [0.44], [0.445], [0.20], [], [0.52]]
+STORY = [0.255, 0.33, 0.44, 0.445, 0.20, None, 0.52]
 UNSURE = {"seed_sd": 0.5}  # one run says next to nothing: nothing is kept
 
 
@@ -42,14 +44,15 @@ def test_the_recorded_constants_give_the_recorded_verdicts_and_numbers(runs_dir:
 
 
 @pytest.mark.parametrize("night", ["random-0", "tpe-0"])
-def test_a_recorded_night_is_decided_as_it_was(night: str) -> None:
+def test_a_recorded_night_is_decided_as_version_0_2_decides_it_from_one_run_of_the_baseline(night: str) -> None:
+    """Verdict, delta, its standard deviation and P(better) of each experiment, as 0.2.0 computed them."""
+    recorded = json.loads(RECORDED.read_bytes())[night]
     again = replay(records(night), {})
-    for new, old in zip(again.decided, records(night), strict=True):
+    for new, (status, *numbers) in zip(again.decided, recorded, strict=True):
         assert new.judgement is not None
-        assert old.judgement is not None
-        assert (new.number, new.status) == (old.number, old.status)
-        delta = old.judgement.delta
-        assert new.judgement.delta == (None if delta is None else pytest.approx(delta, abs=1e-9))
+        assert new.status == status
+        found = new.judgement.delta, new.judgement.delta_stderr, new.judgement.p_better
+        assert [*found] == [None if number is None else pytest.approx(number, abs=1e-9) for number in numbers]
     assert len(replay(records(night), UNSURE).kept) == 1, "the baseline alone"
 
 
@@ -61,7 +64,7 @@ def test_a_child_of_what_is_not_kept_now_meets_the_incumbent(runs_dir: Path) -> 
 
 def test_settings_are_a_repeat_of_the_parent_that_is_replayed() -> None:
     """0003 has the settings of 0002. Where 0002 is not kept, it is an idea tried on the baseline."""
-    first, second, third = judged([[0.50, 0.50], [0.58], [0.59]])
+    first, second, third = judged([0.50, 0.58, 0.59])
     third = replace(third, parent=2, effective_hash=second.effective_hash)
     _, kept, repeat = replay([first, second, third], {}).decided
     assert kept.is_keep
@@ -73,16 +76,9 @@ def test_settings_are_a_repeat_of_the_parent_that_is_replayed() -> None:
     assert unsure[2].judgement.delta is not None
 
 
-def test_a_run_of_the_baseline_that_was_never_made_is_not_made_up(runs_dir: Path) -> None:
-    assert len(replay(decided(runs_dir), {"baseline_runs": 6}).kept[0].runs) == 2
-    assert len(replay(decided(runs_dir), {"baseline_runs": 1}).kept[0].runs) == 1
-
-
 def test_the_constants_are_those_of_this_checkout_but_for_the_changes(runs_dir: Path) -> None:
-    constants = current_constants(decided(runs_dir), {"seed_sd": 0.5, "baseline_runs": 3.0})
-    assert replace(ARITHMETIC_TRL.decision, **constants) == replace(
-        ARITHMETIC_TRL.decision, seed_sd=0.5, baseline_runs=3
-    )
+    constants = current_constants(decided(runs_dir), {"seed_sd": 0.5})
+    assert replace(ARITHMETIC_TRL.decision, **constants) == replace(ARITHMETIC_TRL.decision, seed_sd=0.5)
 
 
 def test_the_program_marks_what_differs_and_refuses_in_one_line(runs_dir: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, s
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
 # A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
-STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [0.55]]
+STORY = [0.515, 0.48, 0.56, 0.53, 0.60, 0.55]
 
 
 def morning(root: Path, records: list[Record], branch: str | None = None) -> Morning:
@@ -54,12 +54,12 @@ def moved(records: list[Record]) -> list[Record]:
         ([], "Nothing has been run yet", ""),
         ([crash(1), crash(2, Failure.MACHINERY)], "Nothing has been measured", ""),
         (judged(STORY[:1]), "Baseline: 0.515", "nothing to compare"),
-        (judged([*STORY[:1], [0.45]]), "No gain so far", "1 experiment after the baseline, none kept"),
+        (judged([*STORY[:1], 0.45]), "No gain so far", "1 experiment after the baseline, none kept"),
         ([crash(1, Failure.MACHINERY), *moved(judged(STORY[:1]))], "Baseline: 0.515", "nothing to compare"),
-        ([crash(1), *moved(judged([*STORY[:1], [0.45]]))], "No gain so far", "1 experiment after the baseline, none"),
+        ([crash(1), *moved(judged([*STORY[:1], 0.45]))], "No gain so far", "1 experiment after the baseline, none"),
         ([*judged(STORY[:1]), a_record(number=2)], "Baseline: 0.515", "nothing to compare"),  # in flight
-        (judged([*STORY[:1], [0.56]]), "Perhaps better", "no gain at all"),  # within its interval
-        (judged([*STORY[:1], [0.72, 0.73]]), "Better: 0.5", "95 % interval +"),  # beyond it
+        (judged([*STORY[:1], 0.56]), "Perhaps better", "no gain at all"),  # within its interval
+        (judged([*STORY[:1], 0.725]), "Better: 0.5", "95 % interval +"),  # beyond it
     ],
 )
 def test_the_verdict_says_no_more_than_was_measured(
@@ -88,7 +88,7 @@ def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
 
 def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) -> None:
     records = judged(STORY)
-    records[2] = replace(records[2], runs=(a_result(0.5, 3),))
+    records[2] = replace(records[2], result=a_result(0.5, 3))
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2, 4, 5, 6]
     assert "Not counted: experiment 0003 has 3 scores, its parent 400." in found.notes
@@ -233,8 +233,8 @@ def test_training_that_no_step_explains_is_not_split(steps: list[Step]) -> None:
 
 
 def test_the_harness_itself_takes_the_rest_of_an_experiment() -> None:
-    record = a_record(runs=(a_result(),), total_seconds=80.0)
-    assert sum(split_experiment(record, [[]]).values()) == pytest.approx(80.0)
+    record = a_record(result=a_result(), total_seconds=80.0)
+    assert sum(split_experiment(record, []).values()) == pytest.approx(80.0)
 
 
 def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:

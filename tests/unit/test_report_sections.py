@@ -41,7 +41,7 @@ def morning(root: Path, records: list[Record], plan: dict[str, Any] | None = Non
 
 # The headline beside the certificate
 
-SURE, UNSURE = [*STORY[:1], [0.72, 0.73]], [*STORY[:1], [0.56]]
+SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ SURE, UNSURE = [*STORY[:1], [0.72, 0.73]], [*STORY[:1], [0.56]]
     ],
 )
 def test_the_headline_does_not_contradict_the_certificate(
-    tmp_path: Path, scores: list[list[float]], verdict: str, title: str, tone: str
+    tmp_path: Path, scores: list[float], verdict: str, title: str, tone: str
 ) -> None:
     found = morning(tmp_path, judged(scores), verdict=verdict)
     assert found.obsolete is None
@@ -209,8 +209,8 @@ def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path:
     told = rows(found.experiments, shown, ledger, examples, frozenset())
     data = json.loads(compare.data_block(told, {}, examples))
     for e in found.experiments:
-        if e.record.evaluations:
-            scores = e.record.evaluations[0].example_scores
+        if e.record.evaluation:
+            scores = e.record.evaluation.example_scores
             assert data["experiments"][str(e.number)]["scores"] == "".join("01"[int(score)] for score in scores)
     assert all(each["settings"] is None for each in data["experiments"].values())
 
@@ -222,14 +222,14 @@ def test_the_share_of_others_stands_below_the_slots() -> None:
     record = judged(STORY[:1])[0]
     began = "2026-11-21T22:00:00+00:00"
     first, second = (
-        replace(record.runs[0], began=began, place="slot 1", load=load)
+        replace(record.result, began=began, place="slot 1", load=load)
         for load in (Load(2, others_share=0.25), Load(2, others_share=None))
     )
-    found = timeline([replace(record, runs=(first, replace(second, place="slot 2")))])
+    found = timeline([replace(record, result=first), replace(record, result=replace(second, place="slot 2"))])
     assert found
     assert [(share.value, share.title[-4:]) for share in found.others] == [(0.25, " 25%")]
     assert found.others_y == found.lanes[-1].y + 18.0
-    bare = timeline([replace(record, runs=(second,))])
+    bare = timeline([replace(record, result=second)])
     assert bare
     assert bare.others == ()
 

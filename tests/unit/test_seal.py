@@ -26,9 +26,8 @@ def watched(checkout: Path) -> Checkout:
     git(checkout, "commit", "--quiet", "-m", "code")
     ledger = Ledger(checkout)
     record = ledger.reserve(a_record(), {"train.toml": b"lr = 0\n"})
-    (ledger.run_dir(1) / "run-1" / "attempt-0").mkdir(parents=True)
-    for name in ("job.json", "result.json", "attempt-0/metrics.jsonl", "attempt-0/evaluation.jsonl"):
-        (ledger.run_dir(1) / "run-1" / name).write_text("{}\n")
+    for name in ("job.json", "result.json", "metrics.jsonl", "evaluation.jsonl"):
+        (ledger.run_dir(1) / name).write_text("{}\n")
     ledger.close(record)
     (ledger.runs_dir / "certify").mkdir()
     for name in ("sealed-looks.jsonl", "certify/comparison.json", "night.json"):
@@ -89,11 +88,11 @@ STOPS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "code of the harness": ("nightshift/new.py", write),
     "a record": ("runs/0001/record.json", rewrite_in_secret),
     "a submitted train.toml": ("runs/0001/train.toml", rewrite_in_secret),
-    "a result": ("runs/0001/run-1/result.json", fifo),
-    "a job": ("runs/0001/run-1/job.json", link),
-    "old metrics": ("runs/0001/run-1/attempt-0/metrics.jsonl", fifo),
-    "an old evaluation": ("runs/0001/run-1/attempt-0/evaluation.jsonl", rewrite_in_secret),
-    "an attempt": ("runs/0001/run-1/attempt-1/result.json", write),
+    "a result": ("runs/0001/result.json", fifo),
+    "a job": ("runs/0001/job.json", link),
+    "old metrics": ("runs/0001/metrics.jsonl", fifo),
+    "an old evaluation": ("runs/0001/evaluation.jsonl", rewrite_in_secret),
+    "a folder of a run": ("runs/0001/incumbent/result.json", write),
     "looks at the sealed set": ("runs/sealed-looks.jsonl", Path.unlink),
     "a certificate": ("runs/certify/comparison.json", rewrite_in_secret),
     "another certificate": ("runs/certify/2/comparison.json", write),
@@ -154,16 +153,14 @@ def test_a_linked_work_tree_is_watched_where_git_keeps_it(watched: Checkout, tmp
     assert note == f"changed {watched.root}/.git/info/attributes in the checkout itself: put back"
 
 
-def test_of_runs_in_flight_their_attempts_are_left_out_and_nothing_else(watched: Checkout) -> None:
-    run_dir = watched.ledger.run_dir(1) / "run-1"
+def test_of_runs_in_flight_what_their_workers_write_is_left_out_and_nothing_else(watched: Checkout) -> None:
+    run_dir = watched.ledger.run_dir(1)
     watched = replace(watched, in_flight=lambda: [run_dir])
     before = take(watched)
-    for name in ("attempt-0/metrics.jsonl", "attempt-0/result.json", "attempt-0/weights/model", "worker.log"):
+    for name in ("metrics.jsonl", "result.json", "weights/model", "worker.log", "incumbent/trainer.log"):
         write(run_dir / name)
     assert restore(before, watched) == ()
-    write(run_dir / "attempt-1/result.json")  # of a second start, or of nobody: it is not signed then
-    assert restore(before, watched) == ()
-    for name in ("job.json", "submitted.json", "attempt-1.json", "attempt-x/a", "../run-2/attempt-0/a"):
+    for name in ("job.json", "record.json", "train.toml", "../0002/metrics.jsonl"):
         before = take(watched)
         write(run_dir / name)
         with pytest.raises(UsageError, match="changed in this checkout while the agent was at work"):

@@ -19,7 +19,9 @@ from tests.stand_ins import small
 
 ROOT = Path(__file__).parents[2]
 RULES = small(ARITHMETIC_TRL, 8)
-FIRST = Look(1, "2026-11-21T00:00:00+00:00", "autoresearch/x", "abc", baseline="b", incumbent="i", num_seeds=3)
+FIRST = Look(
+    1, "2026-11-21T00:00:00+00:00", "autoresearch/x", "abc", baseline="b", incumbent="i", num_seeds=3, token="k"
+)
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -79,43 +81,44 @@ def root_with(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_set_is_read_for_the_last_look_with_its_heads_key_only(tmp_path: Path) -> None:
+def test_the_set_is_read_for_a_job_of_the_last_look_only(tmp_path: Path) -> None:
     root = root_with(tmp_path)
-    test_split.count(root / "runs", FIRST, b"k" * 32)
-    examples = test_split.sealed_set(RULES, root, 1, b"k" * 32)
+    test_split.count(root / "runs", FIRST)
+    examples = test_split.sealed_set(RULES, root, 1, "k")
     assert {example.key for _, example in examples} == {e.key for e in data.load("sealed", 8)}
     assert [look.number for look in test_split.counted_looks(root / "runs")] == [1]
-    for number, key in ((1, b"x" * 32), (1, b""), (2, b"k" * 32), (None, b"k" * 32)):
-        with pytest.raises(EngineError, match="for the head of a look"):
-            test_split.sealed_set(RULES, root, number, key)
-    test_split.count(root / "runs", replace(FIRST, number=2), b"l" * 32)
-    with pytest.raises(EngineError, match="for the head of a look"):  # the first one is over
-        test_split.sealed_set(RULES, root, 1, b"k" * 32)
+    for number, token in ((1, "x"), (1, ""), (2, "k"), (None, "k")):
+        with pytest.raises(EngineError, match="for the jobs of the last look"):
+            test_split.sealed_set(RULES, root, number, token)
+    test_split.count(root / "runs", replace(FIRST, number=2, token="l"))
+    with pytest.raises(EngineError, match="for the jobs of the last look"):  # the first one is over
+        test_split.sealed_set(RULES, root, 1, "k")
 
 
 def test_nothing_is_read_when_no_look_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = root_with(tmp_path)
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the sealed set was read"))
-    with pytest.raises(EngineError, match="for the head of a look"):
-        test_split.sealed_set(RULES, root, 1, b"k" * 32)
+    with pytest.raises(EngineError, match="for the jobs of the last look"):
+        test_split.sealed_set(RULES, root, 1, "k")
     (root / "runs" / test_split.LOOKS_NAME).mkdir()
     with pytest.raises(UsageError, match="is damaged"):
-        test_split.count(root / "runs", FIRST, b"k" * 32)
+        test_split.count(root / "runs", FIRST)
 
 
-def test_a_look_that_goes_on_is_the_same_look_with_another_heads_key(tmp_path: Path) -> None:
+def test_each_job_of_a_look_adds_a_line_and_the_look_counts_once(tmp_path: Path) -> None:
     runs = root_with(tmp_path) / "runs"
-    for key in (b"k" * 32, b"l" * 32):
-        test_split.count(runs, FIRST, key)
+    for token in ("k", "l"):
+        test_split.count(runs, replace(FIRST, token=token))
     assert [look.number for look in test_split.counted_looks(runs)] == [1]
-    assert test_split.sealed_set(RULES, tmp_path, 1, b"l" * 32)
-    test_split.count(runs, replace(FIRST, number=2, incumbent="j"), b"m" * 32)
+    assert test_split.sealed_set(RULES, tmp_path, 1, "k")
+    assert test_split.sealed_set(RULES, tmp_path, 1, "l")
+    test_split.count(runs, replace(FIRST, number=2, incumbent="j", token="m"))
     assert [(look.number, look.incumbent) for look in test_split.counted_looks(runs)] == [
         (1, FIRST.incumbent),
         (2, "j"),
     ]
     with pytest.raises(ValueError, match="look 1 after 2 looks"):
-        test_split.count(runs, FIRST, b"n" * 32)
+        test_split.count(runs, FIRST)
 
 
 def test_looks_of_version_0_2_are_counted(tmp_path: Path) -> None:
@@ -127,8 +130,8 @@ def test_looks_of_version_0_2_are_counted(tmp_path: Path) -> None:
 
 def test_a_damaged_count_stops_everything(tmp_path: Path) -> None:
     runs = root_with(tmp_path) / "runs"
-    test_split.count(runs, FIRST, b"k" * 32)
+    test_split.count(runs, FIRST)
     path = runs / test_split.LOOKS_NAME
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match="every look at the sealed set counts"):
-        test_split.count(runs, replace(FIRST, number=2), b"k" * 32)
+        test_split.count(runs, replace(FIRST, number=2))

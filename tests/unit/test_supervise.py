@@ -243,7 +243,7 @@ def test_unseen_orphan_without_marker_is_stopped_with_its_own_group(make_group, 
 
 def test_an_orphan_is_an_agents_though_a_worker_runs_beside_it(make_group, launch, signature):
     """What a worker leaves behind stays below the worker, so an orphan that tells nothing is no worker's."""
-    worker = ProcessGroup(f"test-{uuid.uuid4().hex}", HANG_SECONDS, outlives=True)
+    worker = ProcessGroup(f"test-{uuid.uuid4().hex}", HANG_SECONDS, is_subreaper=True)
     try:
         running = launch(worker, READY + SLEEP, "worker")
         agent = make_group()
@@ -413,26 +413,17 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
         process.stdin.close()
 
 
-def test_sigkill_of_the_harness_spares_who_outlives_it_whenever_the_watchdog_looked(tmp_path, signature):
-    """It looks just as the harness forks, when the child carries no marker yet."""
+def test_what_is_asked_to_end_after_the_harness_has_the_grace_of_an_orphan(tmp_path, signature):
     body = """
-start('import time; time.sleep(600)')
-time.sleep(1)  # until its watchdog is up
-for number in range(12):
-    other = ProcessGroup(f'spared-{number}-{sys.argv[1]}', 0.5, outlives=True)
-    other.start('worker', [sys.executable, '-S', '-c', 'import time; time.sleep(600)', sys.argv[1], 'spared'],
-        cwd=Path.cwd(), log_path=Path('spared.log'), env=engine_environment(os.environ, {}))
+group = ProcessGroup(f'stubborn-{sys.argv[1]}', 60.0, 0.5)
+code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print("deaf", flush=True); time.sleep(600)'
+group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1]],
+    cwd=Path.cwd(), log_path=Path('stubborn.log'), env=engine_environment(os.environ, {}))
+while 'deaf' not in Path('stubborn.log').read_text(): time.sleep(0.02)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    process = harness(tmp_path, signature, body)
-    process.wait()
-    wait_for(lambda: not with_signature(f"{signature} child"))
-    wait_for(lambda: not watchdogs_of(process.pid))
-    spared = with_signature(f"{signature} spared")
-    for left in spared:
-        left.kill()
-    assert len(spared) == 12
-    wait_for(lambda: not with_signature(signature))  # a process that was sent SIGKILL dies when it has time
+    harness(tmp_path, signature, body).wait()
+    wait_for(lambda: not with_signature(signature))
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from tests.campaigns import BASELINE, BRANCH, a_record, context_of, folded, judged, replace, stored
 
-FIRST = [[0.50, 0.50], [0.60]]  # a keep that is believed
-BACK = [[0.50, 0.50], [0.53], *[[0.47]] * 3]  # what was built on it disappoints
-EVEN = [[0.50, 0.50], [0.503]]  # and one that nobody would bet on
+FIRST = [0.50, 0.60]  # a keep that is believed
+BACK = [0.50, 0.52, *[0.45] * 3]  # what was built on it disappoints
+EVEN = [0.50, 0.503]  # and one that nobody would bet on
 
 
-def kept(story: list[list[float]]) -> list[Record]:
+def kept(story: list[float]) -> list[Record]:
     records = judged(story)
     assert [record.status for record in records[:2]] == ["keep", "keep"]
     return records
@@ -62,8 +62,8 @@ def test_later_runs_support_what_they_leave_as_likely(now: float, then: float, s
 
 
 def test_a_later_run_supports_it_by_what_is_believed_then() -> None:
-    assert folded(kept([*FIRST, [0.55]])).since == {2: "supported"}, "of a child that was discarded"
-    doubted = kept([[0.50, 0.50], [0.54], [0.47], [0.47]])
+    assert folded(kept([*FIRST, 0.55])).since == {2: "supported"}, "of a child that was discarded"
+    doubted = kept([0.50, 0.54, 0.47, 0.47])
     assert folded(doubted).incumbent == doubted[1]
     assert folded(doubted[:2]).since == {2: "provisional"}
     assert folded(doubted).since == {2: "undecided"}
@@ -78,16 +78,16 @@ def test_one_more_run_of_its_settings_supports_it() -> None:
 
 
 def test_a_run_on_a_keep_supports_all_that_it_stands_on_and_nothing_else() -> None:
-    records = kept([*FIRST, [0.70], [0.64]])
+    records = kept([*FIRST, 0.70, 0.64])
     assert folded(records[:3]).since == {2: "supported", 3: "provisional"}
     assert folded(records).since == {2: "supported", 3: "supported"}
     campaign = folded(records[:3])
-    of_the_baseline = a_record(number=4, decided=4, parent=1, status="discard", runs=records[3].runs)
+    of_the_baseline = a_record(number=4, decided=4, parent=1, status="discard", result=records[3].result)
     assert campaign.step(of_the_baseline).since == {2: "supported", 3: "provisional"}
 
 
 def test_a_crash_after_a_keep_tells_nothing_of_it() -> None:
-    records = kept([*FIRST, []])
+    records = kept([*FIRST, None])
     assert (records[2].status, records[2].parent) == ("crash", 2)
     assert folded(records).since == {2: "provisional"}
     lost = replace(records[2], failure=Failure.MACHINERY, decided=None)
@@ -128,11 +128,11 @@ def test_history_and_brief_say_it(tmp_path: Path) -> None:
     [
         (FIRST, "provisional"),
         (EVEN, "undecided"),
-        ([*FIRST, [0.55]], "supported"),
+        ([*FIRST, 0.55], "supported"),
         (BACK, "taken back"),
     ],
 )
-def test_page_and_markdown_say_it(tmp_path: Path, story: list[list[float]], word: str) -> None:
+def test_page_and_markdown_say_it(tmp_path: Path, story: list[float], word: str) -> None:
     view = view_of(stored(tmp_path, kept(story)), BRANCH, datetime(2026, 11, 22, tzinfo=UTC), None)
     page, text = render(view), markdown(view.morning, view.headline, view.nights, False)
     row = page.partition('id="run-0002"')[2].partition("</tr>")[0]

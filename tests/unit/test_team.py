@@ -134,8 +134,7 @@ def context_of(root: Path, num_experiments: int = 3) -> Context:
 def test_after_two_hundred_experiments_all_is_within_its_bound(tmp_path: Path) -> None:
     context = context_of(tmp_path, 200)
     for record in context.campaign.decided:
-        folder = context.ledger.attempt_dir(record, 1)
-        folder.mkdir(parents=True)
+        folder = context.ledger.files_dir(record)
         write_steps(folder / METRICS_NAME, [Step(n, float(n), 0.5, entropy=1 / (n + 3)) for n in range(20_000)])
         samples = [Sample(n, "2 + 2?" + HOSTILE * 500, HOSTILE * 500, n / 40, n % 3 == 0) for n in range(40)]
         lines = [json.dumps({name: getattr(s, name) for name in Sample.__slots__}) for s in samples]
@@ -165,8 +164,7 @@ def test_the_last_words_of_a_crash_are_evidence(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     *others, last = context.campaign.decided
     crash = replace(last, status="crash", failure=Failure.TRAINING)
-    folder = context.ledger.attempt_dir(last, 1)
-    folder.mkdir(parents=True)
+    folder = context.ledger.files_dir(last)
     (folder / "trainer.log").write_text("loss is nan\n" * 3)
     (folder / "inference.log").write_text("what a server was asked")
     files = evidence(replace(context, campaign=Campaign((*others, crash))))
@@ -206,8 +204,7 @@ def test_an_entry_has_what_was_thought_what_came_and_what_was_learnt() -> None:
 @pytest.mark.parametrize(("num", "num_cut"), [(1, 0), (2, 0), (5, 0), (11, 3), (19, 0), (40, 9), (0, 2)])
 def test_of_few_rollouts_too_the_better_half_is_called_best(tmp_path: Path, num: int, num_cut: int) -> None:
     context = context_of(tmp_path)
-    folder = context.ledger.attempt_dir(context.incumbent, 1)
-    folder.mkdir(parents=True)
+    folder = context.ledger.files_dir(context.incumbent)
     samples = [Sample(n, "2 + 2?", "4", n / 64, truncated=n >= num) for n in range(num + num_cut)]
     (folder / SAMPLES_NAME).write_bytes(b"".join(as_json(sample) + b"\n" for sample in samples))
     text = evidence(context)[f"{context.incumbent.number:04d}-rollouts.txt"].decode()

@@ -78,7 +78,7 @@ def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
 def test_in_the_recorded_nights_it_predicts_each_run_from_those_before(name: str) -> None:
     """Every run there had another batch, group, optimizer and filter. Its own doubt is honest."""
-    runs = [(configs(name)[record.number], each) for record in records(name) for each in record.runs]
+    runs = [(configs(name)[record.number], record.result) for record in records(name) if record.result]
     errors, z = list[float](), list[float]()
     for place in range(10, len(runs)):
         configured, told = runs[place]

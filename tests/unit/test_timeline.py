@@ -21,12 +21,16 @@ def run(began_seconds: float, seconds: float, place: str, step_seconds: float = 
 
 @pytest.fixture
 def record() -> Record:
-    return judged([[0.5]])[0]
+    return judged([0.5])[0]
+
+
+def records_of(record: Record, *results: Result) -> list[Record]:
+    return [replace(record, number=number, result=result) for number, result in enumerate(results, 1)]
 
 
 def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
     runs = (run(0, 60, "slot 1"), run(0, 40, "slot 2"), run(60, 40, "slot 1"))
-    found = timeline([replace(record, runs=runs)])
+    found = timeline(records_of(record, *runs))
     assert found is not None
     assert [(lane.place, lane.y, len(lane.bars), lane.used) for lane in found.lanes] == [
         ("slot 1", 0.0, 2, 1.0),
@@ -40,14 +44,14 @@ def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
 
 def test_runs_that_share_a_node_do_not_lie_on_each_other(record: Record) -> None:
     runs = (run(0, 60, "n1"), run(10, 60, "n1"), run(65, 10, "n1"), run(0, 75, "n2"))
-    found = timeline([replace(record, runs=runs)])
+    found = timeline(records_of(record, *runs))
     assert found is not None
     assert [(lane.place, len(lane.bars)) for lane in found.lanes] == [("n1", 2), ("n1 (2)", 1), ("n2", 1)]
 
 
 def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
     runs = [run(10 * n, 10, f"slot {s}", 2.0 if s == 2 else 1.0) for n in range(3) for s in (1, 2, 3)]
-    found = timeline([replace(record, runs=tuple(runs))])
+    found = timeline(records_of(record, *runs))
     assert found is not None
     assert found.slow.startswith("slot 2 ")
     assert "2.0" in found.slow
@@ -56,17 +60,18 @@ def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
 def test_what_says_not_when_or_where_it_ran_is_not_drawn(record: Record) -> None:
     assert timeline([record]) is None
     runs = (replace(run(0, 60, "slot 1"), began="yesterday"), replace(run(0, 60, "slot 1"), place=""))
-    assert timeline([replace(record, runs=runs)]) is None
+    assert timeline(records_of(record, *runs)) is None
 
 
 def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> None:
-    made = tuple(run(-200_000, 60, f"slot {n}") for n in (1, 2))
-    adopted = replace(record, runs=made, baseline=7, started=NIGHT.isoformat(), total_seconds=0.5)
-    uses = split_experiment(adopted, [[], []])
+    adopted = replace(
+        record, result=run(-200_000, 60, "slot 1"), baseline=7, started=NIGHT.isoformat(), total_seconds=0.5
+    )
+    uses = split_experiment(adopted, [])
     assert uses == {Use.OTHER: 0.5}
     [night] = nights([(adopted, uses)])
     assert sum(night.seconds.values()) == night.length_seconds == 0.5
     assert num_at_once([adopted]) == 0
-    found = timeline([adopted, replace(record, number=2, runs=(run(1, 60, "slot 1"),))])
+    found = timeline([adopted, replace(record, number=2, result=run(1, 60, "slot 1"))])
     assert found is not None
     assert [(bar.number, bar.x) for lane in found.lanes for bar in lane.bars] == [(2, LEFT)]

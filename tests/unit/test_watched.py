@@ -112,7 +112,8 @@ def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_b
 def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(setup: Setup) -> None:
     baseline(setup, "rewards")
     record = run(setup, b"3e-5", "no_gradient")
-    (result,) = record.runs
+    result = record.result
+    assert result is not None
     assert record.status in ("keep", "discard")
     assert result.training.outcome is Outcome.NO_GRADIENT
     assert (result.training.cause, result.training.failure) == (None, None)
@@ -128,8 +129,8 @@ def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(setup: 
 def test_a_run_that_loses_its_gradient_ends_ten_steps_later(setup: Setup) -> None:
     baseline(setup, "rewards")
     record = run(setup, b"3e-5", "late_no_gradient")
-    assert record.runs[0].training.outcome is Outcome.NO_GRADIENT
-    assert 13 <= record.runs[0].training.num_steps < 25
+    assert record.result.training.outcome is Outcome.NO_GRADIENT
+    assert 13 <= record.result.training.num_steps < 25
     assert (record.health or "").startswith(
         "no gradient from step 4 on: every answer is wrong, which was not so before"
     )
@@ -137,11 +138,11 @@ def test_a_run_that_loses_its_gradient_ends_ten_steps_later(setup: Setup) -> Non
 
 def test_a_baseline_is_never_ended(setup: Setup) -> None:
     record = baseline(setup, "late_no_gradient")
-    assert {r.training.outcome for r in record.runs} == {Outcome.BUDGET}
+    assert record.result.training.outcome is Outcome.BUDGET
     assert "outcome:" not in summary(record, "")
-    steps = read_steps(setup.ledger.attempt_dir(record, 1) / "metrics.jsonl")
+    steps = read_steps(setup.ledger.files_dir(record) / "metrics.jsonl")
     assert len(steps) - num_without_gradient(steps) == 3
-    job = msgspec.json.decode((setup.ledger.run_dir(1, 1) / JOB_NAME).read_bytes(), type=Job)
+    job = msgspec.json.decode((setup.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)
     assert not job.ends_without_gradient
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.posterior import Posterior
+from nightshift.campaign.posterior import UNUSED, Posterior
 from nightshift.config.decision_rules import DecisionRules
 from tests.rules import ONE_WORLD
 
@@ -20,8 +20,11 @@ E2 = 0.4 * 0.25 / NUM
 NUM_CAMPAIGNS = 2000
 
 
-def start(*scores: float, rules: DecisionRules = RULES) -> Posterior:
-    return decision.baseline(scores or (START, START), NUM, rules)
+def start(score: float | Floats = START, rules: DecisionRules = RULES) -> Posterior:
+    """A baseline that was run twice, both times with this score."""
+    belief = decision.baseline(score, NUM, rules)
+    again = decision.observe(belief, 0, score, E2, rules.of_a_repeat, number=UNUSED)
+    return decision.settle(again, np.False_, rules)
 
 
 def tried(belief: Posterior, *scores: float, rules: DecisionRules = RULES) -> Posterior:
@@ -40,7 +43,7 @@ def by_noise(belief: Posterior) -> Floats:
 
 
 def test_before_any_run_of_an_idea_worlds_weigh_what_the_constants_say() -> None:
-    belief = start()
+    belief = decision.baseline(START, NUM, RULES)
     assert belief.weights.sum() == pytest.approx(1)
     np.testing.assert_allclose(by_prior(belief), np.array([share for share, _ in RULES.priors]) / 1.0)
     np.testing.assert_allclose(by_noise(belief), [share for share, _ in RULES.noises])
@@ -120,11 +123,11 @@ def incumbent_moments(belief: Posterior, config: int) -> tuple[Floats, Floats]:
 def test_twelve_disasters_say_next_to_nothing_of_their_parent(parent: int) -> None:
     """Children drawn from N(-25, 10) pp: less than 0.5 pp on average, and no narrower by more than a tenth."""
     rng = np.random.default_rng(0)
-    runs = np.full((NUM_CAMPAIGNS, 2), START)
-    belief = decision.baseline(runs, NUM, RULES)
+    runs = np.full(NUM_CAMPAIGNS, START)
+    belief = start(runs)
     if parent:
         e2 = np.full(NUM_CAMPAIGNS, E2)
-        tested = decision.observe(belief, belief.incumbent, runs[:, 0] + 0.03, e2, RULES)
+        tested = decision.observe(belief, belief.incumbent, runs + 0.03, e2, RULES)
         belief = decision.settle(tested, tested.keep, RULES)
         assert (belief.incumbent == 1).all()
     mean, sd = incumbent_moments(belief, parent)

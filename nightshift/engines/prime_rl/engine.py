@@ -35,9 +35,8 @@ from nightshift.engines.prime_rl.installation import (
     problems,
     write_copy,
 )
-from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe, free_ports
+from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
 from nightshift.engines.prime_rl.prepare import prepare
-from nightshift.engines.prime_rl.remains import sweep
 from nightshift.engines.prime_rl.served import READER, prove
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
@@ -86,8 +85,7 @@ class PrimeRlEngine:
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
-        """Remove what killed runs left. Copy environments that prepare.py has not copied yet; install nothing."""
-        sweep(self.root / "runs", PRIME_DIR)
+        """Copy environments that prepare.py has not copied yet; install nothing."""
         copy = self.installation.environments_dir(self.root, self.rules)
         if self.installation.state_dir.is_dir() and not copy.exists():
             with suppress(OSError):  # `check` says what is not there
@@ -254,9 +252,9 @@ def _describe(gpu: Gpu) -> str:
 def _submitted(run_dir: Path) -> Config | None:
     """The train.toml of the run's experiment, which puts prime-rl's complaints into its lines.
 
-    Two folders up at most: beyond runs/ lies the checkout, whose train.toml is of another moment.
+    One folder up at most: the checkout's train.toml is of another moment.
     """
-    folders = (run_dir, *run_dir.parents[:2])
+    folders = (run_dir, run_dir.parent)
     path = next((path for folder in folders if (path := folder / "train.toml").is_file()), None)
     try:
         return None if path is None else load(path)

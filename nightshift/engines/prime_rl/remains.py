@@ -121,8 +121,7 @@ class Remains:
 
 def sweep(runs_dir: Path, prime_name: str) -> None:
     """Remove what dead workers left: beside the trace, and never where a link leads out of `runs_dir`."""
-    attempts = [f"{runs}/attempt-*/" for runs in ("*/*", "certify/*/*")]
-    for folder in (*attempts, *(f"{attempt}*/" for attempt in attempts)):  # a start of the incumbent has one of its own
+    for folder in ("*/", "*/*/", "certify/*/*/", "certify/*/*/*/"):  # a start of the incumbent has one of its own
         for path in runs_dir.glob(folder + TRACE_NAME):
             with suppress(NightshiftError, OSError):  # no trace of ours: whoever wrote it may keep it
                 trace, prime_dir = read_json(path, _Trace, ""), (path.parent / prime_name).resolve()

@@ -187,7 +187,7 @@ def prove(run_dir: Path, weights: Weights, base: Path, reader: Path, environ: Ma
 
 
 def _read_served(path: Path, weights: Weights) -> Served:
-    """What the worker left, as it signed it. EngineError where it is something else now."""
+    """What the worker left, by its hash in the result. EngineError where it is something else now."""
     if weights.served_sha256 is None:
         return Served(problem="the run has no log-probabilities of its server")
     try:

@@ -18,42 +18,35 @@ EVENTS_NAME = "events.out.tfevents.0.nightshift"
 
 
 def write_events(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
-    """In a new folder, or one that `is_mine` to replace: `0042` has the scores of an experiment and the curves of its
-    first run, `0042/run-2` those of the second. EngineError where the package is not installed."""
+    """In a new folder, or one that `is_mine` to replace: `0042` has the scores and the curves of an experiment.
+    EngineError where the package is not installed."""
     try:
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise EngineError("the package tensorboard is not installed", FIX) from None
     with whole_folder(folder, "--output PATH", is_mine=is_mine) as partial:
         for record, each in story.rows():
-            for name, events in _events(story, record, each).items():
-                place = partial / name
-                place.mkdir()
-                with (place / EVENTS_NAME).open("xb") as file:
-                    writer = RecordWriter(file)
-                    for event in events:
-                        writer.write(event.SerializeToString())
-                    writer.flush()
+            place = partial / f"{each['number']:04d}"
+            place.mkdir()
+            with (place / EVENTS_NAME).open("xb") as file:
+                writer = RecordWriter(file)
+                for event in _events(story, record, each):
+                    writer.write(event.SerializeToString())
+                writer.flush()
     return folder
 
 
-def _events(story: Story, record: Record, each: Row) -> dict[str, list[Any]]:
-    """By the name of a folder."""
+def _events(story: Story, record: Record, each: Row) -> list[Any]:
     from tensorboard.compat.proto.event_pb2 import Event
 
     ran = span(each["started"], each["total_seconds"])
     began, ended = (moment.timestamp() for moment in ran) if ran else (0.0, 0.0)
-    first = [Event(wall_time=began, file_version="brain.Event:2"), *_hparams(story, each, began, ended)]
-    first += [_scalar(f"score/{name}", value, 0, ended) for name, value in scores(record, each).items()]
-    found = {f"{each['number']:04d}": first}
-    for index, steps in story.steps(record).items():
-        events = first
-        if index > 1:
-            events = found[f"{each['number']:04d}/run-{index}"] = [Event(wall_time=began, file_version="brain.Event:2")]
-        for step in steps:
-            at = began + (step.time or 0.0)
-            events += [_scalar(f"training/{name}", value, step.step, at) for name, value in measured(step).items()]
-    return found
+    events = [Event(wall_time=began, file_version="brain.Event:2"), *_hparams(story, each, began, ended)]
+    events += [_scalar(f"score/{name}", value, 0, ended) for name, value in scores(record, each).items()]
+    for step in story.steps(record):
+        at = began + (step.time or 0.0)
+        events += [_scalar(f"training/{name}", value, step.step, at) for name, value in measured(step).items()]
+    return events
 
 
 def _scalar(tag: str, value: float, step: int, at: float) -> Any:

@@ -70,11 +70,11 @@ def _chosen(story: Story, number: int | None) -> tuple[Record, Row]:
 
 
 def _source(story: Story, record: Record) -> Path:
-    """Where its model lies: of an adopted baseline with the experiment whose runs it took over."""
-    folder = story.ledger.run_dir(record.baseline or record.number) / MODEL_NAME
+    """Where its model lies: of an adopted baseline with the experiment whose result it took over."""
+    folder = story.ledger.files_dir(record) / MODEL_NAME
     if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
         there = [f"{r.number:04d}" for r in story.shown.records
-                 if (story.ledger.run_dir(r.baseline or r.number) / MODEL_NAME).is_dir()]  # fmt: skip
+                 if (story.ledger.files_dir(r) / MODEL_NAME).is_dir()]  # fmt: skip
         have = f"Those of {', '.join(there)} are here: --experiment N; or train" if there else "Train"
         raise UsageError(
             f"the weights of experiment {record.number:04d} are gone: {folder} is no folder",
@@ -102,7 +102,7 @@ def _check(folder: Path, record: Record, source: Path) -> None:
     """EngineError where the weights that were copied are not those that were scored."""
     from nightshift.engines.prime_rl.weights import check_weights, whole_files
 
-    recorded = next((e.weights.sha256 for e in record.evaluations), None)
+    recorded = record.evaluation.weights.sha256 if record.evaluation else None
     found = {check_weights(folder)}  # of one file or several, as `sha256sum` would
     if (names := whole_files(folder)) == ["model.safetensors"]:  # by whose own an engine may know it
         with (folder / names[0]).open("rb") as file:
@@ -189,8 +189,8 @@ def _others(config: Any, base: Any) -> list[tuple[str, bool]]:
 
 def card(story: Story, record: Record, each: Row, unverified: list[str], private: Private) -> str:
     """The model card, Markdown. `unverified`: files beside the weights that may be others than those of the run."""
-    rules, evaluated = story.rules(record), next(run for run in record.runs if run.evaluation)
-    weights = evaluated.evaluation.weights if evaluated.evaluation else None
+    rules, evaluation = story.rules(record), record.evaluation
+    weights = evaluation.weights if evaluation else None
     base = clean(private.text(rules.model), 200) if rules else ""
     revision = clean(rules.model_revision or "", 60) if rules else ""
     outcome, said = each["outcome"], record.proposal.description
@@ -203,7 +203,7 @@ def card(story: Story, record: Record, each: Row, unverified: list[str], private
         ("base model", f"{base}{f' at {revision}' if revision else ''}" or "not recorded"),
         ("environments", ", ".join(record.environments)),
         ("engine", f"{record.engine}, rules {record.rules_name} {record.rules_hash}"),
-        ("seed", str(evaluated.seed)),
+        ("seed", str(record.result.seed) if record.result else "not recorded"),
         ("steps", str(weights.step) if weights else "not recorded"),
         ("budget", budget),
         ("hardware", record.hardware),
@@ -211,8 +211,7 @@ def card(story: Story, record: Record, each: Row, unverified: list[str], private
         ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {outcome}: {said}"),
         ("code", f"commit {commit}" if commit else "not recorded"),
     ]  # fmt: skip
-    seed = next((run.evaluation for run in record.runs if run.evaluation), None)
-    score = f"{seed.eval_score:.4f} of these weights" if seed else "not measured"
+    score = f"{evaluation.eval_score:.4f} of these weights" if evaluation else "not measured"
 
     def plain(text: str) -> str:  # before a path is spelled as Markdown
         return markdown(private.text(text))

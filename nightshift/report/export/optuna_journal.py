@@ -57,7 +57,7 @@ def _trial(story: Story, record: Record, each: Row, distributions: dict[str, Bas
     value = each["eval_score"] if state is TrialState.COMPLETE else None
     if state is TrialState.COMPLETE and value is None:
         state = TrialState.FAIL
-    curve = record.runs[-1].curve if record.runs else ()
+    curve = record.result.curve if record.result else ()
     texts = {"description": each["description"], "why": each["why"], "outcome": each["outcome"], "since": each["since"]}
     texts |= {"failure": each["failure"], "proposer": each["proposer"], "changes": each["changes"]}
     attributes: dict[str, Any] = {"experiment": each["number"], "parent": each["parent"], **scores(record, each)}

@@ -20,16 +20,15 @@ import msgspec
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.git import CAMPAIGN_PREFIX
-from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
-from nightshift.campaign.records import Failure, Record, Verdict
+from nightshift.campaign.records import JOB_NAME, Failure, Job, Record, Verdict
 from nightshift.campaign.results import column_of, figures
 from nightshift.campaign.standing import effect_at_decision
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, changes_of, spelled
 from nightshift.config.values import Value, number_text
 from nightshift.errors import UsageError
-from nightshift.executors.base import Submitted, job_of
 from nightshift.files import read_json
 from nightshift.report.data import Shown, shown_campaign
 from nightshift.text import clean
@@ -77,7 +76,7 @@ def _row(record: Record, campaign: Campaign, outcome: str, since: str | None) ->
         "p_better": known["p_better"],
         "why": known["why"],
         "failure": record.failure,
-        **{name: known[name] for name in ("num_runs", "num_steps", "reward_mean", "training_seconds", "total_seconds")},
+        **{name: known[name] for name in ("num_steps", "reward_mean", "training_seconds", "total_seconds")},
         "memory_gb": known["memory_gb"],
         "kept_commit": record.kept_commit,
         **{column_of(name): score for name, score in record.environment_scores.items()},
@@ -161,18 +160,16 @@ class Story:
         """Record and what is told of it."""
         return zip(self.shown.records, self.experiments, strict=True)
 
-    def steps(self, record: Record) -> dict[int, list[Step]]:
-        """The training steps of its runs, by their index from 1; of a run that left none, none."""
-        folders = {index: self.ledger.attempt_dir(record, index) for index in range(1, len(record.runs) + 1)}
-        return {index: read_steps(folder / METRICS_NAME) for index, folder in folders.items()}
+    def steps(self, record: Record) -> list[Step]:
+        """The training steps of its run; none if the run left none."""
+        return read_steps(self.ledger.files_dir(record) / METRICS_NAME) if record.result else []
 
     def rules(self, record: Record) -> Rules | None:
-        """What it was run by: of the job whose hash was entered into the chain before its worker started, which refused
-        rules of another hash. None where that is not there any more, or another one is."""
-        folder = self.ledger.run_dir(record.baseline or record.number, 1)
+        """What it was run by: of the job whose hash was entered into the journal before its worker started, which
+        refused rules of another hash. None where that is not there any more, or another one is."""
+        path = self.ledger.files_dir(record) / JOB_NAME
         with suppress(UsageError, OSError):
-            was = read_json(folder / SUBMITTED_NAME, Submitted, "")
-            job = job_of(folder, was) if was and self.ledger.holds(folder / SUBMITTED_NAME) else None
+            job = read_json(path, Job, "") if self.ledger.holds(path) else None
             return job.rules if job and job.rules_hash == record.rules_hash else None
         return None
 

@@ -61,14 +61,10 @@ def _write_run(
         config=_config(story, each),
         settings=settings,
     ) as run:
-        for index, steps in story.steps(record).items():
-            prefix = "" if index == 1 else f"run-{index}/"
-            step_name = f"{prefix}training_step"
-            run.define_metric(step_name)
-            run.define_metric(f"{prefix}*", step_metric=step_name)
-            for step in steps:
-                found = {f"{prefix}{name}": value for name, value in measured(step).items()}
-                run.log(found | {step_name: step.step})
+        run.define_metric("training_step")
+        run.define_metric("*", step_metric="training_step")
+        for step in story.steps(record):
+            run.log(measured(step) | {"training_step": step.step})
         run.summary.update({"outcome": each["outcome"], "experiment": each["number"], **scores(record, each)})
 
 

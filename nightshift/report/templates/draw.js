@@ -33,7 +33,7 @@ const short = (value) => {
   return text.replace(/^-/, "\u2212");
 };
 
-// `lines`: {kind, steps, values}, one a run. Null where none was measured.
+// `lines`: {kind, steps, values}, one an experiment. Null where none was measured.
 const plot = (words, lines) => {
   const series = lines.map(({ kind, steps, values }) => ({
     kind,
@@ -67,7 +67,7 @@ const plot = (words, lines) => {
   return make("figure", { class: "curve" }, make("figcaption", {}, words, ...ends), drawing);
 };
 
-// One drawing for each quantity that was measured in a run of `shown`: [number, kind] pairs.
+// One drawing for each quantity that was measured in the runs of `shown`: [number, kind] pairs.
 const plots = (data, shown) => Object.entries(data.curves).map(([name, words]) => plot(words, shown.flatMap(([number, kind]) =>
-  (data.experiments[number]?.curves ?? []).filter((run) => run.values[name])
+  [data.experiments[number]?.curves].filter((run) => run?.values[name])
     .map((run) => ({ kind, steps: run.steps, values: run.values[name] }))))).filter(Boolean);

@@ -93,7 +93,7 @@ const startTable = (state, data) => {
 
   const rows = () => {
     const heads = ["run", "verdict", "since", "hypothesis", "changes", "score", "strict score", "expected, pp", "± pp",
-      "effect_at_decision, pp", "± pp", "P better", "runs", "seconds"];
+      "effect_at_decision, pp", "± pp", "P better", "seconds"];
     const points = (text) => (number(text) === null ? null : Number((100 * number(text)).toPrecision(6)));
     return [heads, ...bodies.filter((body) => !body.hidden).map((body) => {
       const { dataset } = body;
@@ -103,7 +103,7 @@ const startTable = (state, data) => {
         body.querySelector(".told dd").textContent,
         changes ? [...changes.children].map((line) => line.textContent).join("; ") : "",
         number(dataset.score), number(dataset.strict), points(dataset.expected), points(dataset.expectedHalf),
-        points(dataset.then), points(dataset.thenHalf), number(dataset.better), number(dataset.runs), number(dataset.seconds),
+        points(dataset.then), points(dataset.thenHalf), number(dataset.better), number(dataset.seconds),
       ];
     })];
   };

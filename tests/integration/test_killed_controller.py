@@ -1,0 +1,140 @@
+"""A controller that is killed by SIGKILL leaves no process, and the same command resumes: run.py, a night, certify.
+
+Real processes; only what trains is a stand-in. NIGHTSHIFT_KILLS=5 repeats each and prints the seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure
+from nightshift.campaign.verify import verify
+from tests.checkouts import ROOT
+from tests.integration.test_commands import start as start_experiment
+from tests.night_checkout import finish, leftovers, problems, records, start, until_training, whole_night
+from tests.stand_ins import fault
+from tests.waiting import wait_for
+
+SECONDS = 10.0  # that what runs may take after its controller's death, on the trl engine
+NUM_KILLS = int(os.environ.get("NIGHTSHIFT_KILLS", "1"))
+Start = Callable[[], subprocess.Popen[str]]
+
+
+def kill(controller: subprocess.Popen[str], root: Path) -> None:
+    """SIGKILL, while workers train; fails if a process is left after SECONDS."""
+    began = time.monotonic()
+    controller.kill()
+    controller.communicate()
+    while (left := leftovers(root)) and time.monotonic() < began + SECONDS:
+        time.sleep(0.05)
+    print(f"gone after {time.monotonic() - began:.1f} s", file=sys.stderr)
+    assert not left, [process.cmdline()[-2:] for process in left]
+
+
+def metrics(root: Path) -> set[Path]:
+    """The files that a trainer writes once it trains."""
+    return {*(root / "runs").glob("*/metrics.jsonl"), *(root / "runs").glob("certify/*/*/metrics.jsonl")}
+
+
+def kill_in_training(begin: Start, root: Path, num_runs: int = 1) -> None:
+    """Kill what `begin` starts NUM_KILLS times, each time while `num_runs` train; nothing holds them afterwards."""
+    fault(root, "hold", once=False)
+    for _ in range(NUM_KILLS):
+        before, controller = metrics(root), begin()
+        wait_for(lambda: len(metrics(root) - before) == num_runs)  # noqa: B023
+        kill(controller, root)
+        for path in (root / "runs").glob("certify/*/*/metrics.jsonl"):  # these folders have the same names again
+            path.unlink()
+    (root / "stand-in.json").unlink()
+
+
+def test_a_killed_run_py_leaves_no_process_and_the_same_command_resumes(root: Path) -> None:
+    kill_in_training(lambda: start_experiment(root, "--budget-seconds", "1"), root)
+    code, _, stderr = finish(start_experiment(root, "--budget-seconds", "1"))
+    assert code == 0, stderr
+    assert [record.failure for record in records(root)] == [*[Failure.INTERRUPTED] * NUM_KILLS, None]
+    assert records(root)[-1].is_keep
+    assert problems(root) == []
+
+
+def test_a_killed_night_leaves_no_process_and_the_same_command_loses_only_the_runs_in_flight(root: Path) -> None:
+    asked = {"agent": "lr", "proposer": "lr", "pairs": 2, "experiments": 4}
+    assert whole_night(root, **{**asked, "experiments": 1})[0] == 0
+    kill_in_training(lambda: start(root, **asked), root, num_runs=2)
+    code, _, stderr = finish(start(root, **asked))
+    assert code == 0, stderr
+    failures = [record.failure for record in records(root)]
+    assert failures.count(Failure.INTERRUPTED) == 2 * NUM_KILLS
+    assert failures.count(None) == 5, "four of this night, and the baseline before"
+    assert problems(root) == []
+    assert leftovers(root) == []
+
+
+def test_a_killed_certify_leaves_no_process_and_the_same_command_resumes(root: Path) -> None:
+    assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
+    assert records(root)[-1].is_keep
+    kill_in_training(lambda: start_certify(root), root)
+    code, stdout, stderr = finish(start_certify(root))
+    assert code == 0, stderr
+    assert "verdict:" in stdout
+    assert [path.parent.name for path in root.glob("runs/certify/*/comparison.json")] == ["0001"]
+    assert verify(Ledger(root)).problems == []
+    assert leftovers(root) == []
+
+
+def start_certify(root: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_certify.py"), str(root)]
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_what_cannot_end_by_itself_is_ended(root: Path) -> None:
+    """A worker and a trainer that are suspended when their controller is killed."""
+    fault(root, "hold", once=False)
+    controller = start_experiment(root, "--budget-seconds", "1")
+    until_training(root, controller)
+    for process in leftovers(root):
+        if process.pid != controller.pid:
+            process.suspend()
+    kill(controller, root)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks into /proc")
+def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(root: Path) -> None:
+    """Controller, its watchdog and the worker's watchdog are killed at once: the trainer is left."""
+    fault(root, "hold", once=False)
+    controller = start_experiment(root, "--budget-seconds", "1")
+    until_training(root, controller)
+    everything = leftovers(root)
+    trainers = [process for process in everything if any("stand_in_trainer" in word for word in process.cmdline())]
+    assert trainers
+    for process in everything:
+        if process not in trainers:
+            process.suspend()
+
+    dogs = [p for p in psutil.process_iter() if any("watchdog.py" in word for word in _words(p))]
+    ours = {process.pid for process in everything}
+    dogs = [dog for dog in dogs if int(dog.cmdline()[-1]) in ours]
+    for process in (*dogs, *(p for p in everything if p not in trainers)):
+        process.kill()
+    controller.communicate()
+    (root / "stand-in.json").unlink()
+    code, _, stderr = finish(start_experiment(root, "--budget-seconds", "1"))
+    assert code == 0, stderr
+    assert leftovers(root) == []
+
+
+def _words(process: psutil.Process) -> list[str]:
+
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
