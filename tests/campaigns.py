@@ -128,7 +128,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
         candidate = parse(set_values(BASELINE, {"trainer.optim.lr": float(rate)}))
         number, score = ledger.next_number(), SCORES.get(rate, 0.55)
         if incumbent is None:
-            judgement = Judgement(why="baseline", incumbent_score=score)
+            verdict, judgement = Verdict.KEEP, Judgement(why="baseline", incumbent_score=score)
             changes: dict[str, object] = {"description": "baseline"}
         else:
             before = SCORES["6e-7" if incumbent.parent is None else "3e-6"]

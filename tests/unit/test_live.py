@@ -219,7 +219,7 @@ def test_show_says_first_what_came_of_it_and_last_what_programs_compare(tmp_path
     record = next(r for r in ledger.records() if r.parent is not None and r.judgement and r.judgement.delta)
     names = [line.split(":")[0] for line in experiment_lines(ledger, record) if not line.startswith(" ")]
     shown = list(dict.fromkeys(names))
-    assert shown[:6] == ["number", "status", "judgement", "effect_at_decision", "expected", "score"]
+    assert shown[:6] == ["number", "status", "judgement", "effect_at_decision", "effect", "score"]
     assert shown.index("description") < shown.index("result") < shown.index("unused_keys") < shown.index("rules_hash")
     lines = [line for line in experiment_lines(ledger, record) if line.startswith("effect_at_decision")]
     assert record.judgement is not None
