@@ -194,7 +194,7 @@ COMPARISON = Comparison(
     strict_scores=None,
     by_environment={},
     notes=(),
-    chain="abc",
+    journal="abc",
 )
 
 

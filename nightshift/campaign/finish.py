@@ -16,7 +16,7 @@ from nightshift.campaign.git import GitLockedError, Head, Repo
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import Failure, Judgement, Record, Verdict
-from nightshift.campaign.verify import resume_chain
+from nightshift.campaign.verify import resume_journal
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, remove_tree
 from nightshift.text import clean
@@ -46,9 +46,9 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """What a verdict does to the branch: commits a kept config, puts the incumbent back after a discard.
 
-    Never fails a measured experiment. The commit's trailer has the head of the chain, which has this verdict in it.
+    Never fails a measured experiment. The commit's trailer has the journal's head, after the line of this decision.
     """
-    head, chain = Head(record.branch, record.commit), ledger.journal.head
+    head, journal = Head(record.branch, record.commit), ledger.journal.head
 
     def source(number: int) -> bytes:
         return ledger.stored_config(ledger.record(number)).source
@@ -61,7 +61,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     if record.parent is None:
         return replace(record, settled="baseline: nothing to commit")
     assert record.judgement is not None
-    trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Chain: {chain}\n" if chain else "")
+    trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Journal: {journal}\n" if journal else "")
     # git takes neither NUL nor surrogates, a terminal no codes of others, and a reason no trailer of its own.
     message = f"{clean(record.proposal.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
     try:
@@ -104,7 +104,7 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
     """Close what an earlier head left open, but for what is `in_flight`. Call as the head, with the lock held."""
     ledger.sweep(in_flight)
-    records = resume_chain(ledger, note)
+    records = resume_journal(ledger, note)
     due = _due(records, ledger, repo)
     for record in (record for record in records if record.number not in in_flight):
         if record.status == STARTED:

@@ -1,6 +1,6 @@
 """`runs/.index`: what a campaign was folded into, so that a start folds what came since and not thousands of records.
 
-Never needed: without it everything is folded anew. Used only where its bytes are those that the chain entered last,
+Never needed: without it everything is folded anew. Used only where its bytes are those that the journal holds,
 and what is folded of each record (number, status, parent, ideas, constants, settings, load, scores) hashes to what was
 folded then.
 `nightshift verify` folds everything anew and compares.
@@ -115,7 +115,7 @@ def save(ledger: Ledger) -> None:
         dict(campaign.last_expected),
     )
     data, path = msgspec.msgpack.encode(index), ledger.runs_dir / INDEX_NAME
-    if ledger.journal.enter({INDEX_NAME: sha256(data)}):
+    if ledger.journal.add("cached", INDEX_NAME, sha256(data)):
         with suppress(OSError):  # it costs the next start some time, and no more
             write_atomically(path, data, sync=False)
 
@@ -148,7 +148,9 @@ def _same(one: Campaign, other: Campaign) -> bool:
 def _read(ledger: Ledger) -> Index | None:
     try:
         data = read_file(ledger.runs_dir / INDEX_NAME)
-        return msgspec.msgpack.decode(data, type=Index) if ledger.journal.holds(INDEX_NAME, sha256(data)) else None
+        line = ledger.journal.last(INDEX_NAME)
+        is_ours = line is not None and line.sha256 == sha256(data)
+        return msgspec.msgpack.decode(data, type=Index) if is_ours else None
     except (OSError, ValueError, RecursionError):
         return None
 

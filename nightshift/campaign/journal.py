@@ -1,52 +1,66 @@
-"""`runs/chain.jsonl`: what was begun, decided, settled and certified here, each line with the hash of the one before.
+"""`runs/journal.jsonl`: one line for all that is begun, submitted, measured, decided, certified, or read of the test
+split. Each line holds the sha256 of the line before it and of the file that it speaks of.
 
-A line enters files by name with a sha256: `0042/train.toml` when an experiment begins, `0042` when it is decided,
-`0042 late` when its settlement or lesson is written, and looks, certificates and what a worker was given by their paths
-in runs/. Of a record not its bytes are hashed but its JSON with sorted keys, without what comes late.
-The head, the hash of the last line, stands for all of them. It proves nothing without a copy elsewhere (summaries,
-certificates and commits have one): who can write a record can write a whole chain. verify.py compares.
+The head is the hash of the last line and stands for all of them. A journal alone proves only that runs/ is consistent:
+who can write a record can write a whole journal. So summaries, certificates and commits hold a copy of the head.
+verify.py compares.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, read_file
 
-CHAIN_NAME = "chain.jsonl"
+JOURNAL_NAME = "journal.jsonl"
+ASIDE = "journal.damaged"  # begins the name of a damaged journal that was set aside
 HEAD_DIGITS = 12  # of a head where it is printed
-_LATE = ("settled", "kept_commit")  # of a record: what a later start may still fill in
-_LATE_OF_PROPOSAL = ("reported_outcome", "lesson")
+
+Event = Literal["begun", "submitted", "access", "measured", "decided", "certified", "cached"]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line. `before` is the sha256 of the line before, without its end; "" for the first. `index` counts from 1.
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Permission for one job to read the test split. All jobs of one certificate have the same `number`. `configs`:
+    hashes of the two configs, by side; `token`: of the job."""
 
-    `files`: sha256 by name. `witnessed`: entered by the process that wrote them, as it did.
+    number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+    branch: str
+    rules_hash: str
+    configs: dict[str, str]
+    token: str
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line. `file` is a path below runs/. `sha256` is that of the file's bytes; of a record.json see
+    `record_sha256`. `recovered`: not written by the process that wrote the file, but by the start after a kill.
     """
 
-    index: int
-    before: str
-    files: dict[str, str]
-    witnessed: bool = True
+    number: int  # counts from 1
+    time: str  # ISO 8601, UTC
+    event: Event
+    file: str
+    sha256: str
+    before: str  # sha256 of the line before, without its end; "" for the first
+    access: Access | None = None  # of the event `access`
+    recovered: bool = False
 
 
 class Journal:
-    """The chain of one ledger. Whoever enters something holds the ledger's lock."""
+    """The journal of one runs/ folder. Hold the ledger's lock while you add a line."""
 
     def __init__(self, runs_dir: Path) -> None:
-        self.path = runs_dir / CHAIN_NAME
+        self.path = runs_dir / JOURNAL_NAME
 
     def lines(self) -> list[bytes]:
-        """The whole lines; a last one without its end is what a kill left. OSError where no regular file lies there."""
+        """The whole lines. A last line without its end was cut by a kill and is left out. OSError if the path is not a
+        regular file."""
         try:
             return read_file(self.path).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
@@ -54,48 +68,86 @@ class Journal:
 
     @property
     def head(self) -> str:
-        """The first digits of the last line's hash; "" where there is no chain, or none that can be read."""
+        """The first digits of the last line's hash; "" if there is no line that can be read."""
         try:
             return "".join(sha256(line)[:HEAD_DIGITS] for line in self.lines()[-1:])
         except OSError:
             return ""
 
-    def holds(self, name: str, digest: str) -> bool:
-        """True if that is what the name was entered with last."""
+    def last(self, file: str) -> Line | None:
+        """The last line about a file; None if there is none that can be read."""
         try:
-            return _last(b"\n".join(self.lines()), name) == digest
-        except OSError:
-            return False
+            return _last(b"\n".join(self.lines()), file)
+        except (OSError, ValueError):
+            return None
 
-    def enter(self, files: Mapping[str, str], *, witnessed: bool = True) -> bool:
-        """Add a line for those `files` that are not entered as they are; True if there were any.
+    def num_lines(self, file: str) -> int:
+        """How many lines speak of a file. OSError if the journal cannot be read."""
+        return sum(_of(file) in line for line in self.lines())
 
-        The line is on the disk when this returns. EngineError when the disk refuses, or the last line is no entry.
+    def add(
+        self, event: Event, file: str, digest: str, *, access: Access | None = None, recovered: bool = False
+    ) -> bool:
+        """Add a line, unless the last one about the file holds the same hash; True if one was added.
+
+        The line is on the disk when this returns. EngineError if the disk refuses, or the last line is damaged.
         """
         try:
             data = b"".join(line + b"\n" for line in self.lines())
-            new = {name: digest for name, digest in files.items() if _last(data, name) != digest}
-            if not new:
+            known = _last(data, file)
+            if known is not None and known.sha256 == digest:
                 return False
             last = data[:-1].rpartition(b"\n")[2]
-            index, before = (entry_of(last).index + 1, sha256(last)) if last else (1, "")
+            line = Line(
+                number=line_of(last).number + 1 if last else 1,
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                event=event,
+                file=file,
+                sha256=digest,
+                before=sha256(last) if last else "",
+                access=access,
+                recovered=recovered,
+            )
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            with os.fdopen(os.open(self.path, flags, 0o644), "ab") as file:
-                file.truncate(len(data))
-                file.write(msgspec.json.encode(Entry(index, before, new, witnessed)) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            with os.fdopen(os.open(self.path, flags, 0o644), "ab") as journal:
+                journal.truncate(len(data))
+                journal.write(msgspec.json.encode(line) + b"\n")
+                journal.flush()
+                os.fsync(journal.fileno())
         except OSError as error:
             raise disk_error(error, self.path) from None
         except ValueError as error:
-            raise EngineError(f"{self.path} is damaged: {error}", "The next start sets it aside.") from None
+            raise EngineError(f"{self.path} is damaged: {error}", "The next uv run run.py sets it aside.") from None
         return True
 
+    def accesses(self) -> list[Access]:
+        """All accesses to the test split in order, one for each job; also those in journals that were set aside.
 
-def entry_of(line: bytes) -> Entry:
-    """One line as an entry. ValueError where it is none."""
+        UsageError if the journal is damaged: no access may be forgotten.
+        """
+        found = list[Access]()
+        for path in (*sorted(self.path.parent.glob(f"{ASIDE}-*")), self.path):
+            try:
+                for place, line in enumerate(read_file(path).split(b"\n")[:-1], 1):
+                    try:
+                        access = line_of(line).access
+                    except ValueError as error:
+                        if path == self.path:
+                            raise _damaged(path, f"line {place}: {error}") from None
+                        continue
+                    found += [access] if access else []
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                if path == self.path:
+                    raise _damaged(path, error.strerror or str(error)) from None
+        return found
+
+
+def line_of(data: bytes) -> Line:
+    """A line from its JSON. ValueError if it is not one."""
     try:
-        return msgspec.json.decode(line, type=Entry)
+        return msgspec.json.decode(data, type=Line)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -105,20 +157,31 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def digests(number: int, record: bytes) -> dict[str, str]:
-    """What is entered of a decided record, from the bytes of its record.json. ValueError where they are none."""
+def record_sha256(data: bytes) -> str:
+    """The hash of a record.json: of its JSON with sorted keys, without what is written after the decision (`settled`,
+    `kept_commit`, the proposer's `reported_outcome` and `lesson`). ValueError if it is not JSON of a record."""
     try:
-        fields = msgspec.json.decode(record, type=dict)
-        late = {name: fields.pop(name, None) for name in _LATE}
-        proposal = msgspec.convert(fields.pop("proposal", None), dict)
-        late |= {name: proposal.pop(name, None) for name in _LATE_OF_PROPOSAL}
-        parts = {f"{number:04d}": {**fields, "proposal": proposal}, f"{number:04d} late": late}
-        return {name: sha256(msgspec.json.encode(part, order="sorted")) for name, part in parts.items()}
+        fields = msgspec.json.decode(data, type=dict)
+        proposal = msgspec.convert(fields.get("proposal"), dict)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    fields["proposal"] = {name: proposal[name] for name in proposal if name not in ("reported_outcome", "lesson")}
+    decided = {name: fields[name] for name in fields if name not in ("settled", "kept_commit")}
+    return sha256(msgspec.json.encode(decided, order="sorted"))
 
 
-def _last(data: bytes, name: str) -> str:
-    """The sha256 that a name was entered with last; "" if it never was."""
-    _, found, after = data.rpartition(f'"{name}":"'.encode())
-    return after[:64].decode(errors="replace") if found else ""
+def _of(file: str) -> bytes:
+    return f'"file":"{file}",'.encode()
+
+
+def _last(data: bytes, file: str) -> Line | None:
+    place = data.rfind(_of(file))
+    if place < 0:
+        return None
+    start, end = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
+    return line_of(data[start:] if end < 0 else data[start:end])
+
+
+def _damaged(path: Path, reason: str) -> UsageError:
+    fix = f"Every access to the test split counts: repair it, or set it aside: mv {path} {path.parent / ASIDE}-1"
+    return UsageError(f"{path} is damaged: {reason}", fix)

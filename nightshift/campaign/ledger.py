@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from nightshift.campaign.controller import ControllerLock
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.journal import Journal, digests, sha256
+from nightshift.campaign.journal import Access, Event, Journal, record_sha256, sha256
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import Progress, Record
+from nightshift.campaign.records import JOB_NAME, Progress, Record
 from nightshift.campaign.results import COLUMNS, columns, row
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -43,6 +43,15 @@ if TYPE_CHECKING:
 
 STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
+PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
+EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file that the line speaks of
+    CONFIG_NAME: "begun",
+    PLAN_NAME: "begun",
+    JOB_NAME: "submitted",
+    RUN_NAME: "measured",
+    RECORD_NAME: "decided",
+    COMPARISON_NAME: "certified",
+}
 _RESERVING = ".reserving"  # a folder on its way to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 MAX_NUMBER = 999_999_999
@@ -143,28 +152,31 @@ class Ledger:
             sync_folder(self.runs_dir)
         except OSError as error:
             raise disk_error(error, folder) from None
-        self.journal.enter(
-            {f"{folder.name}/{name}": sha256(data) for name, data in files.items() if name == CONFIG_NAME}
-        )
+        self.journal.add("begun", f"{folder.name}/{CONFIG_NAME}", sha256(files[CONFIG_NAME]))
         return record
 
     def write(self, record: Record) -> None:
-        """Write record.json, whole or not at all; if it is decided, then its line of the chain.
+        """Write record.json, whole or not at all; then, if it is decided, its line of the journal.
 
         Raises EngineError when the disk refuses.
         """
         data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._closed.pop(record.number, None)
         if record.status != STARTED:
-            self.journal.enter(digests(record.number, data))
+            self.journal.add("decided", f"{record.number:04d}/{RECORD_NAME}", record_sha256(data))
 
-    def enter(self, path: Path) -> None:
-        """Enter a file of runs/ into the chain. OSError where it is none; EngineError when the disk refuses."""
-        self.journal.enter({path.relative_to(self.runs_dir).as_posix(): sha256(read_file(path))})
+    def enter(self, path: Path, access: Access | None = None) -> None:
+        """Add the line of a file in runs/ to the journal, as an access to the test split if one is given.
+
+        OSError if the file cannot be read; EngineError when the disk refuses.
+        """
+        event: Event = "access" if access else EVENTS[path.name]
+        self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)), access=access)
 
     def holds(self, path: Path) -> bool:
-        """True if a file of runs/ is as it was entered into the chain last. OSError where it is none."""
-        return self.journal.holds(path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)))
+        """True if the journal's last line about a file in runs/ has its hash. OSError if the file cannot be read."""
+        line = self.journal.last(path.relative_to(self.runs_dir).as_posix())
+        return line is not None and line.sha256 == sha256(read_file(path))
 
     def close(self, record: Record) -> None:
         """Write the final record and its row, when no run of it is left. Raises EngineError when the disk refuses."""

@@ -476,24 +476,21 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `token`: a random word that its result repeats; `name`: of the job in SLURM,
-    empty on this machine; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
-    `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl itself
-    ends any run after ten empty batches. `cores`: what it is
-    pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
-    refuses."""
+    empty on this machine; `incumbent`: its settings, whose start tells whose fault a failed start is, None for a
+    baseline. `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl
+    itself ends any run after ten empty batches. `cores`: what it is pinned to; `layout`: of its hardware
+    what no machine tells. A worker with another rules hash, harness or hardware refuses."""
 
     rules: Rules
     rules_hash: str
     harness_tree: str
     settings: dict[str, Any]
     seed: int
-    split: Literal["selection", "sealed"]
+    split: Literal["validation", "test"]
     deadline_seconds: float
     token: str
     name: str = ""
     hardware: str | None = None
-    look: int | None = None
     gpus: str | None = None  # --gpus
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None

@@ -261,17 +261,17 @@ def show(number: int, as_json: bool) -> None:
 
 @commands.command("verify")
 @click.option(
-    "--head", callback=hexadecimal, help="The chain's head as a summary, certificate or commit of then tells it."
+    "--head", callback=hexadecimal, help="The journal's head that a summary, certificate or commit of then holds."
 )
 @AS_JSON
-@at_work("comparing what was recorded with its chain")
+@at_work("comparing runs/ with its journal")
 def verify_command(head: str | None, as_json: bool) -> None:
-    """Compare records, looks and certificates with their chain; exits 1 where something was changed, 0 where not."""
+    """Compare records and certificates with their journal; exits 1 if something was changed, 0 if not."""
     from nightshift.campaign.verify import verify
 
     found = verify(Ledger(run.process_root()), head)
     lines = [*(f"wrong:    {line}" for line in found.problems), *(f"note:     {line}" for line in found.notes)]
-    lines.append(f"chain:    {found.chain}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
+    lines.append(f"journal:  {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
     if as_json:
         print_json(found)
     else:

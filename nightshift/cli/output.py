@@ -34,8 +34,8 @@ _lock = threading.Lock()  # the ticker of the live line speaks beside the main t
 _drawn = ""  # what stands on the live line
 
 
-def summary(record: Record, chain: str) -> str:
-    """The block that agents grep: `key: value` lines; not measured is an empty value. `chain`: its head."""
+def summary(record: Record, journal: str) -> str:
+    """The block that agents grep: `key: value` lines; not measured is an empty value. `journal`: its head."""
     values = figures(record)
     scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
     games = record.evaluation.figures if record.evaluation else {}
@@ -64,7 +64,7 @@ def summary(record: Record, chain: str) -> str:
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("settled", record.settled or ""),
-        *([("chain", chain)] if chain else []),
+        *([("journal", journal)] if journal else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
         *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {_campaign(record)}")]),
     )

@@ -33,7 +33,7 @@ class Finite(click.FloatRange):
 
 
 def hexadecimal(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The head of a chain, or the beginning of one."""
+    """The head of a journal, or the beginning of one."""
     if value is not None and not re.fullmatch("[0-9a-f]{8,64}", value):
         raise click.BadParameter(f"{value!r} is no head. Give 8 to 64 of its digits, 0-9 and a-f.")
     return value

@@ -185,8 +185,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     """What runs, what the last campaign holds, what the night does: `nightshift status`.
 
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
-    campaign's. `others`: experiments of other campaigns in runs/. `chain`: its head. `damaged`: what could not be read
-    or fits nothing.
+    campaign's. `others`: experiments of other campaigns in runs/. `journal`: its head. `damaged`: what could not be
+    read or fits nothing.
     """
 
     is_running: bool
@@ -198,7 +198,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     others: int
     incumbent: Incumbent | None
     night: Night | None
-    chain: str
+    journal: str
     damaged: tuple[str, ...]
 
     @classmethod
@@ -234,7 +234,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             others=len(records) - len(ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
-            chain=ledger.journal.head,
+            journal=ledger.journal.head,
             damaged=(*damaged, *unfit.values()),
         )
 

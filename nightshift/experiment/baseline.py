@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nightshift.campaign.finish import close
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.journal import digests, entry_of, sha256
+from nightshift.campaign.journal import record_sha256, sha256
 from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME, Ledger
 from nightshift.campaign.records import Proposal, Record, Request
 from nightshift.campaign.same_setup import baseline_of, differences
@@ -106,13 +106,11 @@ def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
 
 
 def _is_as_written(record: Record, submitted: bytes, ledger: Ledger) -> bool:
-    """Whether its files are those that their writer entered into the chain: they lie where agents can write."""
-    entered = dict[str, str]()
+    """Whether its files are those for which their writer added a line to the journal: agents can write in runs/."""
+    folder = ledger.run_dir(record.number)
     try:
-        for entry in map(entry_of, ledger.journal.lines()):
-            entered |= entry.files if entry.witnessed else {}
-        data = read_file(ledger.run_dir(record.number) / RECORD_NAME)
-        files = digests(record.number, data) | {f"{record.number:04d}/{CONFIG_NAME}": sha256(submitted)}
+        hashes = {CONFIG_NAME: sha256(submitted), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}
     except (OSError, ValueError):
         return False
-    return all(entered.get(name) == digest for name, digest in files.items())
+    lines = {name: ledger.journal.last(f"{folder.name}/{name}") for name in hashes}
+    return all(line and not line.recovered and line.sha256 == hashes[name] for name, line in lines.items())

@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.journal import Access
+from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Job, Result
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
@@ -32,7 +33,6 @@ from nightshift.engines.base import Effective, open_engine
 from nightshift.engines.downloads import data_problem
 from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
-from nightshift.evaluation.test_split import Look, count, counted_looks
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.baseline import require_packaged
@@ -45,7 +45,7 @@ from nightshift.files import Document, read_json, remove_tree, write_json
 
 SIDES = ("baseline", "incumbent")
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
-FOLDER, PLAN_NAME, RUN_NAME, COMPARISON_NAME = "certify", "plan.json", "run.json", "comparison.json"
+FOLDER = "certify"
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
 _NUM_BLOCKS = 10_000_000  # of seeds; the last seed is below 2^32
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # of a run's files, beside its logs
@@ -107,7 +107,7 @@ class Comparison:
     strict_scores: tuple[float, float] | None
     by_environment: dict[str, Estimate]
     notes: tuple[str, ...]
-    chain: str
+    journal: str  # its head before the line of this file
 
     @property
     def estimator(self) -> str:
@@ -157,8 +157,8 @@ class Task:
             + (f", {num_done} of {2 * plan.num_seeds} runs are done" if num_done else ""),
         ]
         if plan.access is not None:
-            looks, number = counted_looks(self.setup.ledger.runs_dir), _access_of_campaign(self.setup, plan)
-            resumed = " (resumed)" if plan.access <= len(looks) else ""
+            number = _access_of_campaign(self.setup, plan)
+            resumed = " (resumed)" if plan.access <= _last_access(self.setup.ledger) else ""
             level = f"better or worse is said at level {level_of_access(number):.3g}"
             lines.append(f"access:   {number} to the test split by this campaign{resumed}; {level}")
         return lines
@@ -262,14 +262,14 @@ def _task(
         names=dict(names),
         num_seeds=num_seeds or DEFAULT_SEEDS,
         first_seed_index=FIRST_SEED_INDEX + 2 * MAX_SEEDS * secrets.randbelow(_NUM_BLOCKS),
-        access=len(counted_looks(ledger.runs_dir)) + 1 if split == "test" else None,
+        access=_last_access(ledger) + 1 if split == "test" else None,
     )
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
         if not (begun / PLAN_NAME).is_file() or (split == "test" and (begun / COMPARISON_NAME).exists()):
             continue
-        if not ledger.holds(begun / PLAN_NAME):  # a kill came before the chain, and so before any run
+        if not ledger.holds(begun / PLAN_NAME):  # a kill came before its line, and so before any run
             folder = folder if any(begun.glob("*-*")) else begun
             continue
         old = read_json(begun / PLAN_NAME, Plan, f"Give it up: rm -r {begun}")
@@ -289,9 +289,15 @@ def _can_resume(plan: Plan, setup: Setup) -> bool:
     """True if the test-set access of a plan is the last one, or was not counted yet: only then do workers get it."""
     if plan.access is None:
         return True
-    looks, own = counted_looks(setup.ledger.runs_dir), (plan.branch, plan.rules_hash, *plan.configs.values())
-    last = [(look.branch, look.rules_hash, look.baseline, look.incumbent) for look in looks[-1:]]
-    return plan.access == len(looks) + 1 or (plan.access == len(looks) and last == [own])
+    last = setup.ledger.journal.accesses()[-1:]
+    if not last or plan.access != last[0].number:
+        return plan.access == _last_access(setup.ledger) + 1
+    return all(getattr(last[0], name) == getattr(plan, name) for name in ("branch", "rules_hash", "configs"))
+
+
+def _last_access(ledger: Ledger) -> int:
+    """The number of the last access to the test split of this checkout; 0 before the first."""
+    return max((access.number for access in ledger.journal.accesses()), default=0)
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
@@ -323,9 +329,9 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
 
 def _access_of_campaign(setup: Setup, plan: Plan) -> int:
     """Which access to the test split by its campaign a plan is, from 1."""
-    looks = counted_looks(setup.ledger.runs_dir)
-    ours = [look for look in looks if (look.branch, look.rules_hash) == (plan.branch, plan.rules_hash)]
-    return sum(look.number < (plan.access or 0) for look in ours) + 1
+    accesses = setup.ledger.journal.accesses()
+    ours = [each for each in accesses if (each.branch, each.rules_hash) == (plan.branch, plan.rules_hash)]
+    return len({each.number for each in ours if each.number < (plan.access or 0)}) + 1
 
 
 def _begin(task: Task) -> None:
@@ -338,23 +344,17 @@ def _begin(task: Task) -> None:
             ledger.enter(task.folder / PLAN_NAME)
 
 
-def _count_access(task: Task, job: Job) -> None:
-    """Count the access of a job to the test split before its worker starts: no worker reads the split without."""
-    plan, ledger = task.plan, task.setup.ledger
+def _access(plan: Plan, job: Job) -> Access | None:
+    """What the journal says of a job that reads the test split; None on the validation split."""
     if plan.access is None:
-        return
-    look = Look(
+        return None
+    return Access(
         number=plan.access,
-        time=task.setup.now().isoformat(timespec="seconds"),
         branch=plan.branch,
         rules_hash=plan.rules_hash,
-        baseline=plan.configs["baseline"],
-        incumbent=plan.configs["incumbent"],
-        num_seeds=plan.num_seeds,
+        configs=plan.configs,
         token=job.token,
     )
-    with ledger.lock():
-        ledger.enter(count(ledger.runs_dir, look))
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
@@ -382,9 +382,8 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         else:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
-            job = job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access)
-            _count_access(task, job)
-            submit_job(folder, job, setup)
+            job = job_of(task.settings[side], seed, setup, setup.hardware, task.plan.split)
+            submit_job(folder, job, setup, _access(task.plan, job))
         while not setup.executor.is_over(folder):
             setup.wait()
         result = setup.executor.result(folder)
@@ -417,8 +416,7 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
 
 def _num_starts(ledger: Ledger, folder: Path) -> int:
     """How often a run was started: each start has a job.json of its own, whose hash the journal holds."""
-    name = (folder / JOB_NAME).relative_to(ledger.runs_dir).as_posix()
-    return sum(f'"{name}":'.encode() in line for line in ledger.journal.lines())
+    return ledger.journal.num_lines((folder / JOB_NAME).relative_to(ledger.runs_dir).as_posix())
 
 
 def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
@@ -465,7 +463,7 @@ def _comparison(
         strict_scores=(fmean(strict[0]), fmean(strict[1])) if has_strict else None,
         by_environment=_by_environment(task, sides),
         notes=tuple(_notes(task, runs, result)),
-        chain=setup.ledger.journal.head,
+        journal=setup.ledger.journal.head,
     )
 
 
@@ -543,7 +541,7 @@ def _lines(c: Comparison) -> list[tuple[str, str]]:
         ("num_seeds", " ".join(f"{side} {number}" for side, number in c.num_seeds.items())),
         ("num_examples", str(c.num_examples)),
         ("estimator", c.estimator),
-        ("chain", c.chain),
+        ("journal", c.journal),
         *(("note", note) for note in c.notes),
     ]
 

@@ -217,7 +217,7 @@ def interrupt(cause: str, setup: Setup) -> None:
         if (record.number in numbers or record is records[-1]) and record.settled is None:
             if record.status == STARTED:
                 conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
-            else:  # its verdict is in the chain, and stays as it is
+            else:  # its verdict is in the journal, and stays as it is
                 with setup.ledger.lock():
                     close(record, setup.ledger, setup.repo)
 

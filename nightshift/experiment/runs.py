@@ -9,8 +9,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from nightshift.campaign.journal import Access
 from nightshift.campaign.records import JOB_NAME, Job, Record
 from nightshift.config.rules import covered_files
 from nightshift.experiment.setup import Setup
@@ -25,14 +26,15 @@ def submit(record: Record, setup: Setup) -> None:
     submit_job(setup.ledger.run_dir(record.number), job, setup)
 
 
-def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
-    """Start a worker, once it is known how all is that it will import."""
+def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = None) -> None:
+    """Start a worker, once it is known how all is that it will import. `access`: to the test split, if the job reads
+    that; the journal holds it before the worker starts."""
     if not setup.executor.in_flight():  # else it is still to be as the first of them found it
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
 
     def enter() -> None:
         with setup.ledger.lock():
-            setup.ledger.enter(run_dir / JOB_NAME)
+            setup.ledger.enter(run_dir / JOB_NAME, access)
 
     setup.executor.submit(run_dir, job, enter)
 
@@ -47,19 +49,24 @@ def next_seed(record: Record, setup: Setup) -> int:
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 
 
-def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, look: int | None = None) -> Job:
-    """The job of one run under this set-up; one of a `look` is evaluated on the sealed set."""
+def job_of(
+    settings: Mapping[str, Any],
+    seed: int,
+    setup: Setup,
+    hardware: str,
+    split: Literal["validation", "test"] = "validation",
+) -> Job:
+    """The job of one run under this set-up, which is evaluated on that split."""
     return Job(
         rules=setup.rules,
         rules_hash=setup.rules_hash,
         harness_tree=setup.harness_tree,
         settings=dict(settings),
         seed=seed,
-        split="selection" if look is None else "sealed",
+        split=split,
         deadline_seconds=setup.rules.deadline_seconds,
         token=secrets.token_hex(16),
         hardware=hardware or None,
-        look=look,
         gpus=setup.request.gpus,
         keep_all=setup.request.keep_all,
     )

@@ -44,7 +44,7 @@ from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine, NoGradient, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import NUM_AGAIN, evaluate, selection_set
-from nightshift.evaluation.test_split import sealed_set
+from nightshift.evaluation.test_split import examples_of_test_split
 from nightshift.executors.gpus import Watch, nvml_session, watching
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import free_disk_gb, read_file, temporary_beside, write_atomically, write_json
@@ -156,8 +156,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         _require_same(job, root, hardware)
         if job.cores:
             os.sched_setaffinity(0, job.cores)
-        if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
-            examples, answers = sealed_set(rules, root, job.look, job.token), None
+        if job.split == "test":  # nothing of it is written but the scores: runs/ is where agents read
+            examples, answers = examples_of_test_split(rules, root, job.token), None
         else:  # the file appears with the result: who could read its score sooner could end a run whose score is low
             examples, answers = selection_set(rules, root), temporary_beside(folder / ANSWERS_NAME)
         result = replace(result, hardware=hardware, versions=engine.versions())
@@ -173,7 +173,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             result = replace(result, load=load, curve=curve(steps, rules.budget_seconds))
             if result.training.outcome.is_success:
                 _require_step(result.training, rules)
-                num_again = NUM_AGAIN if job.incumbent is None and job.look is None else 0
+                num_again = NUM_AGAIN if job.incumbent is None and job.split != "test" else 0
                 evaluation = evaluate(session, examples, rules, answers, progress, num_again)
                 result = replace(result, evaluation=evaluation)
         finally:

@@ -45,9 +45,9 @@ def write_summary(state: NightState, setup: Setup) -> str:
 
 
 def summary(
-    state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, chain: str, cost: Cost = NOTHING
+    state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, journal: str, cost: Cost = NOTHING
 ) -> str:
-    """The night in a dozen lines of plain text. `chain`: its head; `cost`: of its proposals and runs."""
+    """The night in a dozen lines of plain text. `journal`: its head; `cost`: of its proposals and runs."""
     counts = Counts.of(own, {record.number for record in campaign.taken_back})
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
@@ -65,7 +65,8 @@ def summary(
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     )
-    return "\n".join([*lines, f"chain:        {chain}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])])
+    lines.append(f"journal:      {journal}")
+    return "\n".join([*lines, *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])])
 
 
 def standing_text(

@@ -88,7 +88,7 @@ def _state(ledger: Ledger) -> str:
     """Of every file that a record or a certificate is in: its size and when it was written."""
     records = (f"{ledger.runs_dir}/{number:04d}/{RECORD_NAME}" for number in ledger.numbers())
     digest = hashlib.sha256()
-    for path in (*records, os.fspath(ledger.journal.path)):  # a certificate enters the chain, too
+    for path in (*records, os.fspath(ledger.journal.path)):  # a certificate adds a line, too
         with suppress(OSError):
             status = os.stat(path)  # noqa: PTH116  a Path for each of thousands takes as long as the asking
             digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))

@@ -167,7 +167,7 @@ def _act(code: str, sandbox: str) -> Act:
 _KINDS = {
     " in ~/": "the person's git configuration",
     r"\bgit|packed|HEAD|push|overwritten": "git",
-    "runs|record|score|chain|FIFO|link as|results|state|incumbent": "records, runs/",
+    "runs|record|score|journal|FIFO|link as|results|state|incumbent": "records, runs/",
 }
 for _name, (_expected, _what, _code) in (ACTIONS | MORE).items():
     _kind = next((kind for words, kind in _KINDS.items() if re.search(words, _name)), "")

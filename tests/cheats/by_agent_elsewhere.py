@@ -51,10 +51,10 @@ ACTIONS: dict[str, tuple[str, str, str]] = {
     ),
     "record twice": ("named", "copies record 1 under a longer number", "copy('runs/0001', 'runs/00001')"),
     "record in other digits": ("named", "the same in Arabic digits", "copy('runs/0001', 'runs/' + 4 * '\u0660')"),
-    "shorter chain": (
+    "shorter journal": (
         "named",
-        "cuts the last line of the chain of records",
-        "put('runs/chain.jsonl', ''.join((REAL / 'runs/chain.jsonl').read_text().splitlines(True)[:-1]))",
+        "cuts the last line of the journal",
+        "put('runs/journal.jsonl', ''.join((REAL / 'runs/journal.jsonl').read_text().splitlines(True)[:-1]))",
     ),
     "text among scores": (
         "named",
@@ -97,7 +97,7 @@ for _file in (
     *("uv.toml", ".python-version", ".env", ".envrc", "setup.cfg", "pytest.ini", "brotli.py", "peft/__init__.py"),
     *("lz4/frame/__init__.py", "torch.py", ".git/info/attributes", ".git/objects/info/alternates", ".git/shallow"),
     *(".git/info/grafts", ".git/config.worktree", ".git/modules/a/config", ".git/worktrees/a/gitdir", "uv.lock"),
-    *("runs/sealed-looks.jsonl", "runs/certificate.json", "runs/certify/0001/certificate.json", "runs/chain.jsonl"),
+    *("runs/certificate.json", "runs/certify/0001/certificate.json", "runs/journal.jsonl"),
     *(
         "runs/0001/job.json",
         "runs/0001/config.json",

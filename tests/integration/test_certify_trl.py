@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.records import Request
-from nightshift.evaluation.test_split import counted_looks
 from nightshift.experiment.certify import certify, read_comparisons, tasks
 from nightshift.experiment.experiment import run_experiment
 from tests.conftest import git, living_children
@@ -41,7 +40,7 @@ def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert made.estimate.interval[0] < made.estimate.difference < made.estimate.interval[1]
     assert 0.1 < made.baseline_score < 0.9  # the base model scores 0.43 before any training
     assert "its prior was taken" in made.notes[0]
-    assert len(counted_looks(setup.ledger.runs_dir)) == 1
+    assert {access.number for access in setup.ledger.journal.accesses()} == {1}
     weights = {path.parent.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/weights")}
     assert weights == set()
     assert living_children() == []

@@ -18,9 +18,10 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 GOOD = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
-_LOOK = {
-    "number": 1, "time": "2026-11-22T07:00:00+00:00", "branch": "autoresearch/test", "rules_hash": "0", "baseline": 1,
-    "incumbent": 2, "num_seeds": 3,
+_ACCESS = {"number": 1, "branch": "autoresearch/test", "rules_hash": "0", "configs": {"baseline": "b"}, "token": "k"}
+_LINE = {
+    "number": 1, "time": "2026-11-22T07:00:00+00:00", "event": "access", "file": "certify/0001/baseline-1/job.json",
+    "sha256": "0" * 64, "before": "",
 }  # fmt: skip
 _CERTIFICATE = {
     "created": "2026-11-22T07:00:00+00:00", "branch": "autoresearch/test", "rules_hash": "0", "baseline_score": 0.1,
@@ -43,7 +44,7 @@ FILES = (
         *(f"runs/0002/{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
         *(
             f"runs/{name}"
-            for name in ("night.json", "certify/0001/comparison.json", "sealed-looks.jsonl", "agent/processes.json")
+            for name in ("night.json", "certify/0001/comparison.json", "journal.jsonl", "agent/processes.json")
         ),
         *(f"runs/{name}" for name in ("report.html", "report.md", "progress.png", "night.txt", "detached.log")),
     ],
@@ -90,12 +91,13 @@ CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
             [_CERTIFICATE | {"num_seeds": {}}],
             [_CERTIFICATE | {"num_examples": 2**62, "sealed_looks": -1}],
         ],
-        "runs/sealed-looks.jsonl": [
-            [_LOOK | {"number": 0}],
-            [_LOOK | {"number": 2**62}],
-            [_LOOK | {"num_seeds": 10**15}],
-            [_LOOK | {"time": "\x1b[2J"}],
-            [_LOOK, _LOOK | {"number": -1}],
+        "runs/journal.jsonl": [
+            [_LINE | {"access": _ACCESS | {"number": 0}}],
+            [_LINE | {"access": _ACCESS | {"number": 2**62}}],
+            [_LINE | {"number": 10**15}],
+            [_LINE | {"time": "\x1b[2J", "file": "\x1b[2J"}],
+            [_LINE | {"access": _ACCESS}, _LINE | {"number": -1, "file": "../../x"}],
+            [_LINE | {"event": "seen"}, _LINE | {"file": "0002/record.json", "event": "decided"}],
         ],
         "runs/0002/metrics.jsonl": [
             [{"step": n, "time": 1e308, "reward_mean": 1e308, "entropy": -1e308, "kl": 1e308} for n in range(9)],

@@ -66,7 +66,7 @@ def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
         **{
             "rules": rules,
             "seed": seed,
-            "split": "selection",
+            "split": "validation",
             "deadline_seconds": 120.0,
             "token": f"token of {seed}",
             **job,

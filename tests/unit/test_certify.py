@@ -14,7 +14,6 @@ from nightshift.campaign.records import Load, Request, Weights
 from nightshift.campaign.verify import verify
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.evaluation.test_split import LOOKS_NAME, counted_looks
 from nightshift.experiment import certify as certifying
 from nightshift.experiment.certify import (
     COMPARISON_NAME,
@@ -75,7 +74,7 @@ def run_names(setup: Setup) -> list[str]:
     return sorted(path.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/run.json"))
 
 
-def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: SilentReporter) -> None:
+def test_a_certificate_from_new_seeds_on_the_test_split(kept: Setup, notebook: SilentReporter) -> None:
     notebook.notes.clear()
     made = certified(kept)
     assert made == certificate_of(kept)
@@ -98,7 +97,7 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
     assert living_children() == []
 
 
-def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_runs(kept: Setup) -> None:
+def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(kept: Setup) -> None:
     """The stand-in answers by a digest of the question, so its score tells which questions it was asked."""
     certified(kept, num_seeds=1)
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
@@ -129,7 +128,7 @@ def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says
     assert verify(kept.ledger).problems == []
 
 
-def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook: SilentReporter) -> None:
+def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, notebook: SilentReporter) -> None:
     def interrupt(text: str) -> None:
         if "run 4 of 6" in text:
             raise Interrupted("stopped by SIGINT")
@@ -149,10 +148,10 @@ def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook:
     assert sum(": run " in note for note in notebook.notes) == 3
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
-    assert len(counted_looks(kept.ledger.runs_dir)) == made.access == 1
+    assert {access.number for access in kept.ledger.journal.accesses()} == {made.access} == {1}
 
 
-def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(
+def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(
     kept: Setup, notebook: SilentReporter
 ) -> None:
     def interrupt(text: str) -> None:
@@ -171,7 +170,7 @@ def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_
     result = certified(kept)
     assert 0 < result.baseline_score < result.incumbent_score < 1
     [problem] = verify(kept.ledger).problems
-    assert problem.endswith("run.json was made 2 times: an earlier one was deleted")
+    assert problem.endswith("run.json was measured more than once: an earlier one was deleted")
 
 
 def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
@@ -230,7 +229,7 @@ def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Setup) -> No
     path.write_text(path.read_text().replace(POOR, "1e-9"))
     with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
         certified(kept)
-    assert counted_looks(kept.ledger.runs_dir) == []
+    assert kept.ledger.journal.accesses() == []
 
 
 def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup) -> None:
@@ -244,7 +243,7 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup
     git(setup.root, "switch", "--quiet", "--discard-changes", "main")
     with pytest.raises(UsageError, match="branch main holds no measured campaign"):
         certified(setup)
-    assert counted_looks(setup.ledger.runs_dir) == []
+    assert setup.ledger.journal.accesses() == []
 
 
 def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,20 +255,20 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
     lines = task.describe()
     assert lines[0] == "certify:  experiment 0002 (incumbent) against experiment 0001 (baseline)"
     assert "runs:     3 new seeds each, 400 examples of the test split" in lines
-    assert counted_looks(kept.ledger.runs_dir) == []
+    assert kept.ledger.journal.accesses() == []
     assert not (kept.ledger.runs_dir / "certify").exists()
 
 
-def test_a_certificate_stands_in_the_chain_and_names_its_head(kept: Setup) -> None:
+def test_a_certificate_has_its_line_in_the_journal_and_names_the_head(kept: Setup) -> None:
     made = certified(kept, 1)
-    assert made.chain
-    assert f"chain:            {made.chain}" in str(Certified(plan=(), comparisons=(made,)))
-    assert verify(kept.ledger, made.chain) == verify(kept.ledger)
+    assert made.journal
+    assert f"journal:          {made.journal}" in str(Certified(plan=(), comparisons=(made,)))
+    assert verify(kept.ledger, made.journal) == verify(kept.ledger)
     assert verify(kept.ledger).problems == []
-    for name in (f"certify/0001/{COMPARISON_NAME}", f"certify/0001/{PLAN_NAME}", LOOKS_NAME):
+    for name in (f"certify/0001/{COMPARISON_NAME}", f"certify/0001/{PLAN_NAME}"):
         path = kept.ledger.runs_dir / name
         path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
-        assert f"runs/{name} was changed since line" in verify(kept.ledger).problems[-1]
+        assert f"runs/{name} was changed since" in verify(kept.ledger).problems[-1]
         path.unlink()
         assert f"runs/{name} was deleted" in verify(kept.ledger).problems[-1]
         kept.ledger.enter(kept.ledger.run_dir(1) / "train.toml")  # another line changes nothing
@@ -288,7 +287,7 @@ def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kep
     (answer,) = certify(places)
     assert (answer.plan.split, answer.access, answer.level) == ("validation", None, 0.05)
     assert answer.budget_seconds == 2.0
-    assert counted_looks(kept.ledger.runs_dir) == []
+    assert kept.ledger.journal.accesses() == []
     assert any("the gain may be flattered" in note for note in answer.notes)
     assert read_comparisons(kept.ledger) == ([answer], [])
     assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"

@@ -340,13 +340,13 @@ def test_no_text_keeps_a_verdict_from_being_settled(setup: Setup, description: s
     assert run(setup).status == "discard"
 
 
-def test_a_commit_names_the_head_of_the_chain_that_has_its_verdict(setup: Setup) -> None:
+def test_a_commit_names_the_head_of_the_journal_that_has_its_verdict(setup: Setup) -> None:
     baseline(setup, POOR, then=GOOD)
     run(setup)
-    head = git(setup.root, "log", "-1", "--format=%(trailers:key=Nightshift-Chain,valueonly)").strip()
+    head = git(setup.root, "log", "-1", "--format=%(trailers:key=Nightshift-Journal,valueonly)").strip()
     lines = setup.ledger.journal.lines()
     (place,) = (place for place, line in enumerate(lines) if sha256(line).startswith(head))
-    assert b'"0002":' in lines[place]
+    assert b'"decided","file":"0002/record.json"' in lines[place]
     assert verify(setup.ledger, head).problems == []
 
 

@@ -137,7 +137,7 @@ CHANGES: dict[str, Callable[[Ledger], object]] = {
     "a link": lambda x: (path_of(x).rename(x.runs_dir / "i"), path_of(x).symlink_to("i")),
     "a pipe": lambda x: (path_of(x).unlink(), os.mkfifo(path_of(x))),
     "a folder": lambda x: (path_of(x).unlink(), path_of(x).mkdir()),
-    "no chain": lambda x: (path_of(x).write_bytes(forged(x)), x.journal.path.unlink()),
+    "no journal": lambda x: (path_of(x).write_bytes(forged(x)), x.journal.path.unlink()),
 }
 
 
@@ -151,11 +151,11 @@ def test_no_change_of_index_or_record_is_believed(ledger: Ledger, how: str) -> N
         assert is_same(believed(ledger), plain(ledger))
 
 
-def test_an_index_that_was_forged_with_its_line_of_the_chain_is_named(ledger: Ledger) -> None:
+def test_an_index_that_was_forged_with_its_line_of_the_journal_is_named(ledger: Ledger) -> None:
     assert verify(ledger).problems == []
     data = forged(ledger)
     path_of(ledger).write_bytes(data)
-    ledger.journal.enter({INDEX_NAME: sha256(data)})
+    ledger.journal.add("cached", INDEX_NAME, sha256(data))
     assert not is_same(believed(ledger), plain(ledger))
     assert verify(Ledger(ledger.tsv_path.parent)).problems == [
         "runs/.index believes what the records do not say: delete it"
@@ -165,9 +165,11 @@ def test_an_index_that_was_forged_with_its_line_of_the_chain_is_named(ledger: Le
 @pytest.mark.parametrize(
     "change", [{"kept": (0, 99)}, {"incumbent": 50}, {"means": b"x"}, {"covariance": b""}, {"weights": b""}]
 )
-def test_an_index_of_nonsense_with_its_line_of_the_chain_is_not_used(ledger: Ledger, change: dict[str, object]) -> None:
+def test_an_index_of_nonsense_with_its_line_of_the_journal_is_not_used(
+    ledger: Ledger, change: dict[str, object]
+) -> None:
     index = msgspec.msgpack.decode(path_of(ledger).read_bytes(), type=Index)
     data = msgspec.msgpack.encode(replace(index, **change))  # type: ignore[arg-type]
     path_of(ledger).write_bytes(data)
-    ledger.journal.enter({INDEX_NAME: sha256(data)})
+    ledger.journal.add("cached", INDEX_NAME, sha256(data))
     assert is_same(believed(ledger), plain(ledger))

@@ -125,7 +125,7 @@ def test_a_kill_while_a_number_is_reserved_leaves_no_gap(
     monkeypatch.undo()
     assert ledger.numbers() == [1]
     assert closed(ledger).number == 2
-    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002", "chain.jsonl"]
+    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002", "journal.jsonl"]
 
 
 def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> None:

@@ -35,7 +35,7 @@ from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import wait_for
 
 RULES = replace(ARITHMETIC_TRL, budget_seconds=100.0, budget_clock="wall")
-JOB = Job(RULES, "hash", "tree", {}, 1, "selection", 100.0, token="1f")
+JOB = Job(RULES, "hash", "tree", {}, 1, "validation", 100.0, token="1f")
 NUM_EXAMPLES = sum(environment.num_selection for environment in RULES.environments)
 
 

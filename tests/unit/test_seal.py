@@ -30,7 +30,7 @@ def watched(checkout: Path) -> Checkout:
         (ledger.run_dir(1) / name).write_text("{}\n")
     ledger.close(record)
     (ledger.runs_dir / "certify").mkdir()
-    for name in ("sealed-looks.jsonl", "certify/comparison.json", "night.json"):
+    for name in ("journal.jsonl", "certify/comparison.json", "night.json"):
         (ledger.runs_dir / name).write_text("{}\n")
     (checkout / ".env").write_text("A=1\n")
     (checkout / "mine.toml").write_text("mine = 1\n")
@@ -93,7 +93,7 @@ STOPS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "old metrics": ("runs/0001/metrics.jsonl", fifo),
     "an old evaluation": ("runs/0001/evaluation.jsonl", rewrite_in_secret),
     "a folder of a run": ("runs/0001/incumbent/result.json", write),
-    "looks at the sealed set": ("runs/sealed-looks.jsonl", Path.unlink),
+    "the journal": ("runs/journal.jsonl", Path.unlink),
     "a certificate": ("runs/certify/comparison.json", rewrite_in_secret),
     "another certificate": ("runs/certify/2/comparison.json", write),
     "a record twice": ("runs/00001/record.json", write),

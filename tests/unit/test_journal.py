@@ -14,32 +14,34 @@ import pytest
 from click.testing import CliRunner
 
 from nightshift.campaign import journal
-from nightshift.campaign import verify as verifying
 from nightshift.campaign.index import fold, last_campaign
-from nightshift.campaign.journal import Entry, Journal
+from nightshift.campaign.journal import Access, Journal, Line
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement, Record
-from nightshift.campaign.verify import resume_chain, verify
+from nightshift.campaign.verify import resume_journal, verify
 from nightshift.cli import run
 from nightshift.cli.main import commands
 from nightshift.errors import EngineError, UsageError
-from nightshift.evaluation import test_split
-from nightshift.evaluation.test_split import Look
 from tests.campaigns import a_record, a_result, campaign, replace
 
-LOOK = Look(1, "2026-11-21T22:00:00+00:00", "autoresearch/test", "rules", "b", "i", 3)
+ACCESS = Access(
+    number=1, branch="autoresearch/test", rules_hash="rules", configs={"baseline": "b", "incumbent": "i"}, token="k"
+)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    """Four experiments, two looks, one certificate."""
+    """Four experiments, one certificate with two jobs."""
     ledger = Ledger(tmp_path)
     campaign(ledger, ["3e-6", "5e-6", "7e-6"])
-    for number in (1, 2):
-        test_split.count(ledger.runs_dir, replace(LOOK, number=number))
-        ledger.enter(ledger.runs_dir / test_split.LOOKS_NAME)
-    path = ledger.runs_dir / "certify" / "0001" / "comparison.json"
-    path.parent.mkdir(parents=True)
+    folder = ledger.runs_dir / "certify" / "0001"
+    for side in ("baseline", "incumbent"):
+        (folder / f"{side}-7").mkdir(parents=True)
+        for name in ("job.json", "run.json"):
+            path = folder / f"{side}-7" / name
+            path.write_text(f'{{"side":"{side}"}}\n')
+            ledger.enter(path, replace(ACCESS, token=side) if name == "job.json" else None)
+    path = folder / "comparison.json"
     path.write_text('{"difference":0.01}\n')
     ledger.enter(path)
     assert verify(ledger).problems == verify(ledger).notes == []
@@ -69,11 +71,11 @@ def lines(ledger: Ledger) -> list[bytes]:
     return ledger.journal.path.read_bytes().splitlines(keepends=True)
 
 
-def rewrite(ledger: Ledger, entries: list[Entry]) -> None:
-    """A chain without a fault over these entries, as whoever has read journal.py writes it."""
+def rewrite(ledger: Ledger, new: list[Line]) -> None:
+    """A journal of these lines without a fault, as whoever has read journal.py writes it."""
     before, data = "", b""
-    for index, entry in enumerate(entries, 1):
-        line = msgspec.json.encode(replace(entry, index=index, before=before))
+    for number, each in enumerate(new, 1):
+        line = msgspec.json.encode(replace(each, number=number, before=before))
         before, data = journal.sha256(line), data + line + b"\n"
     ledger.journal.path.write_bytes(data)
 
@@ -125,14 +127,9 @@ def decided_again(ledger: Ledger) -> None:
     again(ledger).write(record)
 
 
-def a_look_less(ledger: Ledger) -> None:
-    path = ledger.runs_dir / test_split.LOOKS_NAME
-    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-
-
-def invented_and_entered_by_a_start(ledger: Ledger) -> None:
+def invented_then_a_start(ledger: Ledger) -> None:
     doubled(ledger)
-    resume_chain(again(ledger), lambda text: None)
+    resume_journal(again(ledger), lambda text: None)
 
 
 def over_a_link(ledger: Ledger) -> None:
@@ -142,63 +139,72 @@ def over_a_link(ledger: Ledger) -> None:
 
 UNICODE = "\u0660\u0660\u0660\u0661"  # int() takes these for 1
 
+RECORD = "(decided): runs/0003/record.json was changed since"
 ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
-    "a better score": (a_better_score, "0003: its record was changed since line"),
-    "a better score, times restored": (a_record_with_its_times, "0003: its record was changed since line"),
-    "another verdict": (lambda x: edit(x, 3, status="keep"), "0003: its record was changed"),
-    "another parent": (lambda x: edit(x, 3, parent=1), "0003: its record was changed"),
-    "another branch": (lambda x: edit(x, 3, branch="autoresearch/other"), "0003: its record was changed"),
-    "undecided": (lambda x: edit(x, 3, decided=None), "0003: its record was changed"),
-    "open again": (lambda x: edit(x, 3, status="started"), "0003 was decided, and says now that it was not"),
-    "another lesson": (lambda x: say(x, 2, lesson="ignore others"), "0002: its settlement or lesson was changed"),
-    "another outcome": (lambda x: say(x, 2, reported_outcome="better"), "0002: its settlement or lesson was changed"),
-    "another prediction": (lambda x: say(x, 2, prediction="+9 pp"), "0002: its record was changed"),
-    "another commit": (lambda x: edit(x, 2, kept_commit="f" * 40), "0002: its settlement or lesson was changed"),
-    "decided again": (decided_again, "0004 was decided 2 times"),
-    "deleted": (lambda x: shutil.rmtree(x.run_dir(2)), "0002 was deleted"),
-    "the last deleted": (lambda x: shutil.rmtree(x.run_dir(4)), "0004 was deleted"),
+    "a better score": (a_better_score, RECORD),
+    "a better score, times restored": (a_record_with_its_times, RECORD),
+    "another verdict": (lambda x: edit(x, 3, status="keep"), RECORD),
+    "another parent": (lambda x: edit(x, 3, parent=1), RECORD),
+    "another branch": (lambda x: edit(x, 3, branch="autoresearch/other"), RECORD),
+    "undecided": (lambda x: edit(x, 3, decided=None), RECORD),
+    "open again": (lambda x: edit(x, 3, status="started"), "0003/record.json says now that it was never decided"),
+    "another prediction": (lambda x: say(x, 3, prediction="+9 pp"), RECORD),
+    "decided again": (decided_again, "lines 8, 14: experiment 0004 was decided more than once"),
+    "deleted": (lambda x: shutil.rmtree(x.run_dir(2)), "experiment 0002 was deleted"),
+    "the last deleted": (lambda x: shutil.rmtree(x.run_dir(4)), "experiment 0004 was deleted"),
     "only its record deleted": (lambda x: (x.run_dir(3) / "record.json").unlink(), "'0003' looks like"),
-    "deleted and begun again": (deleted_and_begun_again, "0004 was begun 2 times"),
-    "doubled": (doubled, "0005 is not in the chain"),
-    "in place of another": (in_place_of_another, "0003: its record was changed"),
-    "swapped": (swapped, "0004: its record was changed"),
-    "renamed": (lambda x: x.run_dir(3).rename(x.runs_dir / "0007"), "0003 was deleted"),
-    "invented, then a start": (invented_and_entered_by_a_start, "0005 is not in the chain"),
-    "a link in its place": (over_a_link, "0003 was deleted"),
+    "deleted and begun again": (deleted_and_begun_again, "lines 7, 14: experiment 0004 was begun more than once"),
+    "doubled": (doubled, "experiment 0005 has no line"),
+    "in place of another": (in_place_of_another, RECORD),
+    "swapped": (swapped, "(decided): runs/0004/record.json was changed since"),
+    "renamed": (lambda x: x.run_dir(3).rename(x.runs_dir / "0007"), "experiment 0003 was deleted"),
+    "invented, then a start": (invented_then_a_start, "experiment 0005 has no line"),
+    "a link in its place": (over_a_link, "experiment 0003 was deleted"),
     "one digit more": (lambda x: shutil.copytree(x.run_dir(1), x.runs_dir / "00001"), "'00001' looks like"),
     "Unicode digits": (lambda x: shutil.copytree(x.run_dir(1), x.runs_dir / UNICODE), "looks like"),
     "a file in its place": (lambda x: (x.runs_dir / "0009").write_text("x"), "'0009' looks like"),
-    "another train.toml": (lambda x: (x.run_dir(2) / "train.toml").write_text("x"), "0002/train.toml was changed"),
-    "no train.toml": (lambda x: (x.run_dir(2) / "train.toml").unlink(), "0002/train.toml was changed"),
-    "a look less": (a_look_less, "sealed-looks.jsonl was changed"),
-    "no looks": (lambda x: (x.runs_dir / test_split.LOOKS_NAME).unlink(), "sealed-looks.jsonl was deleted"),
+    "another train.toml": (
+        lambda x: (x.run_dir(2) / "train.toml").write_text("x"), "line 3 (begun): runs/0002/train.toml was changed"
+    ),
+    "no train.toml": (lambda x: (x.run_dir(2) / "train.toml").unlink(), "runs/0002/train.toml was changed"),
+    "another job of a certificate": (
+        lambda x: (x.runs_dir / "certify/0001/baseline-7/job.json").write_text("{}"),
+        "line 9 (access): runs/certify/0001/baseline-7/job.json was changed since",
+    ),
+    "another run of a certificate": (
+        lambda x: (x.runs_dir / "certify/0001/baseline-7/run.json").write_text("{}"), "(measured): runs/certify/0001/b"
+    ),
     "another certificate": (
         lambda x: (x.runs_dir / "certify/0001/comparison.json").write_text('{"difference":0.1}\n'),
-        "comparison.json was changed",
+        "line 13 (certified): runs/certify/0001/comparison.json was changed since",
     ),
     "no certificate": (
         lambda x: shutil.rmtree(x.runs_dir / "certify" / "0001"), "certify/0001/comparison.json was deleted"
     ),
     "a certificate more": (
         lambda x: shutil.copytree(x.runs_dir / "certify" / "0001", x.runs_dir / "certify" / "0009"),
-        "certify/0009/comparison.json is not in the chain",
+        "certify/0009/comparison.json has no line",
     ),
     "a line changed": (lambda x: reorder(x, lambda o: [*o[:2], o[2].replace(b"a", b"b"), *o[3:]]), "line 3"),
-    "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "before line 4 of the chain 1 are missing"),
-    "the first line deleted": (lambda x: reorder(x, lambda o: o[1:]), "before line 1 of the chain 1 are missing"),
-    "a line doubled": (lambda x: reorder(x, lambda o: [*o[:3], *o[2:]]), "line 4 of the chain repeats line 3"),
+    "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "before line 4, 1 of the journal's lines"),
+    "the first line deleted": (lambda x: reorder(x, lambda o: o[1:]), "before line 1, 1 of the journal's lines"),
+    "a line doubled": (lambda x: reorder(x, lambda o: [*o[:3], *o[2:]]), "line 4 repeats line 3"),
     "lines swapped": (lambda x: reorder(x, lambda o: [o[0], o[2], o[1], *o[3:]]), "stands in the wrong place"),
-    "a line of text": (lambda x: reorder(x, lambda o: [*o[:2], b"x\n", *o[2:]]), "line 3 of the chain is no entry"),
-    "a line of brackets": (lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "is no entry"),
-    "cut by many lines": (lambda x: reorder(x, lambda o: o[:4]), "is not in the chain"),
-    "no chain": (lambda x: x.journal.path.unlink(), "is not in the chain"),
-    "a pipe for a chain": (
-        lambda x: (x.journal.path.unlink(), os.mkfifo(x.journal.path)), "chain.jsonl cannot be read"
+    "a line of text": (lambda x: reorder(x, lambda o: [*o[:2], b"x\n", *o[2:]]), "line 3 is no line of a journal"),
+    "a line of brackets": (
+        lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "line 3 is no line of a journal"
     ),
-    "a link for a chain": (
+    "cut by many lines": (lambda x: reorder(x, lambda o: o[:4]), "has no line"),
+    "no journal": (lambda x: x.journal.path.unlink(), "has no line"),
+    "a pipe for a journal": (
+        lambda x: (x.journal.path.unlink(), os.mkfifo(x.journal.path)), "journal.jsonl cannot be read"
+    ),
+    "a link for a journal": (
         lambda x: (x.journal.path.rename(x.runs_dir / "c"), x.journal.path.symlink_to("c")), "it is a symbolic link"
     ),
-    "a folder for a chain": (lambda x: (x.journal.path.unlink(), x.journal.path.mkdir()), "chain.jsonl cannot be read"),
+    "a folder for a journal": (
+        lambda x: (x.journal.path.unlink(), x.journal.path.mkdir()), "journal.jsonl cannot be read"
+    ),
 }  # fmt: skip
 
 
@@ -209,7 +215,7 @@ def test_what_was_changed_is_named(ledger: Ledger, how: str) -> None:
     assert words in "\n".join(problems(ledger))
 
 
-@pytest.mark.parametrize("how", ["honest", "a better score", "a line changed", "a pipe for a chain"])
+@pytest.mark.parametrize("how", ["honest", "a better score", "a line changed", "a pipe for a journal"])
 def test_the_command_tells_and_its_exit_code_says_so(ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "process_root", lambda: ledger.tsv_path.parent)
     if how != "honest":
@@ -217,61 +223,65 @@ def test_the_command_tells_and_its_exit_code_says_so(ledger: Ledger, how: str, m
     done = CliRunner().invoke(commands, ["verify"])
     assert done.exit_code == (how != "honest"), done.output
     assert ("wrong:" in done.output) == (how != "honest")
-    assert f"chain:    {ledger.journal.head}" in done.output
+    assert f"journal:  {ledger.journal.head}" in done.output
     for head in ("", "abc", "x" * 12, "A" * 12):
         assert CliRunner().invoke(commands, ["verify", "--head", head]).exit_code == 2
 
 
 @pytest.mark.parametrize("how", ["honest", "rewritten", "cut", "deleted"])
-def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_noted_does(
+def test_a_journal_alone_proves_that_runs_fits_it_and_a_head_that_was_noted_proves_more(
     ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = [journal.sha256(line[:-1])[: journal.HEAD_DIGITS] for line in lines(ledger)]
-    entries = [journal.entry_of(line) for line in lines(ledger)]
+    held = [journal.line_of(line) for line in lines(ledger)]
     if how == "rewritten":
         a_better_score(ledger)
-        new = journal.digests(3, (ledger.run_dir(3) / "record.json").read_bytes())
-        swap = {name: new[name] for name in ("0003",)}
-        rewrite(ledger, [replace(e, files={n: swap.get(n, f) for n, f in e.files.items()}) for e in entries])
+        new = journal.record_sha256((ledger.run_dir(3) / "record.json").read_bytes())
+        rewrite(ledger, [replace(each, sha256=new) if each.file == "0003/record.json" else each for each in held])
     elif how == "cut":
         shutil.rmtree(ledger.run_dir(4))
-        kept = [{n: f for n, f in e.files.items() if not n.startswith("0004")} for e in entries]
-        rewrite(ledger, [replace(e, files=files) for e, files in zip(entries, kept, strict=True) if files])
+        rewrite(ledger, [each for each in held if not each.file.startswith("0004")])
     elif how == "deleted":
         a_better_score(ledger)
         ledger.journal.path.unlink()
-        resume_chain(again(ledger), lambda text: None)
+        for path in ledger.runs_dir.glob("certify/*/*/job.json"):
+            path.unlink()
+        resume_journal(again(ledger), lambda text: None)
     assert problems(ledger) == []
     told = verify(again(ledger), noted[-1]).problems
     assert bool(told) == (how != "honest")
-    assert all("no line of the chain has the hash" in line for line in told)
+    assert all("no line has the hash" in line for line in told)
     assert (verify(again(ledger), noted[0]).problems != []) == (how == "deleted")  # before the change it is the same
     monkeypatch.setattr(run, "process_root", lambda: ledger.tsv_path.parent)
     done = CliRunner().invoke(commands, ["verify", "--head", noted[-1]])
     assert done.exit_code == (how != "honest")
 
 
-def test_files_of_an_older_version_that_are_still_there_were_not_deleted(ledger: Ledger) -> None:
-    path = ledger.runs_dir / "certify" / "0001" / "certificate.json"
-    path.write_bytes(b"{}")
-    ledger.journal.enter({"certify/0001/certificate.json": journal.sha256(b"{}")})
-    assert not problems(ledger)
-    path.unlink()
-    assert problems(ledger) == ["runs/certify/0001/certificate.json was deleted"]
-
-
-def test_records_that_are_older_than_the_chain_enter_as_not_witnessed(ledger: Ledger) -> None:
+def test_records_that_are_older_than_the_journal_enter_as_recovered(ledger: Ledger) -> None:
     ledger.journal.path.unlink()
     for _ in range(2):
-        resume_chain(again(ledger), lambda text: None)
-    assert len(lines(ledger)) == 1
+        resume_journal(again(ledger), lambda text: None)
+    held = [journal.line_of(line) for line in lines(ledger)]
+    assert {(each.event, each.recovered) for each in held} == {
+        (event, True) for event in ("begun", "decided", "measured", "certified")
+    }
     found = verify(again(ledger))
-    assert found.problems == []
+    assert found.problems == [
+        f"runs/certify/0001/{side}-7/job.json has no line: invented, or copied into runs/"
+        for side in ("baseline", "incumbent")
+    ], "what a worker was given is believed only if its line was written before it started"
     assert len(found.notes) == 1
-    assert "witnessed by nobody" in found.notes[0]
-    assert "experiment 0001" in found.notes[0]
+    assert "the line was written by a later start, after a kill" in found.notes[0]
+    assert "0001/train.toml" in found.notes[0]
     a_better_score(ledger)
-    assert "0003: its record was changed" in problems(ledger)[0]
+    assert RECORD in problems(ledger)[0]
+
+
+def test_an_outcome_and_a_lesson_are_written_after_the_decision_and_change_no_hash(ledger: Ledger) -> None:
+    record = ledger.record(2)
+    ledger.write(replace(record, settled="by hand", kept_commit="f" * 40, lesson="x", reported_outcome="better"))
+    assert len(lines(ledger)) == 13
+    assert problems(ledger) == []
 
 
 class Killed(BaseException):
@@ -289,33 +299,33 @@ def a_life(ledger: Ledger) -> Record:
 
 
 @pytest.mark.parametrize("torn", [0, 1, 60])
-@pytest.mark.parametrize("line", [1, 2, 3, 4])
+@pytest.mark.parametrize("line", [1, 2])
 def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
     ledger: Ledger, line: int, torn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_before, enter, count = len(lines(ledger)), Journal.enter, 0
+    num_before, add, count = len(lines(ledger)), Journal.add, 0
 
-    def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:
+    def killed(self: Journal, *args: Any, **named: Any) -> bool:
         nonlocal count
         count += 1
         if count < line:
-            return enter(self, files, **named)
+            return add(self, *args, **named)
         before = self.path.read_bytes()
-        enter(self, files, **named)
+        add(self, *args, **named)
         self.path.write_bytes(self.path.read_bytes()[: len(before) + torn])
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "enter", killed)
+        patch.setattr(Journal, "add", killed)
         with pytest.raises(Killed):
             a_life(ledger)
     assert problems(ledger) == []  # before any start
     heir = again(ledger)
-    resume_chain(heir, pytest.fail)
+    resume_journal(heir, pytest.fail)
     assert problems(ledger) == []
     assert len(lines(ledger)) == num_before + line
     assert any("0005" in note for note in verify(again(ledger)).notes)
-    resume_chain(again(ledger), pytest.fail)
+    resume_journal(again(ledger), pytest.fail)
     assert len(lines(ledger)) == num_before + line
 
 
@@ -326,24 +336,26 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
     ends = {"status": "discard", "judgement": Judgement(why="why"), "result": a_result()}
     ledger.close(replace(second, **ends, decided=5))
 
-    def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:
+    def killed(self: Journal, *args: Any, **named: Any) -> bool:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "enter", killed)
+        patch.setattr(Journal, "add", killed)
         with pytest.raises(Killed):
             ledger.write(replace(first, **ends, decided=6))
-    resume_chain(again(ledger), pytest.fail)
+    resume_journal(again(ledger), pytest.fail)
     assert problems(ledger) == []
     ledger.write(replace(second, **ends, decided=5, lesson="a lesson"))
     data = (ledger.run_dir(first.number) / "record.json").read_bytes()
     (ledger.run_dir(first.number) / "record.json").write_bytes(data.replace(b'"decided":6', b'"decided":7'))
-    resume_chain(again(ledger), pytest.fail)
+    resume_journal(again(ledger), pytest.fail)
     assert problems(ledger) != [], "an old record that is edited to be the last decided is not entered"
 
 
-@pytest.mark.parametrize("how", ["a pipe for a chain", "a link for a chain", "a folder for a chain", "text", "huge"])
-def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_nothing(
+@pytest.mark.parametrize(
+    "how", ["a pipe for a journal", "a link for a journal", "a folder for a journal", "text", "huge"]
+)
+def test_a_journal_that_lines_cannot_be_added_to_is_set_aside_and_named_and_blocks_nothing(
     ledger: Ledger, how: str
 ) -> None:
     if how in ATTACKS:
@@ -352,25 +364,17 @@ def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_n
         reorder(ledger, lambda old: [*old, b"[" * 200_000 + b"\n"])
     else:
         os.truncate(ledger.journal.path, 1 << 40)
-    with pytest.raises(EngineError, match=r"chain\.jsonl"):
+    with pytest.raises(EngineError, match=r"journal\.jsonl"):
         a_life(again(ledger))
     notes: list[str] = []
-    resume_chain(again(ledger), notes.append)
-    assert "chain.damaged-1" in notes[0]
+    resume_journal(again(ledger), notes.append)
+    assert "journal.damaged-1" in notes[0]
     assert "\n" not in notes[0]
     a_life(again(ledger))
-    assert problems(ledger) == ["runs/chain.damaged-1: a damaged chain was set aside"]
-
-
-def test_the_looks_may_be_ahead_of_the_chain_by_what_a_kill_left_out(ledger: Ledger) -> None:
-    test_split.count(ledger.runs_dir, replace(LOOK, number=3))
-    assert problems(ledger) == []
-    assert verifying.LOOKS_NAME == test_split.LOOKS_NAME
-
-
-def test_looks_of_a_million_lines_are_compared_in_one_go(ledger: Ledger) -> None:
-    (ledger.runs_dir / test_split.LOOKS_NAME).write_bytes(1_000_000 * b"\n")
-    assert "sealed-looks.jsonl was changed" in " ".join(problems(ledger))
+    jobs = [f"runs/certify/0001/{side}-7/job.json has no line" for side in ("baseline", "incumbent")]
+    found = problems(ledger)
+    assert found.pop() == "runs/journal.damaged-1: a damaged journal was set aside"
+    assert [line.partition(":")[0] for line in found] == jobs
 
 
 DAMAGE = {

@@ -1,0 +1,134 @@
+"""The test split is read in one place, after the journal holds the access."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nightshift_arithmetic import data
+
+from nightshift.campaign.journal import Access, Journal
+from nightshift.errors import EngineError, UsageError
+from nightshift.evaluation import test_split
+from tests.campaigns import replace
+from tests.rules import ARITHMETIC_TRL
+from tests.stand_ins import small
+
+ROOT = Path(__file__).parents[2]
+RULES = small(ARITHMETIC_TRL, 8)
+FIRST = Access(
+    number=1, branch="autoresearch/x", rules_hash="abc", configs={"baseline": "b", "incumbent": "i"}, token="k"
+)
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Everything that is not a test, by its path below the root."""
+    for folder in ("nightshift", "environments", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+    for name in ("run.py", "prepare.py"):
+        yield name, ast.parse((ROOT / name).read_text())
+
+
+def users_of(name: str) -> set[str]:
+    """Files that mention a name: as a variable, an attribute, an import or a definition."""
+    found = set()
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            names = (getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "name", None))
+            if name in names:
+                found.add(path)
+    return found
+
+
+def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
+    passed_on = {
+        path
+        for path, tree in sources()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        if isinstance(value, ast.Constant) and value.value in ("sealed", "test.jsonl")
+    }
+    # gsm8k's own data module reads the file to hold its problems out of training.
+    assert passed_on == {"nightshift/evaluation/test_split.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
+    assert users_of("selection_set") == {"nightshift/evaluation/evaluate.py", "nightshift/experiment/worker.py"}
+    assert users_of("examples_of_test_split") == {
+        "nightshift/evaluation/test_split.py",
+        "nightshift/experiment/worker.py",
+    }
+
+
+def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
+    """A variable in place of "sealed" would pass the test above; there is none but in the tasksets', whose
+    splits are train and selection (tests/integration/test_tasksets.py)."""
+    found = set()
+    for path, tree in sources():
+        for call in ast.walk(tree):
+            if not isinstance(call, ast.Call):
+                continue
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            is_of_data = name == "load" and getattr(getattr(call.func, "value", None), "id", "") == "data"
+            split = call.args[-1:] if name == "examples" else call.args[:1] if is_of_data else ()
+            if any(not isinstance(argument, ast.Constant) for argument in split):
+                found.add(path)
+    assert found == {f"environments/{name}/nightshift_{name}/taskset.py" for name in ("gsm8k", "tictactoe")}
+
+
+def root_with(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "environments").symlink_to(ROOT / "environments")
+    return tmp_path
+
+
+def add(root: Path, access: Access) -> None:
+    """The line of a job that reads the test split, as certify writes it."""
+    name = f"certify/0001/baseline-{access.token}/job.json"
+    assert Journal(root / "runs").add("access", name, access.token * 64, access=access)
+
+
+def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> None:
+    root = root_with(tmp_path)
+    for token in ("k", "l"):
+        add(root, replace(FIRST, token=token))
+    for token in ("k", "l"):
+        examples = test_split.examples_of_test_split(RULES, root, token)
+        assert {example.key for _, example in examples} == {e.key for e in data.load("sealed", 8)}
+    for token in ("x", ""):
+        with pytest.raises(EngineError, match="holds no access to the test split for this job"):
+            test_split.examples_of_test_split(RULES, root, token)
+    add(root, replace(FIRST, number=2, token="m"))
+    with pytest.raises(EngineError, match="holds no access"):  # the first one is over
+        test_split.examples_of_test_split(RULES, root, "k")
+    assert [(access.number, access.token) for access in Journal(root / "runs").accesses()] == [
+        (1, "k"), (1, "l"), (2, "m"),
+    ]  # fmt: skip
+
+
+def test_nothing_is_read_without_an_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = root_with(tmp_path)
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the test split was read"))
+    for _ in range(2):
+        with pytest.raises(EngineError, match="holds no access"):
+            test_split.examples_of_test_split(RULES, root, "k")
+        (root / "runs" / "journal.jsonl").touch()
+
+
+def test_an_access_in_a_damaged_journal_is_not_forgotten(tmp_path: Path) -> None:
+    journal = Journal(root_with(tmp_path) / "runs")
+    add(tmp_path, FIRST)
+    add(tmp_path, replace(FIRST, number=2, token="m"))
+    first, second = journal.path.read_bytes().splitlines(keepends=True)
+    for damage in (b"x" + first, first[:40] + b"\n", b"[" * 200_000 + b"\n"):
+        journal.path.write_bytes(damage + second)
+        with pytest.raises(UsageError, match=r"line 1: .*Every access to the test split counts: repair it") as refused:
+            journal.accesses()
+        assert "\n" not in str(refused.value)
+    journal.path.write_bytes(second + first)
+    journal.path.rename(tmp_path / "runs" / "journal.damaged-1")
+    assert {access.number for access in journal.accesses()} == {1, 2}, "also after it was set aside"
+    journal.path.mkdir()
+    with pytest.raises(UsageError, match="is damaged: it is no regular file"):
+        journal.accesses()
