@@ -66,6 +66,10 @@ class Journal:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def is_cut(self) -> bool:
+        """True if the last line has no end. OSError as `lines`."""
+        return self.path.exists() and read_file(self.path)[-1:] not in (b"", b"\n")
+
     @property
     def head(self) -> str:
         """The first digits of the last line's hash; "" if there is no line that can be read."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.index import INDEX_NAME, contradictions
-from nightshift.campaign.journal import ASIDE, Line, line_of, record_sha256, sha256
+from nightshift.campaign.journal import ASIDE, JOURNAL_NAME, Line, line_of, record_sha256, sha256
 from nightshift.campaign.ledger import EVENTS, RECORD_NAME, RUN_NAME, STARTED, Ledger
 from nightshift.campaign.records import JOB_NAME, Record
 from nightshift.campaign.scores import run_scores
@@ -33,9 +33,10 @@ def resume_journal(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
         lines = ledger.journal.lines()
         _ = [line_of(line) for line in lines[-1:]]
     except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         number = sum(1 for _ in ledger.runs_dir.glob(f"{ASIDE}-*")) + 1
         aside = ledger.journal.path.rename(ledger.runs_dir / f"{ASIDE}-{number}")
-        note(f"{ledger.journal.path} is damaged: {error}. Kept as {aside}; a new journal begins (nightshift verify)")
+        note(f"{ledger.journal.path} is damaged: {reason}. Kept as {aside.name}; a new journal begins")
         lines = []
     records = ledger.records()
     places = _places(_readable(lines))
@@ -103,11 +104,15 @@ class Findings(Document, frozen=True, kw_only=True, tag="verify"):
 
 def verify(ledger: Ledger, head: str | None = None) -> Findings:
     """Compare runs/ with its journal, and the journal with a `head` (its first digits) that was noted elsewhere."""
+    records, problems = ledger.readable()
     try:
-        lines, problems = ledger.journal.lines(), list[str]()
+        lines = ledger.journal.lines()
     except OSError as error:
-        lines, problems = [], [f"{ledger.journal.path.name} cannot be read: {error.strerror}"]
+        problems.append(f"{ledger.journal.path} cannot be read: {error.strerror}. So nothing can be compared with it")
+        return Findings(head="", num_lines=0, problems=problems, notes=[])
     found = Findings(head=ledger.journal.head, num_lines=len(lines), problems=problems, notes=[])
+    if ledger.journal.is_cut():
+        found.notes.append(f"the last line of {JOURNAL_NAME} has no end: it was cut, perhaps by a kill")
     if head is not None and not any(sha256(line).startswith(head.lower()) for line in lines):
         problems.append(f"no line has the hash {head}: the journal was cut or rewritten since that was noted")
     problems += _order_problems(lines)
@@ -115,8 +120,6 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     recovered = [file for file, about in places.items() if any(line.recovered for _, line in about)]
     if recovered:
         found.notes.append(f"{listed(recovered)}: the line was written by a later start, after a kill")
-    records, damaged = ledger.readable()
-    problems += damaged
     _compare_experiments(ledger, records, places, found)
     _compare_other_files(ledger, {record.number for record in records if record.result}, places, found)
     for record in records:
@@ -152,17 +155,17 @@ def _order_problems(lines: Sequence[bytes]) -> Iterator[str]:
         try:
             line = line_of(data)
         except ValueError as error:
-            yield f"line {place} is no line of a journal: {error}"
+            yield f"line {place} of {JOURNAL_NAME} is damaged: {error}"
             before, expected = sha256(data), expected + 1
             continue
         if data in seen:
-            yield f"line {place} repeats line {seen[data]}"
+            yield f"line {place} of {JOURNAL_NAME} repeats line {seen[data]}"
         elif line.number > expected:
-            yield f"before line {place}, {line.number - expected} of the journal's lines are missing"
+            yield f"before line {place} of {JOURNAL_NAME}, {line.number - expected} are missing"
         elif line.number < expected:
-            yield f"line {place} stands in the wrong place: it was line {line.number}"
+            yield f"line {place} of {JOURNAL_NAME} stands in the wrong place: it was line {line.number}"
         elif line.before != before:
-            yield f"line {place - 1} was changed after line {place} was written, or both were"
+            yield f"line {place - 1} of {JOURNAL_NAME} was changed after line {place} was written, or both were"
         seen.setdefault(data, place)
         before, expected = sha256(data), line.number + 1
 

@@ -186,15 +186,16 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
         "certify/0009/comparison.json has no line",
     ),
     "a line changed": (lambda x: reorder(x, lambda o: [*o[:2], o[2].replace(b"a", b"b"), *o[3:]]), "line 3"),
-    "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "before line 4, 1 of the journal's lines"),
-    "the first line deleted": (lambda x: reorder(x, lambda o: o[1:]), "before line 1, 1 of the journal's lines"),
-    "a line doubled": (lambda x: reorder(x, lambda o: [*o[:3], *o[2:]]), "line 4 repeats line 3"),
+    "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "before line 4 of journal.jsonl, 1 are"),
+    "the first line deleted": (lambda x: reorder(x, lambda o: o[1:]), "before line 1 of journal.jsonl, 1 are missing"),
+    "a line doubled": (lambda x: reorder(x, lambda o: [*o[:3], *o[2:]]), "line 4 of journal.jsonl repeats line 3"),
     "lines swapped": (lambda x: reorder(x, lambda o: [o[0], o[2], o[1], *o[3:]]), "stands in the wrong place"),
-    "a line of text": (lambda x: reorder(x, lambda o: [*o[:2], b"x\n", *o[2:]]), "line 3 is no line of a journal"),
+    "a line of text": (lambda x: reorder(x, lambda o: [*o[:2], b"x\n", *o[2:]]), "line 3 of journal.jsonl is damaged"),
     "a line of brackets": (
-        lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "line 3 is no line of a journal"
+        lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "line 3 of journal.jsonl is damaged"
     ),
     "cut by many lines": (lambda x: reorder(x, lambda o: o[:4]), "has no line"),
+    "cut in a line": (lambda x: reorder(x, lambda o: [*o[:-1], o[-1][:9]]), "comparison.json has no line"),
     "no journal": (lambda x: x.journal.path.unlink(), "has no line"),
     "a pipe for a journal": (
         lambda x: (x.journal.path.unlink(), os.mkfifo(x.journal.path)), "journal.jsonl cannot be read"
@@ -282,6 +283,11 @@ def test_an_outcome_and_a_lesson_are_written_after_the_decision_and_change_no_ha
     ledger.write(replace(record, settled="by hand", kept_commit="f" * 40, lesson="x", reported_outcome="better"))
     assert len(lines(ledger)) == 13
     assert problems(ledger) == []
+
+
+def test_a_line_without_an_end_is_noted(ledger: Ledger) -> None:
+    ATTACKS["cut in a line"][0](ledger)
+    assert verify(again(ledger)).notes == ["the last line of journal.jsonl has no end: it was cut, perhaps by a kill"]
 
 
 class Killed(BaseException):
