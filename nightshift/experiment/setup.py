@@ -23,7 +23,6 @@ from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import Engine, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.engines.prime_rl import remains
-from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load
 from nightshift.executors.base import Executor
@@ -115,7 +114,7 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
     Call it at the start of every controller.
     """
     end_leftovers(root, note)
-    remains.sweep(root / "runs", PRIME_DIR)
+    remains.sweep(root / "runs")
 
 
 class _ToldLedger(Ledger):

@@ -32,7 +32,6 @@ from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.prime_rl import remains
-from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.gpus import taken_now
 from nightshift.executors.process import interruptible
@@ -469,7 +468,7 @@ class Night:
     def _conclude(self, record: Record) -> None:
         """After a verdict: what the machinery lost is run again."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
-            remains.sweep(self._setup.root / "runs", PRIME_DIR)
+            remains.sweep(self._setup.root / "runs")
         lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
         self._has_news = True

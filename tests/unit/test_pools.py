@@ -16,8 +16,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Result, Training
-from nightshift.engines.prime_rl.launch import PRIME_DIR
-from nightshift.engines.prime_rl.remains import TRACE_NAME, Remains, sweep
+from nightshift.engines.prime_rl.remains import PRIME_DIR, TRACE_NAME, Remains, sweep
 from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import local, slurm
 from nightshift.executors.base import read_result
@@ -351,8 +350,8 @@ def test_what_lies_below_a_run_of_another_node_stays(tmp_path: Path, monkeypatch
     told = msgspec.json.decode(trace.read_bytes())
     dead = told | {"pid": 2**30}
     write_json(trace, dead | {"node": "elsewhere", "boot": "another"})
-    sweep(tmp_path / "runs", PRIME_DIR)
+    sweep(tmp_path / "runs")
     assert (prime_dir / "broadcasts").is_dir()
     write_json(trace, dead | {"boot": "the one before"})  # a machine that was started again
-    sweep(tmp_path / "runs", PRIME_DIR)
+    sweep(tmp_path / "runs")
     assert not (prime_dir / "broadcasts").exists()

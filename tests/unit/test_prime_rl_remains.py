@@ -38,11 +38,11 @@ def test_a_session_removes_its_own(tmp_path: Path, keep_all: bool) -> None:
         assert not (folder / TRACE_NAME).exists()
 
 
-@pytest.mark.parametrize("place", ["0001", "0001/incumbent", "certify/0001/a-7/attempt-0"])
+@pytest.mark.parametrize("place", ["0001", "0001/incumbent", "certify/0001/a-7"])
 def test_the_next_start_removes_what_a_kill_left(tmp_path: Path, place: str) -> None:
     folder = made(tmp_path / place)
     (folder / TRACE_NAME).write_text(json.dumps(DEAD))
-    sweep(tmp_path, "prime-rl")
+    sweep(tmp_path)
     assert heavy(folder) == [False, False, False, True]
     assert not (folder / TRACE_NAME).exists()
 
@@ -52,7 +52,7 @@ def test_what_a_living_worker_has_stays_and_so_does_what_the_person_wants(tmp_pa
     for number, trace in enumerate((DEAD | mine, DEAD | {"keep_all": True}), 1):
         folder = made(tmp_path / f"{number:04d}")
         (folder / TRACE_NAME).write_text(json.dumps(trace))
-        sweep(tmp_path, "prime-rl")
+        sweep(tmp_path)
         assert heavy(folder) == [True, True, True, True]
         assert (folder / TRACE_NAME).exists() is (number == 1)
 
@@ -71,7 +71,7 @@ def test_what_a_living_worker_has_stays_and_so_does_what_the_person_wants(tmp_pa
 def test_a_trace_that_is_none_removes_nothing(tmp_path: Path, content: bytes) -> None:
     folder = made(tmp_path / "0001")
     (folder / TRACE_NAME).write_bytes(content)
-    sweep(tmp_path, "prime-rl")
+    sweep(tmp_path)
     assert heavy(folder) == [True, True, True, True]
 
 
@@ -88,7 +88,7 @@ def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
     (places[2] / "prime-rl" / "broadcasts").symlink_to(outside / "prime-rl" / "broadcasts")
     (places[2] / TRACE_NAME).write_text(json.dumps(DEAD))
     os.mkfifo(places[3] / TRACE_NAME)
-    sweep(runs, "prime-rl")
+    sweep(runs)
     assert heavy(outside) == [True, True, True, True]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from nightshift.config.rules import NO_CARD
 from nightshift.engines.prime_rl.config import HOST
+from nightshift.engines.prime_rl.remains import PRIME_DIR
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import GpuIds
 from nightshift.files import write_json
@@ -61,7 +62,6 @@ def free_ports(num_environments: int = 1) -> Ports:
 
 
 VALIDATOR = Path(__file__).with_name("validate.py")
-PRIME_DIR = "prime-rl"  # prime-rl's own folder in the run's
 
 # P/utils/process.py:17
 _COMMON = {

@@ -71,6 +71,7 @@ def _is_private(segment: Segment) -> bool:
     return stat.S_ISREG(it.st_mode) and is_own and it.st_ino == inode
 
 
+PRIME_DIR = "prime-rl"  # prime-rl's own folder in the run's
 TRACE_NAME = "unfinished.json"
 LOOK_SECONDS = 5.0  # a look reads what every process of the run maps: thousands of lines each
 EARLIER_DIR = "earlier"  # weights of earlier steps of a self-play run
@@ -119,12 +120,12 @@ class Remains:
         _remove(self.prime_dir, self.keep_all, self._segments)
 
 
-def sweep(runs_dir: Path, prime_name: str) -> None:
+def sweep(runs_dir: Path) -> None:
     """Remove what dead workers left: beside the trace, and never where a link leads out of `runs_dir`."""
-    for folder in ("*/", "*/*/", "certify/*/*/", "certify/*/*/*/"):  # a start of the incumbent has one of its own
+    for folder in ("*/", "*/*/", "certify/*/*/"):  # a start of the incumbent has one of its own
         for path in runs_dir.glob(folder + TRACE_NAME):
             with suppress(NightshiftError, OSError):  # no trace of ours: whoever wrote it may keep it
-                trace, prime_dir = read_json(path, _Trace, ""), (path.parent / prime_name).resolve()
+                trace, prime_dir = read_json(path, _Trace, ""), (path.parent / PRIME_DIR).resolve()
                 if trace and prime_dir.is_relative_to(runs_dir.resolve()) and not _is_at_work(trace):
                     _remove(prime_dir, trace.keep_all, trace.segments)
 
