@@ -13,6 +13,7 @@ from nightshift.campaign.index import save
 from nightshift.campaign.ledger import Ledger
 from nightshift.report.page import render, view_of
 from tests.browsing import NOW, Tab
+from tests.integration.test_report import require_safe
 from tests.stand_in_campaign import build
 
 NUM = 1000
@@ -38,6 +39,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     html, seconds = page_of(root, NUM)
     assert seconds < 8 * seconds_of_a_quarter
     assert len(html.encode()) < 5_000_000
+    assert "left out of a page of 1,000 experiments" in require_safe(html).text
     path = root / "report.html"
     path.write_text(html, encoding="utf-8")
     return path

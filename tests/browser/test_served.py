@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,25 @@ def root(whole: Path, tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture
-def server(root: Path) -> Iterator[Server]:
+@contextmanager
+def serving(root: Path, branch: str | None = BRANCH) -> Iterator[Server]:
     before = {*threading.enumerate()}
-    server = Server(Live(root, BRANCH, lambda: NOW), "127.0.0.1", 0)
+    server = Server(Live(root, branch, lambda: NOW), "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.close()
     assert not [each for each in {*threading.enumerate()} - before if each.name.startswith("Thread-")]
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[Server]:
+    with serving(root) as server:
+        yield server
 
 
 def grow(root: Path, whole: Path, number: int) -> None:
@@ -94,30 +103,18 @@ def test_it_follows_the_ledger_and_keeps_what_a_reader_did(
 def test_it_begins_before_the_first_experiment(open_tab: Callable[..., Tab], root: Path, whole: Path) -> None:
     shutil.rmtree(root / "runs")
     (root / "runs").mkdir()
-    server = Server(Live(root, None, lambda: NOW), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with serving(root, branch=None) as server:
         tab = open_tab(server.address)
         assert tab.page.locator("h1").inner_text() == "Nothing has been run yet"
         grow(root, whole, 1)
         tab.page.locator("#run-0001").wait_for(state="attached")
         tab.page.locator("#open-0001").click()
         assert tab.page.locator("#detail-0001").is_visible()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.close()
 
 
 def test_it_says_that_its_server_ended(open_tab: Callable[..., Tab], root: Path) -> None:
-    server = Server(Live(root, BRANCH, lambda: NOW), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    tab = open_tab(server.address)
-    server.shutdown()
-    thread.join()
-    server.close()
+    with serving(root) as server:
+        tab = open_tab(server.address)
     tab.page.locator("#live", has_text="does not answer").wait_for()
     assert tab.page.locator("h1").is_visible()
     assert all("ERR_CONNECTION_REFUSED" in line for line in tab.said)  # chromium's own words

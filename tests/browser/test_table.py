@@ -84,7 +84,8 @@ def test_columns_are_chosen(open_tab: Callable[..., Tab], path: Path) -> None:
         tab.page.locator("#fold-columns summary").click()
         assert not tab.page.locator("#column-then").is_checked()
         assert tab.page.locator("#column-score").is_checked() is (width == 1280)
-        tab.page.locator("#column-then").check()
+        for name in ("keys", "score", "then", "better", "seconds"):
+            tab.page.locator(f"#column-{name}").check()
         assert head.is_visible()
         tab.page.locator("#column-text").uncheck()
         assert not tab.page.locator("th.c-text").is_visible()
@@ -92,14 +93,6 @@ def test_columns_are_chosen(open_tab: Callable[..., Tab], path: Path) -> None:
         assert tab.width() <= width
         tab.page.reload()
         assert not head.is_visible()  # remembered while the page is open
-
-
-def test_the_menu_of_columns_does_not_scroll_a_phone_sideways(open_tab: Callable[..., Tab], path: Path) -> None:
-    tab = open_tab(path, 390)
-    tab.page.locator("#fold-columns summary").click()
-    for name in ("keys", "score", "then", "better", "seconds"):
-        tab.page.locator(f"#column-{name}").check()
-    assert tab.width() <= 390
 
 
 def test_the_table_folds_and_a_link_to_a_row_unfolds_it(tab: Tab) -> None:
@@ -133,16 +126,7 @@ def test_the_table_as_csv_has_what_is_shown_in_numbers(tab: Tab) -> None:
 
 def test_no_cell_of_the_csv_is_a_formula(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
     formulas = [
-        "=1+1",
-        "+1",
-        "-2+3",
-        "@SUM(A1)",
-        "\t=1",
-        "\r=1",
-        " =1",
-        '"=1',
-        "\uff1d1",
-        "\u22121",
+        *("=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", '"=1', "\uff1d1", "\u22121"),
         'plain, "quoted"\nline',
     ]
     ledger = build(tmp_path, len(formulas), num_examples=60, with_files=False)
@@ -156,11 +140,18 @@ def test_no_cell_of_the_csv_is_a_formula(open_tab: Callable[..., Tab], tmp_path:
     assert rows[-1][3].startswith('plain, "quoted"')
 
 
-def test_hostile_texts_are_searched_and_downloaded_as_text(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+def test_hostile_texts_run_nothing_and_are_searched_and_downloaded_as_text(
+    open_tab: Callable[..., Tab], tmp_path: Path
+) -> None:
     ledger = build(tmp_path, len(HOSTILE), num_examples=60, with_files=False)
+    everything = " ".join(HOSTILE)
     for record, text in zip(ledger.records(), HOSTILE, strict=True):
-        ledger.write(replace(record, description=text))
-    tab = open_tab(written(tmp_path))
+        ledger.write(replace(record, description=text, lesson=everything, health=everything, settled=everything))
+    tab = open_tab(written(tmp_path), 390)
+    for button in tab.page.query_selector_all("button.open"):
+        button.click()
+    tab.page.wait_for_timeout(200)
+    assert tab.width() <= 390
     tab.page.locator("#search").fill("<script>document.title")
     assert tab.column("number") == ["1"]
     tab.page.locator("#search").fill("")
@@ -169,3 +160,4 @@ def test_hostile_texts_are_searched_and_downloaded_as_text(open_tab: Callable[..
     assert "\u202e" not in "".join(map("".join, rows))
     assert tab.page.locator("td.c-text img, td.c-text svg, td.c-text script").count() == 0
     assert "pwned" not in tab.page.title()
+    assert [url.split(":")[0] for url in tab.asked if not url.startswith(("data:", "blob:"))] == ["file"]

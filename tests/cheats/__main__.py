@@ -1,12 +1,12 @@
 """Attempts of an adversarial agent to get a better number without a better policy.
 
 \b
-    uv run --group dev python -m tests.cheats                     all of them, on two cores about half an hour
+    uv run --group dev python -m tests.cheats                     all of them, on two cores up to half an hour
     uv run --group dev python -m tests.cheats --only forged       those whose name holds the word
 
 Each attempt is made in a throw-away checkout (checkout.py) with the real run.py, the real `nightshift night`,
 real processes and real git; only the process that trains is a stand-in, so that equal settings score equally and
-a moved number shows. What is measured is compared with what is expected: refused (exit 2, nothing recorded),
+a moved number shows. What is measured is compared with what is expected: refused (exit 2, one line, nothing recorded),
 harmless (score and verdict of the honest run), named (the record or the night's end says what was done), or not
 defended: those tricks are known to succeed, and SECURITY.md says so.
 """
@@ -54,7 +54,6 @@ def attempt_all(only: str | None, folder: Path, first: int = 0, step: int = 1) -
             "kind": attempt.kind,
             "action": attempt.action,
             "expected": attempt.expected,
-            "check": attempt.check,
             "measured": "not defended" if finding.outcome == "succeeded" else finding.outcome,
             "holds": attempt.holds(finding),
             "evidence": checkout.free_of_places(" ".join(finding.evidence.split())[:400]),

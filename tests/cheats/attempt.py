@@ -8,15 +8,6 @@ from dataclasses import dataclass, field
 
 from tests.cheats.checkout import Checkout, Finding
 
-HONEST = "score and verdict are those of the honest run"
-RISES_LITTLE = "the score that is reported for the incumbent rises by less than 0.02"
-NEVER_RUN = f"the code never runs, and {HONEST}"
-_USUAL_CHECK = {
-    "refused": "exit 2, one line that says why, nothing recorded",
-    "harmless": HONEST,
-    "named": f"exit 2 and a line that names it, or a note that does, and then {HONEST}",
-    "not defended": HONEST,
-}
 Act = Callable[[Checkout], object]  # a Finding, or anything else if the candidate is still to be handed in
 
 
@@ -27,7 +18,7 @@ class Attempt:
     `setting`: what the agent may do. `train.toml`: hand that file in; `checkout`: write anything in the checkout,
     choose the environment variables, and call run.py itself; `night`: run as `nightshift night --agent`, in a
     clone, with the rights of the person; `wall`: the same behind bubblewrap. `expected`: refused, harmless, named, or
-    not defended (then the trick is known to succeed). `check`: how the outcome is told. `kind`: what it goes at.
+    not defended (then the trick is known to succeed). `kind`: what it goes at.
     """
 
     name: str
@@ -35,7 +26,6 @@ class Attempt:
     kind: str
     action: str
     expected: str
-    check: str
     act: Act
 
     def make(self, checkout: Checkout) -> Finding:
@@ -59,15 +49,12 @@ class Collection:
     kind: str
     attempts: list[Attempt] = field(default_factory=list)
 
-    def __call__(
-        self, name: str, expected: str, check: str = "", action: str = "", kind: str = ""
-    ) -> Callable[[Act], Act]:
-        """`check` is for what is looked at beside the usual; `action` is told by the docstring if not here."""
+    def __call__(self, name: str, expected: str, action: str = "", kind: str = "") -> Callable[[Act], Act]:
+        """`action` is told by the docstring if not here."""
 
         def take(act: Act) -> Act:
             told = f"{action[0].upper()}{action[1:]}." if action else inspect.cleandoc(str(act.__doc__))
-            checked = check or _USUAL_CHECK[expected]
-            self.attempts.append(Attempt(name, self.setting, kind or self.kind, told, expected, checked, act))
+            self.attempts.append(Attempt(name, self.setting, kind or self.kind, told, expected, act))
             return act
 
         return take

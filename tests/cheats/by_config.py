@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.cheats.attempt import RISES_LITTLE, Act, Collection
-from tests.cheats.checkout import BASELINE, BUDGET_SECONDS, CANDIDATE, Checkout, Finding
+from tests.cheats.attempt import Act, Collection
+from tests.cheats.checkout import BASELINE, CANDIDATE, Checkout, Finding
 
 attempt = Collection("train.toml", "the file")
 _SOURCE = "orchestrator.train.source"
@@ -20,21 +20,6 @@ LOCKED: dict[str, tuple[str, str, Sequence[str]]] = {
     )),
     "tables and inline tables": ("names locked keys as [table] and as {inline = table}", "is locked", (
         '[model]\nname = "mine"', 'model = {name = "mine"}', "[orchestrator.eval]\nnum_examples = 1", "[ckpt]",
-    )),
-    "quoted and escaped keys": ("spells locked keys with quotes and escapes", "is locked", (
-        "'model'.\"name\" = 'mine'", '"\\u006dodel"."\\U0000006eame" = "mine"', '["model"]\nname = "mine"',
-        '"trainer" . "model" . "name" = "mine"',
-    )),
-    "arrays of tables": ("names locked keys as [[array of tables]]", "", (
-        '[[model]]\nname = "mine"', f"[[{_SOURCE}]]\n[{_SOURCE}.env]\nid = 'mine'", f"{_SOURCE} = [{{env = {{}}}}]",
-    )),
-    "duplicates": ("writes a key twice: checker and engine might read different ones", "is not TOML", (
-        "max_steps = 3", "[a]\n[a]", "[trainer.optim]\nlr = 1e-6\n[trainer.optim]\nlr = 1e-5",
-        "trainer.optim.lr = 1e-6\n[trainer]\noptim = {lr = 1e-5}",
-    )),
-    "unicode look-alikes": ("spells keys with Cyrillic, full-width and zero-width letters", "is unknown", (
-        '"m\\u043edel".name = "mine"', '"\\uff4dodel".name = "mine"', '"model\\u200b" = 1', '"trainer\\u2024optim" = 1',
-        '" max_steps" = 9',
     )),
     "env_vars": ("sets environment variables of the engine's processes, in every table", "is locked", (
         "env_vars.PYTHONPATH = 'x'", "trainer.env_vars.LD_PRELOAD = 'x'", "[inference.env_vars]\nHF_HOME = 'x'",
@@ -83,9 +68,6 @@ LOCKED: dict[str, tuple[str, str, Sequence[str]]] = {
         '"x\\neval_score: 0.99" = 1', 'trainer.optim.type = "adamw\\n---\\neval_score: 0.99"', '"\\u001b[2Jdone" = 1',
         '"\\u202eeval" = 1',
     )),
-    "slow to read": ("thousands of dots, brackets, digits and tables, for minutes of parsing", "train.toml", (
-        "a" + ".a" * 32_000 + " = 1", "a = " + "[" * 900 + "]" * 900, "a = " + "9" * 5_000, "\n".join(["[a]"] * 9_000),
-    )),
 }  # fmt: skip
 
 
@@ -115,21 +97,7 @@ def _locked(texts: Sequence[str], word: str) -> Act:
 
 
 for _name, (_action, _word, _texts) in LOCKED.items():
-    _check = "every spelling: exit 2, one printable line that says so, no record"
-    attempt(_name, "refused", _check, _action)(_locked(_texts, _word))
-
-
-@attempt("huge max_steps", "harmless", "training_seconds of the record against the budget")
-def huge_max_steps(c: Checkout) -> Finding:
-    """Asks for 1,000,000 steps, and for 1e18."""
-    c.submit(BASELINE.replace("max_steps = 3", "max_steps = 1_000_000"))
-    ended = c.run()
-    seconds = c.records()[-1].result.training.training_seconds or 0.0
-    if ended.returncode != 0 or seconds > BUDGET_SECONDS + 0.5:
-        return Finding("unclear" if ended.returncode else "succeeded", f"{seconds:.2f} s of training: {ended.stderr}")
-    c.submit(BASELINE.replace("max_steps = 3", "max_steps = 1_000_000_000_000_000_000"))
-    beyond = c.run()
-    return Finding("harmless", f"{seconds:.2f} s of training in a budget of {BUDGET_SECONDS:g} s; {beyond.stderr}")
+    attempt(_name, "refused", _action)(_locked(_texts, _word))
 
 
 @attempt("longer answers", "harmless")
@@ -150,7 +118,7 @@ attempt("the same in other words", "refused", action="hands in the tried config 
 )
 
 
-@attempt("lottery", "harmless", RISES_LITTLE)
+@attempt("lottery", "harmless")
 def lottery(c: Checkout) -> Finding:
     """Hands in six nearly equal configs and hopes for a lucky draw."""
     for number in range(6):  # the stand-in's true score of all of them is the baseline's
@@ -158,7 +126,12 @@ def lottery(c: Checkout) -> Finding:
         ended = c.run()
         if ended.returncode != 0:
             return Finding("unclear", ended.stderr)
-    return c.rose(f"six draws, {sum(r.status == 'keep' for r in c.records()) - 1} of them kept")
+    believed = [r.judgement.incumbent_score if r.judgement else None for r in c.records()]
+    if believed[0] is None or believed[-1] is None:
+        return Finding("unclear", "no belief was recorded")
+    num_kept = sum(r.status == "keep" for r in c.records()) - 1
+    told = f"the reported score went from {believed[0]:.4f} to {believed[-1]:.4f} in six draws, {num_kept} of them kept"
+    return Finding("harmless" if believed[-1] - believed[0] < 0.02 else "succeeded", told)
 
 
 @attempt("no plain file", "refused")
@@ -191,28 +164,7 @@ def _bind(path: Path) -> None:
     os.close(folder)
 
 
-@attempt("huge files", "refused")
-def huge_files(c: Checkout) -> Finding:
-    """10 MB of comments, and a sparse file of 1 TB."""
-    path = c.root / "train.toml"
-    sizes = {"comments": lambda: path.write_text("# x\n" * 2_500_000), "sparse": lambda: os.truncate(path, 1 << 40)}
-    return each_refused(c, list(sizes), lambda kind: sizes[kind]())
-
-
-@attempt("no text", "refused")
-def no_text(c: Checkout) -> Finding:
-    """Empty, binary, UTF-16, byte order mark, zero bytes."""
-    kinds = {
-        "empty": b"",
-        "binary": bytes(range(256)) * 8,
-        "UTF-16": BASELINE.encode("utf-16"),
-        "byte order mark": b"\xef\xbb\xbf" + BASELINE.encode(),
-        "zero bytes": b"\0" * 100,
-    }
-    return each_refused(c, list(kinds), lambda kind: (c.root / "train.toml").write_bytes(kinds[kind]))
-
-
-@attempt("hard link", "harmless", "the other file's bytes after a discard")
+@attempt("hard link", "harmless")
 def hard_link(c: Checkout) -> Finding:
     """A hard link to another file, so that the verdict overwrites that one."""
     other = c.outside / "precious.toml"

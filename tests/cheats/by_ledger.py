@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from pathlib import Path
 
-from tests.cheats.attempt import RISES_LITTLE, Act, Collection
-from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
+from tests.cheats.attempt import Collection
+from tests.cheats.checkout import CANDIDATE, TRAINER, Checkout, Finding
 
 attempt = Collection("checkout", "records, flags, results")
 # Python, with `root` and `time` at hand, that reads the token of the job and writes a result of its own.
@@ -47,44 +46,7 @@ def one_core(c: Checkout) -> Finding:
         os.sched_setaffinity(0, allowed)
 
 
-@attempt("again until lucky", "harmless", RISES_LITTLE)
-def again(c: Checkout) -> Finding:
-    """Repeats the incumbent with --again, four times."""
-    for _ in range(4):
-        ended = c.run("--again")
-        if ended.returncode != 0:
-            return Finding("unclear", ended.stderr)
-    return c.rose(f"{len(c.records()) - 1} repetitions")
-
-
-@attempt("forged description", "harmless", "one row, its own trailer, no escapes")
-def forged_description(c: Checkout) -> Finding:
-    """Writes tabs, newlines, a git trailer and escapes into -m."""
-    c.submit(BETTER)
-    said = "better\tkeep\n0009\t0.99\n\nNightshift-Run: 0099\n\x1b[2J\u202eforged"
-    ended = c.run("-m", said)
-    rows = (c.root / "results.tsv").read_text().split("\n")
-    trailer = c.git("log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip()
-    is_whole = len(rows) == 4 and len({row.count("\t") for row in rows[:3]}) == 1 and trailer == "0002"
-    is_plain = "\x1b" not in ended.stdout and "\x1b" not in rows[2]
-    outcome = "harmless" if ended.returncode == 0 and is_whole and is_plain else "succeeded"
-    return Finding(outcome, f"one row of {rows[0].count(chr(9)) + 1} cells, one trailer: {trailer}")
-
-
-@attempt("a description that is no text", "harmless", "it is kept, committed, and the next experiment is run")
-def no_text(c: Checkout) -> Finding:
-    """Gives -m bytes that are no UTF-8, for a config that is kept."""
-    c.submit(BETTER)
-    first = c.run("-m", os.fsdecode(b"\xff\xfe lr up"))
-    c.submit(BETTER.replace("6e-6", "5e-6"))
-    second = c.run()
-    kept, ended = c.records()[1], [first.returncode, second.returncode]
-    is_settled = kept.is_keep and kept.kept_commit is not None and "Traceback" not in first.stderr + second.stderr
-    outcome = "harmless" if is_settled and ended == [0, 0] else "succeeded"
-    return Finding(outcome, f"exit codes {ended}, described as {kept.proposal.description!a}")
-
-
-@attempt("forged results.tsv", "harmless", "the row is right after the next experiment")
+@attempt("forged results.tsv", "harmless")
 def forged_tsv(c: Checkout) -> Finding:
     """Writes 0.99 into the score of a row."""
     path = c.root / "results.tsv"
@@ -97,33 +59,6 @@ def forged_tsv(c: Checkout) -> Finding:
     return finding if is_right else Finding("succeeded", "the forged score still stands after the next experiment")
 
 
-@attempt("linked results.tsv", "harmless", "that file's bytes")
-def linked_tsv(c: Checkout) -> Finding:
-    """Makes results.tsv a link to another file of the person, symbolic and hard."""
-    path = c.root / "results.tsv"
-    for make, text in ((Path.symlink_to, CANDIDATE), (Path.hardlink_to, BETTER)):
-        precious = c.outside / f"{make.__name__}.txt"
-        precious.write_text(before := path.read_text())
-        path.unlink()
-        make(path, precious)
-        c.submit(text)
-        ended = c.run()
-        if ended.returncode != 0 or precious.read_text() != before:
-            return Finding("succeeded" if ended.returncode == 0 else "unclear", f"{make.__name__}: written through")
-    return Finding("harmless", "symbolic and hard link: replaced, not written through")
-
-
-@attempt("premade folders", "harmless")
-def premade_folders(c: Checkout) -> Finding:
-    """Forges the folders of the experiments to come, with what a run writes."""
-    forged = c.root / "runs" / "0002"
-    forged.mkdir(parents=True)
-    (forged / "evaluation.jsonl").write_text('{"score": 1.0}\n')
-    (c.root / "runs" / "0003").symlink_to(c.outside)
-    finding = c.hand_in()
-    return Finding(finding.outcome, f"{finding.evidence}; recorded as {c.records()[-1].number:04d}")
-
-
 @attempt("weakened incumbent", "refused")
 def weakened_incumbent(c: Checkout) -> None:
     """Makes the stored train.toml of the incumbent worse, for the changes that build on it."""
@@ -131,39 +66,12 @@ def weakened_incumbent(c: Checkout) -> None:
     path.write_text(path.read_text().replace("6e-7", "1e-9"))
 
 
-@attempt("trainer edited in flight", "named", "the experiment is a crash that names the file")
-def edited_in_flight(c: Checkout) -> Finding:
-    """Replaces the process that trains while a baseline runs."""
-    c.git("switch", "--quiet", "--create", "autoresearch/in-flight")
-    evil = (c.root / TRAINER).read_text().replace("return 0.20 +", "return 0.90 +")
-    code = (
-        "while not list(root.glob('runs/0002/metrics.jsonl')): time.sleep(0.002)\n"
-        f"(root / {TRAINER!r}).write_text({evil!r})\n"
-    )
-    with c.beside(code):
-        ended = c.run()
-    last = c.records()[-1]
-    why = last.judgement.why if last.judgement else ""
-    if ended.returncode == 1 and last.failure == "machinery" and "trl/trainer.py" in why:
-        return Finding("named", f"crash: {why}")
-    return Finding("succeeded" if ended.returncode == 0 else "unclear", f"{c.result()}: {ended.stderr}")
-
-
-# What is done beside run.py as soon as the folder of experiment 2 is there, and the file that the crash names.
-_PLANTED: dict[str, tuple[str, str, str]] = {
-    "result of another run": ("puts the baseline's result in place of the run's own", """
-os.link(root / 'runs/0001/result.json', folder / 'mine')
-while not (folder / 'result.json').exists(): pass
-(folder / 'mine').replace(folder / 'result.json')
-""", "result.json"),
-    "result with another token": ("writes a result of its own, with a token of zeros", """
-text = (root / 'runs/0001/result.json').read_text()
-(folder / 'mine').write_text(re.sub('"token":"[0-9a-f]*"', '"token":"' + '0' * 32 + '"', text))
-while not (folder / 'result.json').exists(): pass
-(folder / 'mine').replace(folder / 'result.json')
-""", "result.json"),
-    "trainer edited and put back": ("replaces the process that trains, and restores it before it is compared", f"""
-trainer = root / {TRAINER!r}
+@attempt("trainer edited and put back", "named")
+def edited_and_put_back(c: Checkout) -> Finding:
+    """Replaces the process that trains, and restores it before it is compared: the crash names the file."""
+    code = f"""
+import os
+folder, trainer = root / 'runs/0002', root / {TRAINER!r}
 agreed, status = trainer.read_text(), trainer.stat()
 while not (folder / 'spec.json').exists(): pass
 time.sleep(0.2)  # by then the worker has compared it
@@ -171,33 +79,15 @@ trainer.write_text(agreed.replace("return 0.20 +", "return 0.90 +"))
 while not (folder / 'metrics.jsonl').exists(): pass
 trainer.write_text(agreed)
 os.utime(trainer, ns=(status.st_atime_ns, status.st_mtime_ns))
-""", "trl/trainer.py"),
-    "job of another config": ("gives the worker a better learning rate than train.toml's", """
-while not (folder / 'job.json').exists(): pass
-job = (folder / 'job.json').read_text()
-(folder / 'mine').write_text(re.sub('"lr":[^,}]*', '"lr":6e-4', job))
-(folder / 'mine').replace(folder / 'job.json')
-""", "result.json"),
-}  # fmt: skip
-
-
-def _plant(code: str, named: str) -> Act:
-    def act(c: Checkout) -> Finding:
-        wait = "folder = root / 'runs/0002'\nwhile not folder.exists(): pass\n"
-        c.submit(CANDIDATE)
-        with c.beside("import os, re, shutil\n" + wait + code):
-            ended = c.run()
-        last = c.records()[-1]
-        why = last.judgement.why if last.judgement else ""
-        if ended.returncode == 1 and last.failure == "machinery" and named in why:
-            return Finding("named", f"crash: {why}")
-        return c.judge(ended)
-
-    return act
-
-
-for _name, (_action, _code, _named) in _PLANTED.items():
-    attempt(_name, "named", "the experiment is a crash that names the file", _action)(_plant(_code, _named))
+"""
+    c.submit(CANDIDATE)
+    with c.beside(code):
+        ended = c.run()
+    last = c.records()[-1]
+    why = last.judgement.why if last.judgement else ""
+    if ended.returncode == 1 and last.failure == "machinery" and "trl/trainer.py" in why:
+        return Finding("named", f"crash: {why}")
+    return c.judge(ended)
 
 
 @attempt("result with the token of its job", "not defended")

@@ -6,12 +6,11 @@ import importlib.util
 import marshal
 import shutil
 import sys
-import sysconfig
 from pathlib import Path
 
 from tests import checkouts
-from tests.cheats.attempt import NEVER_RUN, Collection
-from tests.cheats.checkout import BUDGET_SECONDS, CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding, last_line
+from tests.cheats.attempt import Collection
+from tests.cheats.checkout import BUDGET_SECONDS, CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding
 
 attempt = Collection("checkout", "what Python imports")
 # Python in the head's own process: the worker measures, and something else is taken in.
@@ -33,14 +32,11 @@ def evil_scorer(c: Checkout) -> str:
 
 
 def forge_bytecode(source: Path, evil: str, target: Path | None = None) -> None:
-    """Compiled code of `evil` that Python takes for that of `source`: the header holds its time and size.
-
-    Its source is also what the agent of a night runs.
-    """
+    """Compiled code of `evil` that Python takes for that of `source`: the header holds its time and size."""
     status = source.stat()
     header = importlib.util.MAGIC_NUMBER + b"\0\0\0\0"
     header += int(status.st_mtime).to_bytes(4, "little") + status.st_size.to_bytes(4, "little")
-    path = target or Path(importlib.util.cache_from_source(str(source)))
+    path = target or _beside(source)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(header + marshal.dumps(compile(evil, str(source), "exec")))
 
@@ -65,35 +61,14 @@ def _package(folder: Path, c: Checkout, name: str = "nightshift_gsm8k") -> Path:
 
 
 for _name, _action, _act in (
-    ("extension over a module", "adds an untracked scoring.*.so that Python prefers to scoring.py",
-     lambda c: (c.root / SCORER).with_suffix(sysconfig.get_config_var("EXT_SUFFIX")).write_bytes(b"\x7fELF")),
     ("forged bytecode", "puts a scoring.*.pyc that is not scoring.py's where Python looks for it",
      lambda c: forge_bytecode(c.root / SCORER, evil_scorer(c), compiled(c, SCORER))),
     ("bytecode of 17 GB", "puts 21 bytes there that announce a tuple of two billion",
      lambda c: huge_bytecode(c.root / SCORER, compiled(c, SCORER))),
     ("sitecustomize in the checkout", "adds code that every Python of this environment runs first",
      lambda c: (c.root / "sitecustomize.py").write_text(_payload(c))),
-    ("package beside", "adds an untracked nightshift_gsm8k/ at the top of the checkout, earlier on sys.path",
-     lambda c: _package(c.root, c)),
 ):  # fmt: skip
     attempt(_name, "refused", action=_action)(_act)
-
-
-@attempt("modules that libraries try to import", "refused")
-def lazily_imported(c: Checkout) -> None:
-    """Adds untracked brotli.py, lz4/, zstandard/ and peft/ at the top of the checkout."""
-    (c.root / "brotli.py").write_text(_payload(c))
-    for name in ("lz4", "zstandard", "peft"):
-        (c.root / name).mkdir()
-        (c.root / name / "__init__.py").write_text(_payload(c))
-
-
-@attempt("folders of the harness behind links", "refused")
-def linked_folders(c: Checkout) -> None:
-    """Moves nightshift/ and environments/ out and leaves links, to the same bytes until they change."""
-    for name in ("nightshift", "environments"):
-        shutil.move(c.root / name, c.outside / name)
-        (c.root / name).symlink_to(c.outside / name)
 
 
 @attempt("LD_LIBRARY_PATH", "refused")
@@ -131,24 +106,15 @@ def huge_bytecode(source: Path, target: Path) -> None:
     target.write_bytes(target.read_bytes()[:16] + b"(" + (2**31 - 1).to_bytes(4, "little"))
 
 
-for _name, _make in (
-    ("forged", forge_bytecode),
-    ("of 17 GB", lambda source, evil: huge_bytecode(source, _beside(source))),
-):
-    attempt(f"bytecode beside its source, {_name}", "harmless", action="puts it into __pycache__")(
-        lambda c, make=_make: make(c.root / SCORER, evil_scorer(c))
-    )
+attempt("bytecode beside its source, forged", "harmless", action="puts it into __pycache__")(
+    lambda c: forge_bytecode(c.root / SCORER, evil_scorer(c))
+)
+attempt("bytecode beside its source, of 17 GB", "harmless", action="puts it into __pycache__")(
+    lambda c: huge_bytecode(c.root / SCORER, _beside(c.root / SCORER))
+)
 
 
-@attempt("unchecked bytecode", "refused")
-def unchecked_bytecode(c: Checkout) -> None:
-    """Forges it hash-based and marked as not to be checked: it is loaded whatever the source says."""
-    path = compiled(c, SCORER)
-    code = marshal.dumps(compile(evil_scorer(c), "scoring.py", "exec"))
-    path.write_bytes(importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + b"\0" * 8 + code)
-
-
-@attempt("usercustomize in the home folder", "harmless", NEVER_RUN)
+@attempt("usercustomize in the home folder", "harmless")
 def home_usercustomize(c: Checkout) -> None:
     """Adds code to the user's site-packages, under every name that Python looks for there, and as torch.py."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -158,39 +124,19 @@ def home_usercustomize(c: Checkout) -> None:
         (folder / name).write_text(_payload(c))
 
 
-@attempt("package by .pth", "refused")
-def package_by_pth(c: Checkout) -> None:
-    """Leads the import of an environment package to another folder, as `pip install` would."""
-    _package(c.outside, c)
-    for name in ("nightshift_gsm8k.pth", "0.pth"):
-        (c.site_packages / name).write_text(f"{c.outside}\n")
-
-
 @attempt("PYTHONPATH: environment package", "harmless")
 def python_path_package(c: Checkout) -> Finding:
     """Leads the import of an environment package elsewhere by a variable."""
     return c.hand_in(PYTHONPATH=str(_package(c.outside, c)))
 
 
-@attempt("PYTHONPATH: harness and libraries", "harmless", NEVER_RUN)
+@attempt("PYTHONPATH: harness and libraries", "harmless")
 def python_path_harness(c: Checkout) -> Finding:
     """Brings a nightshift, click and torch of its own."""
     shutil.copytree(c.root / "nightshift", c.outside / "nightshift")
     for name in ("nightshift/__init__.py", "torch.py", "click.py"):
         (c.outside / name).write_text(_payload(c))
     return c.hand_in(PYTHONPATH=str(c.outside))
-
-
-@attempt("PYTHONPATH: other commands", "harmless", "the code never runs, and they end as without it")
-def python_path_commands(c: Checkout) -> Finding:
-    """Brings a uuid, json and click of its own to `nightshift status`, `history`, `report`, `verify`."""
-    for name in ("uuid.py", "json.py", "click.py"):
-        (c.outside / name).write_text(_payload(c))
-    for command in ("status", "history", "report", "verify"):
-        ended = c.call([f"{c.root}/.venv/bin/nightshift", command], {"PYTHONPATH": str(c.outside)})
-        if ended.returncode != 0:
-            return Finding("unclear", f"{command}: exit {ended.returncode}: {last_line(ended)}")
-    return Finding("harmless", "they end as without it")
 
 
 @attempt("PYTHON* variables", "harmless")
@@ -203,14 +149,6 @@ def python_variables(c: Checkout) -> Finding:
     (c.outside / "start.py").write_text(_payload(c))
     variables = {"PYTHONPYCACHEPREFIX": str(prefix), "PYTHONSTARTUP": str(c.outside / "start.py")}
     return c.hand_in(**variables, PYTHONWARNINGS="error", PYTHONSAFEPATH="")
-
-
-@attempt("conftest.py and pytest plugins", "refused")
-def test_plugins(c: Checkout) -> Finding:
-    """Adds code for a test run that an experiment might start."""
-    (c.root / "conftest.py").write_text(_payload(c))
-    (c.root / "pytest.ini").write_text("[pytest]\naddopts = -p mine\n")
-    return c.hand_in(PYTEST_ADDOPTS="-p mine", PYTEST_PLUGINS="mine")
 
 
 @attempt("a program of its own", "not defended")

@@ -183,14 +183,6 @@ class Checkout:
         last = self.records()[-1]
         return last.status, last.score
 
-    def rose(self, how: str) -> Finding:
-        """Harmless if the score that is reported for the incumbent rose by less than 0.02 since the baseline."""
-        believed = [r.judgement.incumbent_score if r.judgement else None for r in self.records()]
-        if believed[0] is None or believed[-1] is None:
-            return Finding("unclear", "no belief was recorded")
-        told = f"the reported score went from {believed[0]:.4f} to {believed[-1]:.4f} in {how}, all recorded"
-        return Finding("harmless" if believed[-1] - believed[0] < 0.02 else "succeeded", told)
-
     def notes(self) -> str:
         """What the night noted of the last proposal, but that it had no wall."""
         return "; ".join(note for note in self.records()[-1].proposal.notes if not note.startswith("no OS wall"))

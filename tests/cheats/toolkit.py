@@ -17,22 +17,16 @@ def put(name: str | Path, text: str = "x = 1\n") -> None:
     _fresh(name).write_text(text)
 
 
-def fifo(pattern: str) -> None:
-    os.mkfifo(_fresh(next(REAL.glob(pattern), pattern)))
+def fifo(name: str) -> None:
+    os.mkfifo(_fresh(name))
 
 
-def link(pattern: str, to: str) -> None:
-    _fresh(next(REAL.glob(pattern), pattern)).symlink_to(to)
+def link(name: str, to: str) -> None:
+    _fresh(name).symlink_to(to)
 
 
 def copy(name: str, other: str) -> None:
     shutil.copytree(REAL / name, REAL / other)
-
-
-def move_out(name: str) -> None:
-    """To a place outside; a link stays."""
-    (REAL / name).rename(OUTSIDE / name)
-    (REAL / name).symlink_to(OUTSIDE / name)
 
 
 def edit(name: str, old: str, new: str) -> None:
@@ -51,25 +45,6 @@ def program() -> Path:
 def git(*words: str, text: str = "") -> str:
     command = ["git", "-C", str(REAL), "-c", "user.name=a", "-c", "user.email=a@b", *words]
     return subprocess.run(command, input=text, capture_output=True, check=True, text=True).stdout.strip()
-
-
-def overwrite(name: str, other: str) -> None:
-    """git's object of that name gets the bytes of another one."""
-    path, there = (REAL / ".git" / "objects" / each[:2] / each[2:] for each in (name, other))
-    path.unlink(missing_ok=True)
-    shutil.copy(there, path)
-
-
-def forge(name: str, more: str, *folders: str) -> None:
-    """Edit a file, and have git say that it was always so: by its trees of these folders ("" for the root)."""
-    agreed = {folder: git("rev-parse", f"HEAD:{folder}") for folder in folders}
-    blob = git("rev-parse", f"HEAD:{name}")
-    with (REAL / name).open("a") as file:
-        file.write(f"\n{more}")
-    git("add", name)
-    for folder, tree in agreed.items():
-        overwrite(tree, git("write-tree", *([f"--prefix={folder}/"] if folder else [])))
-    git("update-index", "--cacheinfo", f"100644,{blob},{name}")
 
 
 def _fresh(name: str | Path) -> Path:

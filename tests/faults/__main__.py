@@ -25,7 +25,8 @@ import statistics
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from tests.checkouts import leftovers
 from tests.faults import scenario
 from tests.faults.matrix import FAMILIES, REAL, Fault, Moments, draw
 from tests.faults.play import Row, play
+
+ENDS = {0: "measured", 1: "crash", 2: "refused", 130: "stopped"}  # of the run.py that was struck, by its exit code
 
 
 def play_all(faults: Sequence[Fault], slot: Path, templates: Path, output: Path) -> None:
@@ -56,14 +59,11 @@ def play_all(faults: Sequence[Fault], slot: Path, templates: Path, output: Path)
     subprocess.run(["umount", "-l", str(slot / "disk")], capture_output=True, check=False)
 
 
-def _codes(rows: Sequence[Row], fits: Callable[[int], bool]) -> int:
-    """How many of the run.py that were struck ended so."""
-    return sum(bool(r["exit_codes"]) and r["exit_codes"][0] is not None and fits(r["exit_codes"][0]) for r in rows)
-
-
 def summarize(name: str, rows: Sequence[Row]) -> Row:
     """One line of the table."""
-    played = [{"exit_codes": (), **r} for r in rows if "skipped" not in r]
+    played = [r for r in rows if "skipped" not in r]
+    codes = [code for r in played for code in r.get("exit_codes", ())[:1] if code is not None]
+    ends = Counter("killed" if code < 0 else ENDS.get(code, "else") for code in codes)
     gone = [r["gone_seconds"] for r in played if r.get("gone_seconds") is not None]
     seconds = [r["seconds"] for r in played if "seconds" in r]
     return {
@@ -71,11 +71,7 @@ def summarize(name: str, rows: Sequence[Row]) -> Row:
         "faults": len(rows),
         "skipped": len(rows) - len(played),
         "struck": sum(bool(r.get("struck")) for r in played),
-        "measured": _codes(played, lambda code: code == 0),
-        "crash": _codes(played, lambda code: code == 1),
-        "refused": _codes(played, lambda code: code == 2),
-        "stopped": _codes(played, lambda code: code == 130),
-        "killed": _codes(played, lambda code: code < 0),
+        **{end: ends[end] for end in (*ENDS.values(), "killed")},
         "told_a_fix": sum(bool(r.get("told")) for r in played),
         "with_problems": sum(bool(r["problems"]) for r in played),
         "gone_seconds_max": round(max(gone), 1) if gone else None,

@@ -8,16 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from nightshift.campaign.records import (
-    JOB_NAME,
-    RESULT_NAME,
-    Evaluation,
-    Outcome,
-    Result,
-    Training,
-    Weights,
-    packed,
-)
+from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Outcome, Result, Training, Weights, packed
 from nightshift.files import write_json
 from tests.checkouts import git
 from tests.faults.matrix import BRANCH, FOLDERS, Fault
@@ -128,12 +119,11 @@ def last_run(root: Path) -> Path | None:
 
 
 def place(root: Path, name: str) -> Path | None:
-    """The path of a victim: LAST is the last experiment, and a pattern means the first file that it fits."""
+    """The path of a victim: LAST is the last experiment."""
     last = last_run(root)
-    name = name.replace("LAST", last.name if last else "LAST")
-    if "LAST" in name:
+    if last is None and "LAST" in name:
         return None
-    return next(root.glob(name), None) if "*" in name else root / name
+    return root / name.replace("LAST", last.name if last else "")
 
 
 def _remove(path: Path) -> None:

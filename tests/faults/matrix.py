@@ -29,21 +29,14 @@ TALK = (
     "half a line", "line without end", "closed pipe",
 )  # fmt: skip
 OS_ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "ENOMEM")
-FOLDERS = (
-    ".",
-    "runs",
-    "runs/LAST",
-    ".git",
-    ".git/objects",
-    ".git/refs/heads/autoresearch",
-)
+FOLDERS = (".", "runs", "runs/LAST", ".git", ".git/objects", ".git/refs/heads/autoresearch")
 GIT = (
     "index locked", "branch locked", "HEAD locked", "packed refs", "detached HEAD", "another branch", "branch renamed",
     "config committed", "document committed", "harness committed", "merge under way", "no repository",
 )  # fmt: skip
 RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "runs/0001/record.json",
             "runs/0001/train.toml", "runs/LAST", "train.toml")  # fmt: skip
-# LAST is the last experiment; a file of a run is looked for by its name, however deep it lies.
+# LAST is the last experiment.
 IN_FLIGHT = (
     *RECORDED, "runs/.lock", "runs/.controller",
     *(f"runs/LAST/{name}" for name in (

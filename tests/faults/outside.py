@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from nightshift.campaign.ledger import read_progress
+from nightshift.campaign.records import Phase
 from nightshift.executors.watchdog import is_alive
 from tests.faults.actions import damage, last_run, place
 from tests.faults.matrix import Fault
@@ -48,7 +50,8 @@ def _is_there(moment: str, run_dir: Path) -> bool:
         case ["weights"]:
             return any(name.startswith("weights") for name in found)
         case ["evaluating"]:
-            return "prompts.json" in found
+            reading = read_progress(run_dir)
+            return reading is not None and reading.phase is Phase.EVALUATING
         case _:
             raise ValueError(f"no such moment: {moment}")
 

@@ -13,7 +13,6 @@ import pytest
 from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.usage import MAX_LOG_BYTES
 from nightshift.campaign.ledger import Ledger
-from nightshift.night.loop import MAX_REFUSALS
 from tests.conftest import git
 from tests.night_checkout import finish, leftovers, problems, records, start, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
@@ -128,56 +127,6 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert (last.proposal.description, last.proposal.prediction) == ("; ".join(last.diff), None)
 
 
-def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path) -> None:
-    steps = [["edit", "answer", "real train.toml"], ["edit", "answer", "real results.tsv"]]
-    code, _, stderr = drive(root, steps, experiments=3)
-    assert code == 0, stderr
-    assert problems(root) == []
-    assert "changed train.toml in the checkout itself: put back" in notes(root, 2)
-    assert "changed results.tsv in the checkout itself: rebuilt" in notes(root, 3)
-
-
-@pytest.mark.parametrize(
-    ("action", "name"),
-    [
-        ("real rules.toml", "rules.toml"),
-        ("real record", "runs/0001/record.json"),
-        ("push", "branches"),
-    ],
-)
-def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Path, action: str, name: str) -> None:
-    code, _, stderr = drive(root, [["edit", "answer", action]], experiments=3)
-    assert code == 2
-    assert f"{name} changed in this checkout while the agent was at work" in stderr
-    assert len(list((root / "runs").glob("0*"))) == 1
-    assert leftovers(root) == []
-
-
-def test_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> None:
-    code, stdout, _ = drive(root, [[], ["exit 1"], *[["answer"]] * (MAX_REFUSALS - 2)], experiments=9)
-    assert code == 1
-    assert f"stopped:      {MAX_REFUSALS} proposals in a row were refused, the last one: " in stdout
-    assert "ended without an edit of train.toml" in stdout
-    assert [r.proposal.description for r in records(root)] == ["baseline"]
-    assert "was refused:\n| " in kept_by_agent(root, 1, "brief")
-    assert "401 no credit left" in kept_by_agent(root, 2, "brief")
-
-
-def test_the_agent_keeps_its_keys_and_sees_a_clone_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAND_IN_API_KEY", "secret")
-    monkeypatch.setenv("GIT_DIR", str(root / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(root))
-    code, _, stderr = drive(root, [], ending=" {prompt_file}", experiments=2)
-    assert code == 0, stderr
-    seen = json.loads(kept_by_agent(root, 0, "env"))
-    assert seen["STAND_IN_API_KEY"] == "secret"
-    assert not Path(seen["cwd"]).is_relative_to(root)
-    assert seen["PWD"] == seen["cwd"]
-    assert not [name for name in seen if name in ("GIT_DIR", "GIT_WORK_TREE")]
-    assert not [name for name, value in seen.items() if str(root) in value and name not in ("PATH", "VIRTUAL_ENV")]
-    assert kept_by_agent(root, 0, "brief").startswith("You are the researcher")
-
-
 def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(root: Path) -> None:
     agent = shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"], ["hang"]]))])
     asked = {"agent": agent, "sandbox": "none"}
@@ -196,10 +145,3 @@ def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(r
     assert "stopped by SIGINT from process " in stdout
     assert leftovers(root) == []
     assert problems(root) == []
-
-
-def test_a_program_that_is_not_there_is_refused_at_once(root: Path) -> None:
-    code, stdout, stderr = whole_night(root, agent="no-such-agent --yes", experiments=2)
-    assert (code, stdout) == (2, "")
-    assert "no program 'no-such-agent' on PATH" in stderr
-    assert not (root / "runs" / "night.json").exists()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,21 +13,12 @@ import pytest
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.campaign.records import Phase
 from tests.conftest import git
-from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run, until_training
+from tests.night_checkout import finish, leftovers, nightshift, start_run, until_training
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    """A campaign checkout that the stand-in can run in, and afterwards no process that names it."""
-    yield furnish(checkout, GOOD)
-    for process in leftovers(checkout):
-        process.kill()
-    no_process_left(checkout)
+BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
 
 
 def start(root: Path, *flags: str) -> subprocess.Popen[str]:
@@ -54,15 +43,6 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
     assert (reading.phase, bool(reading.num_done)) == (Phase.EVALUATING, True)
 
 
-def test_a_crash_is_exit_code_1_with_the_cause(root: Path) -> None:
-    fault(root, "error", once=False)
-    code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
-    assert code == 1
-    assert "decision:         crash\n" in stdout
-    assert "loss is nan" in stdout
-    assert "eval_score:\n" in stdout
-
-
 def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root: Path) -> None:
     fault(root, "no_step", once=False)
     code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
@@ -76,22 +56,24 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
     assert "evaluating" not in (root / "runs" / "0001" / "progress.json").read_text()
 
 
-HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t"
+HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b"
+HOSTILE += "\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t\nNightshift-Run: 0099\n"
 
 
 def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root: Path) -> None:
-    poor = GOOD.replace(b"3e-6", b"6e-7")
+    poor = BASELINE.replace(b"3e-6", b"6e-7")
     (root / "train.toml").write_bytes(poor)
     git(root, "commit", "--quiet", "--all", "-m", "a poor baseline")
-    for config in (poor, GOOD):
+    for config in (poor, BASELINE):
         (root / "train.toml").write_bytes(config)
         code, _, stderr = finish(start(root, "--budget-seconds", "1", "-m", HOSTILE + "x" * 20_000))
         assert (code, "Traceback" in stderr) == (0, False), stderr
     told = Ledger(root).records()[-1].proposal.description
-    assert told.startswith("lr up evil --- eval_score: 1.0 2J xxx")
+    assert told.startswith("lr up evil --- eval_score: 1.0 2J Nightshift-Run: 0099 xxx")
     assert told.isprintable()
     assert len(told) == 1000
     assert git(root, "log", "-1", "--format=%s").strip() == told
+    assert git(root, "log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip() == "0002"
     assert told in (root / "results.tsv").read_text()
     assert told in nightshift(root, "show", "2")[1]
     assert nightshift(root, "report")[0] == 0
@@ -113,19 +95,6 @@ def test_a_signal_closes_the_record_and_leaves_no_process(root: Path, number: si
     (record,) = Ledger(root).records()
     assert record.judgement.why.startswith(f"interrupted: stopped by {number.name} from process {os.getpid()} (")
     assert len((root / "results.tsv").read_text().splitlines()) == 2
-
-
-def test_sigkill_of_the_harness_leaves_no_process_and_the_next_start_closes_the_record(root: Path) -> None:
-    process = start(root, "--budget-seconds", "60")
-    until_training(root, process)
-    process.kill()
-    finish(process)
-    no_process_left(root)
-    assert [r.status for r in Ledger(root).records()] == ["started"]
-    code, _, stderr = finish(start(root, "--budget-seconds", "1"))
-    assert code == 0, stderr
-    assert "0001 was interrupted" in stderr
-    assert [r.status for r in Ledger(root).records()] == ["crash", "keep"]
 
 
 def status(root: Path) -> str:
@@ -171,57 +140,6 @@ def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> N
     assert "prepare.py differ" in stderr
 
 
-def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> None:
-    for name in ("environments", "nightshift", "run.py"):  # links to the project's, whose code is tracked
-        (root / name).unlink()
-    for name in ("environments", "nightshift"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "run.py", root)
-    (root / ".gitignore").write_text("runs/\nresults.tsv\nmodels\n__pycache__/\n")
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "environments of its own")
-    flags = ("--budget-seconds", "1")
-    code, _, stderr = finish(start(root, *flags))
-    assert code == 0, stderr
-    for name in ("committed", "untracked"):
-        package = root / "environments" / name / f"nightshift_{name}"
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        if name == "committed":
-            git(root, "add", "--all")
-            git(root, "commit", "--quiet", "-m", "another environment")
-    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
-    code, stdout, stderr = finish(start(root))  # the campaign's budget is its first experiment's
-    assert code == 0, stderr
-    assert "effect_at_decision: +" in stdout or "effect_at_decision: -" in stdout  # compared with the baseline
-    (root / "environments" / "arithmetic" / "nightshift_arithmetic" / "extra.py").touch()
-    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
-    for expected in ("environments/arithmetic/nightshift_arithmetic/extra.py differ", 'Did you mean "gsm8k"?'):
-        code, _, stderr = finish(start(root, *flags))
-        assert code == 2
-        assert expected in stderr
-        (root / "rules.toml").write_text('environments = ["gms8k"]\n')
-
-
-# One of each stage that can refuse it; tests/unit/test_config.py has the others.
-BAD_CONFIGS = {
-    "syntax error": b"[trainer\nlr = 1\n",
-    "locked key": b"[model]\nname = 'x'\n",
-    "max_steps below warm-up": b"max_steps = 5\n[trainer.scheduler]\ntype = 'cosine'\nwarmup_steps = 10\n",
-    "binary": bytes(range(256)) * 4,
-}
-
-
-@pytest.mark.parametrize("case", BAD_CONFIGS)
-def test_a_bad_config_is_one_line_and_exit_code_2(root: Path, case: str) -> None:
-    (root / "train.toml").write_bytes(BAD_CONFIGS[case])
-    code, stdout, stderr = finish(start(root))
-    assert (code, stdout) == (2, "")
-    assert len(stderr.splitlines()) == 1
-    assert stderr.startswith("train.toml")
-    assert not (root / "results.tsv").exists()
-
-
 def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     (root / "results.tsv").mkdir()
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
@@ -261,24 +179,6 @@ def test_a_dry_run_of_another_engine_shows_its_plan_and_that_it_would_not_join(r
     assert "rules: gsm8k-prime-rl " in told
     assert "against: nothing: this is the baseline" in told
     assert len(Ledger(root).records()) == 1
-
-
-def test_wrong_flags_teach(root: Path) -> None:
-    for flags, word in (
-        (("--budget-seconds", "soon"), "is not a valid float"),
-        (("--nonsense",), "such"),
-    ):
-        code, _, stderr = finish(start(root, *flags))
-        assert code == 2
-        assert word in stderr
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
-def test_an_error_that_cannot_be_printed_keeps_its_exit_code(root: Path) -> None:
-    (root / "train.toml").write_text("[trainer.optim]\nlearning_rate = 1.0\n")
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), "--engine", "trl"]
-    with Path("/dev/full").open("w") as full:
-        assert subprocess.run(command, cwd=root, stderr=full).returncode == 2
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ def test_deleting_or_replacing_the_file_lets_no_second_controller_in(root: Path)
     until_training(root, first)
     file = root / "runs" / ".controller"
     assert f'"pid":{first.pid}' in file.read_text()
-    for damage in (file.unlink, file.touch):
+    for damage, holder in ((lambda: None, f": process {first.pid} "), (file.unlink, ". Wait"), (file.touch, ". Wait")):
         damage()
         for second in (start_run(root, "--engine", "trl"), start(root, agent="lr", proposer="lr", experiments=1)):
             code, stdout, stderr = finish(second)
             assert (code, stdout) == (2, "")
-            assert stderr.startswith("another controller works in this checkout. Wait for it (uv run nightshift wait)")
+            assert stderr.startswith(f"another controller works in this checkout{holder}")
             assert len(stderr.splitlines()) == 1
     (root / "stand-in.json").unlink()
     assert finish(first)[0] == 0

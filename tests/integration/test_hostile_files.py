@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from tests.campaigns import COMPARISON
+from tests.checkouts import small_checkout
 from tests.night_checkout import finish, furnish, leftovers, start_run, until_training
 from tests.stand_ins import fault
 from tests.waiting import wait_for
@@ -23,11 +26,7 @@ _LINE = {
     "number": 1, "time": "2026-11-22T07:00:00+00:00", "event": "access", "file": "certify/0001/baseline-1/job.json",
     "sha256": "0" * 64, "before": "",
 }  # fmt: skip
-_CERTIFICATE = {
-    "created": "2026-11-22T07:00:00+00:00", "branch": "autoresearch/test", "rules_hash": "0", "baseline_score": 0.1,
-    "incumbent_score": 0.2, "difference": 0.1, "interval": [0.0, 0.2], "num_seeds": {"baseline": 3, "incumbent": 3},
-    "num_examples": 100, "estimator": "x", "sealed_looks": 1,
-}  # fmt: skip
+_CERTIFICATE = msgspec.to_builtins(COMPARISON)
 _NIGHT = {
     "request": {"agent": "claude", "hours": 8.0}, "branch": "autoresearch/test", "rules_hash": "0",
     "started": "2026-11-22T07:00:00+00:00", "first": 1, "pid": 1, "version": 3, "cause": None,
@@ -39,13 +38,9 @@ FILES = (
     ["runs/0002/train.toml"],
     ["runs/.lock", "runs/.controller", "runs/certify", "runs/agent", "results.tsv"],
     [
-        *(f"runs/0002/{name}" for name in ("config.json", "job.json", "result.json")),
-        *(f"runs/0002/{name}" for name in ("worker.log",)),
-        *(f"runs/0002/{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
-        *(
-            f"runs/{name}"
-            for name in ("night.json", "certify/0001/comparison.json", "journal.jsonl", "agent/processes.json")
-        ),
+        *(f"runs/0002/{name}" for name in ("config.json", "job.json", "result.json", "worker.log", "metrics.jsonl")),
+        *(f"runs/0002/{name}" for name in ("evaluation.jsonl", "rollouts.jsonl", "progress.json")),
+        *("runs/night.json", "runs/certify/0001/comparison.json", "runs/journal.jsonl", "runs/agent/processes.json"),
         *(f"runs/{name}" for name in ("report.html", "report.md", "progress.png", "night.txt", "detached.log")),
     ],
 )
@@ -87,9 +82,9 @@ CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
         ],
         "runs/certify/0001/comparison.json": [
             [_CERTIFICATE | {"created": "now"}],
-            [_CERTIFICATE | {"interval": [-1e308, 1e308], "difference": 1e308}],
+            [_CERTIFICATE | {"estimate": {"difference": 1e308, "stderr": 0.0, "df": 1.0, "interval": [-1e308, 1e308]}}],
             [_CERTIFICATE | {"num_seeds": {}}],
-            [_CERTIFICATE | {"num_examples": 2**62, "sealed_looks": -1}],
+            [_CERTIFICATE | {"num_examples": 2**62, "access": -1}],
         ],
         "runs/journal.jsonl": [
             [_LINE | {"access": _ACCESS | {"number": 0}}],
@@ -122,17 +117,7 @@ CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A campaign of a baseline and a keep, in a checkout that the stand-in can run in."""
-    from tests import checkouts
-
-    root = tmp_path_factory.mktemp("hostile") / "checkout"
-    root.mkdir()
-    (root / "rules.toml").write_text("environments = []\n")
-    (root / "prepare.py").touch()
-    (root / "environments").symlink_to(ROOT / "environments")
-    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")
-    (root / "train.toml").write_bytes(GOOD)
-    checkouts.commit_all(root, "autoresearch/test", "start")
-    furnish(root, GOOD)
+    root = furnish(small_checkout(tmp_path_factory.mktemp("hostile")), GOOD)
     for config in (GOOD, GOOD.replace(b"6e-7", b"3e-6")):
         (root / "train.toml").write_bytes(config)
         code, _, stderr = finish(start_run(root, "--engine=trl", "--budget-seconds=1"))

@@ -59,8 +59,10 @@ def kill_in_training(begin: Start, root: Path, num_runs: int = 1) -> None:
 
 def test_a_killed_run_py_leaves_no_process_and_the_same_command_resumes(root: Path) -> None:
     kill_in_training(lambda: start_experiment(root, "--budget-seconds", "1"), root)
+    assert records(root)[-1].status == "started"
     code, _, stderr = finish(start_experiment(root, "--budget-seconds", "1"))
     assert code == 0, stderr
+    assert f"{NUM_KILLS:04d} was interrupted" in stderr
     assert [record.failure for record in records(root)] == [*[Failure.INTERRUPTED] * NUM_KILLS, None]
     assert records(root)[-1].is_keep
     assert problems(root) == []
@@ -116,25 +118,16 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(ro
     everything = leftovers(root)
     trainers = [process for process in everything if any("stand_in_trainer" in word for word in process.cmdline())]
     assert trainers
-    for process in everything:
-        if process not in trainers:
-            process.suspend()
-
-    dogs = [p for p in psutil.process_iter() if any("watchdog.py" in word for word in _words(p))]
-    ours = {process.pid for process in everything}
-    dogs = [dog for dog in dogs if int(dog.cmdline()[-1]) in ours]
-    for process in (*dogs, *(p for p in everything if p not in trainers)):
+    others = [process for process in everything if process not in trainers]
+    for process in others:
+        process.suspend()
+    ours = {str(process.pid) for process in everything}
+    commands = {p: p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])}
+    dogs = [p for p, words in commands.items() if "watchdog.py" in " ".join(words) and words[-1] in ours]
+    for process in (*dogs, *others):
         process.kill()
     controller.communicate()
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(start_experiment(root, "--budget-seconds", "1"))
     assert code == 0, stderr
     assert leftovers(root) == []
-
-
-def _words(process: psutil.Process) -> list[str]:
-
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,24 +14,15 @@ from filelock import FileLock
 
 from nightshift.errors import ExitCode
 from tests.conftest import git
-from tests.night_checkout import furnish, leftovers, start_run, until_training
+from tests.night_checkout import start_run, until_training
 from tests.stand_ins import fault
 from tests.terminals import CONTROLS, Terminal
-from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
+BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
 TICKS = 3  # so often a line has to come anew, each time with more seconds
 HOSTILE = "\x1b[31mlr\x1b]0;title\x07 \u202eevil\u2066\u200b\r\n---\x9b2J"
 CTRL_C = b"\x03"
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout, GOOD)
-    for process in leftovers(checkout):
-        process.kill()
-    wait_for(lambda: not leftovers(checkout), "the end of its processes")
 
 
 def run_py(root: Path, columns: int = 80, *flags: str, **variables: str) -> Terminal:
@@ -68,9 +58,11 @@ def is_plain(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, columns: int) -> None:
-    assert run_py(root).finish() == ExitCode.MEASURED
+    terminal = run_py(root, columns)
+    assert terminal.finish() == ExitCode.MEASURED
+    assert terminal.screen[terminal.screen.index("---") + 1].startswith("eval_score:")
     fault(root, "hold", once=False)
-    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
+    (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
     terminal = run_py(root, columns, "-m", HOSTILE)
     ticks(terminal, "0002: training, step")
     assert re.search(r"reward 0\.\d\d, \d+ s( \[#*-*\]|,) (ends|was to end) \d\d:\d\d:\d\d CES?T", terminal.said)
@@ -95,14 +87,6 @@ def test_a_run_ticks_while_it_starts_and_says_at_most_how_long(root: Path) -> No
     terminal.shows("Ctrl-C: stopping")
     assert terminal.finish() == ExitCode.INTERRUPTED
     assert "train.toml still holds" not in terminal.said  # it is the committed one
-    is_plain(terminal)
-
-
-def test_the_block_begins_on_a_line_of_its_own(root: Path) -> None:
-    terminal = run_py(root)
-    assert terminal.finish() == ExitCode.MEASURED
-    assert "---" in terminal.screen
-    assert terminal.screen[terminal.screen.index("---") + 1].startswith("eval_score:")
     is_plain(terminal)
 
 
@@ -165,7 +149,7 @@ def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, 
 def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
     """Of a description, a branch, a file and an argument: their codes reach neither the terminal nor a commit."""
     git(root, "switch", "--quiet", "--create", "autoresearch/\u202eevil\u2066\u200b\u009b2J")
-    for config in (GOOD, GOOD.replace(b"3e-6", b"5e-6")):
+    for config in (BASELINE, BASELINE.replace(b"3e-6", b"5e-6")):
         (root / "train.toml").write_bytes(config)
         terminal = run_py(root, 80, "-m", HOSTILE)
         assert terminal.finish() == ExitCode.MEASURED, terminal.said
@@ -214,7 +198,7 @@ def test_every_command_answers_and_says_whole_sentences_in_80_columns(root: Path
 @pytest.mark.parametrize("columns", ["", "100"])
 def test_what_is_for_people_fits_and_breaks_between_words_only(root: Path, columns: str) -> None:
     assert run_py(root).finish() == ExitCode.MEASURED
-    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
+    (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"5e-6"))
     long = "a hypothesis of many words that does not fit into a line " * 3
     assert run_py(root, 80, "-m", long).finish() == ExitCode.MEASURED
     width = int(columns or 80)

@@ -11,8 +11,6 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pytest
-
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import combine
@@ -28,7 +26,6 @@ from tests.night_checkout import (
     problems,
     records,
     start,
-    start_run,
     state,
     whole_night,
 )
@@ -83,16 +80,6 @@ def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its
     assert (root / "train.toml").read_bytes() == ledger.source(campaign.incumbent.number)
 
 
-@pytest.mark.parametrize("agent", ["random", "tpe"])  # on the real trainer: test_what_measures.py
-def test_a_night_without_a_language_model(root: Path, agent: str) -> None:
-    code, _, stderr = whole_night(root, agent=agent, experiments=3, budget_seconds=1.0)
-    assert code == 0, stderr
-    assert problems(root) == []
-    ours = records(root)
-    assert len([r for r in ours if r.failure is None]) >= 2
-    assert all(r.proposal.description.startswith(f"{agent}: ") and r.diff and not r.unused_keys for r in ours[1:])
-
-
 def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
     git(root, "switch", "--quiet", "-C", "main")
     before, day = git(root, "log", "--format=%H", "main"), time.strftime("%Y-%m-%d")
@@ -143,36 +130,6 @@ def test_the_hours_end_a_night_and_the_file_stop_too(root: Path) -> None:
     assert problems(root) == []
 
 
-def test_a_plateau_ends_a_night_after_one_more_in_a_new_direction(root: Path) -> None:
-    furnished = BASELINE.replace(b"6e-7", b"3e-6")  # the stand-in's best: nothing beats it
-    (root / "train.toml").write_bytes(furnished)
-    git(root, "commit", "--quiet", "--all", "-m", "good baseline")
-    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", plateau=2)
-    assert code == 0
-    assert "plateau: nothing kept in 3 experiments, the last of them in a new direction" in stdout
-    assert [r.status for r in records(root)] == ["keep", "discard", "discard", "discard"]
-
-
-def test_crashes_in_a_row_end_a_night_with_the_cause(root: Path) -> None:
-    code, _, _ = whole_night(root, agent="lr", proposer="lr", experiments=1)
-    assert code == 0
-    fault(root, "error", once=False)
-    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", experiments=50)
-    assert code == 1
-    assert "stopped:      5 crashes in a row, the last one: " in stdout
-    assert "loss is nan" in stdout
-    assert [r.failure for r in records(root)] == [None, *["training"] * 5]
-
-
-def test_a_failure_of_the_machinery_is_tried_again(root: Path) -> None:
-    fault(root, "sigkill")
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
-    assert code == 0, stderr
-    first, second, third = records(root)
-    assert (first.failure, second.failure, third.failure) == ("machinery", None, None)
-    assert first.config_hash == second.config_hash
-
-
 def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
     fault(root, "sigkill", once=False)
@@ -181,18 +138,6 @@ def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) 
     assert "5 crashes in a row" in stdout
     hashes = [r.config_hash for r in records(root)]
     assert [hashes.index(h) for h in hashes] == [0, 1, 1, 1, 4, 4]
-
-
-def test_an_engine_that_breaks_stops_the_night_with_the_cause(root: Path) -> None:
-    sign = root.parent / "broken"
-    night = start(root, agent="lr", proposer="lr", breaks=str(sign))
-    wait_for(lambda: len(records(root)) > 1)
-    sign.touch()
-    code, stdout, stderr = finish(night)
-    assert code == 1
-    assert "stopped:      4 infrastructure failures in a row: the engine is broken" in stdout
-    assert "once more in 0.05 s" in stderr
-    assert {r.failure for r in records(root)} <= {None, "machinery"}
 
 
 def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path) -> None:
@@ -207,26 +152,6 @@ def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path)
     (record,) = records(root)
     assert record.status == "keep"
     assert problems(root) == []
-
-
-def status_of(root: Path) -> str:
-    return nightshift(root, "status")[1]
-
-
-def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None:
-    fault(root, "hold", once=False)
-    night = start(root, agent="lr", proposer="lr", experiments=9)
-    wait_for(lambda: is_running(root, 1))
-    press_ctrl_c(night)
-    night.send_signal(signal.SIGINT)
-    code, stdout, stderr = finish(night)
-    assert code == 130
-    assert "Traceback" not in stderr
-    assert f"stopped:      {KILLED}" in stdout
-    assert records(root)[0].judgement.why.startswith(f"interrupted: {KILLED}")
-    assert [(r.status, r.failure) for r in records(root)] == [("crash", "interrupted")]
-    assert leftovers(root) == []
-    assert state(root)["cause"].startswith(KILLED)
 
 
 def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(root: Path) -> None:
@@ -249,23 +174,18 @@ def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(r
     assert problems(root) == []
 
 
-def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(root: Path) -> None:
+def test_status_tells_of_a_night_at_work_and_of_one_that_was_cut_off(root: Path) -> None:
     fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", hours=1.0, experiments=9)
     wait_for(lambda: is_running(root, 1))
-    for other in (start(root, agent="lr", proposer="lr", experiments=9), start_run(root, "--engine", "trl")):
-        code, stdout, stderr = finish(other)
-        assert (code, stdout) == (2, "")
-        assert stderr.startswith("another controller works in this checkout: process ")
-        assert len(stderr.splitlines()) == 1
-    status = status_of(root)
+    status = nightshift(root, "status")[1]
     assert "night:    lr since " in status
     assert "running:  0001 for " in status
     assert "after 9 more experiments" in status
     night.kill()
     finish(night)
     wait_for(lambda: not leftovers(root))
-    assert status_of(root).endswith("was cut off: run the same command again to resume\n")
+    assert nightshift(root, "status")[1].endswith("was cut off: run the same command again to resume\n")
 
 
 def test_what_a_person_wrote_into_train_toml_is_kept_aside(root: Path) -> None:

@@ -16,7 +16,6 @@ from nightshift.errors import Interrupted, UsageError
 from nightshift.night.notify import END, MAX_WAITING, REPEATED_CRASH, Notifier, words_of
 from tests.night_checkout import leftovers, records, whole_night
 from tests.notify_commands import command, heard, left
-from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS, wait_for
 
 LATIN = os.fsdecode(b"caf\xe9")  # as a shell hands it over
@@ -175,16 +174,3 @@ def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path
         assert not path.is_file() or str(folder).encode() not in path.read_bytes(), path
     assert left(folder) == []
     assert leftovers(root) == []
-
-
-def test_a_crash_that_repeats_is_told_and_a_failing_command_does_not_stop_the_night(root: Path, folder: Path) -> None:
-    assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
-    fault(root, "error", once=False)
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, notify=command(folder, "fails"))
-    assert code == 0, stderr
-    assert [record.status for record in records(root)] == ["keep", "crash", "crash", "crash"]
-    assert [row[1]["event"] for row in heard(folder)] == ["repeated crash", "end"]
-    told = heard(folder)[0][1]
-    assert (told["experiment"], told["verdict"], told["effect_at_decision"]) == (3, "crash", None)
-    assert stderr.count("--notify: the notification of repeated crash failed: exit code 1") == 1
-    assert left(folder) == []

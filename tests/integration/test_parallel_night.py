@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
 
 import psutil
-import pytest
 
 from nightshift.campaign.records import Failure, Record
 from nightshift.executors.watchdog import is_alive
-from tests.integration.test_behind_wall import why_no_wall
-from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, whole_night
+from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, state, whole_night
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -66,10 +63,14 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     assert all(map(is_alive, before)), "the first Ctrl-C is to let them finish"
     assert held() == numbers, "nothing new begins"
     night.send_signal(signal.SIGINT)
-    code, stdout, _ = finish(night)
+    code, stdout, stderr = finish(night)
     assert code == 130
+    assert "Traceback" not in stderr
     assert "stopped:      stopped by SIGINT from process " in stdout
-    assert [r.failure for r in records(root) if r.number in numbers] == [Failure.INTERRUPTED] * 2
+    interrupted = [r for r in records(root) if r.number in numbers]
+    assert [(r.status, r.failure) for r in interrupted] == [("crash", Failure.INTERRUPTED)] * 2
+    assert all("stopped by SIGINT from process " in r.judgement.why for r in interrupted if r.judgement)
+    assert state(root)["cause"].startswith("stopped by SIGINT from process ")
     assert problems(root) == []
     assert leftovers(root) == []
 
@@ -89,56 +90,3 @@ def test_a_night_that_was_killed_can_be_stopped(root: Path) -> None:
     assert "is over" in stdout
     assert [r.failure for r in records(root)] == [None, *[Failure.INTERRUPTED] * 2]
     assert nightshift(root, "night", "--stop")[1] == "nothing of a night is left here\n"
-
-
-AGENT = """
-import json, os, random, shutil, sys
-from pathlib import Path
-sys.stdin.read()
-real = Path(sys.argv[1])
-text = Path("train.toml").read_text().splitlines()
-text = [f"lr = {random.uniform(1e-6, 5e-6):.3g}" if line.startswith("lr =") else line for line in text]
-Path("train.toml").write_text("\\n".join(text) + "\\n")
-Path("hypothesis.txt").write_text("HYPOTHESIS: another rate\\nPREDICTION: better\\n")
-hold, acted = real.parent / "stand-in.json", real.parent / "acted"
-try:
-    flying = [path.parent for path in real.glob("runs/*/job.json") if not (path.parent / "result.json").exists()]
-    forged = json.loads((real / "runs/0001/result.json").read_text())
-    forged["evaluation"] |= {"eval_score": 1.0, "scores": [1.0] * 400}
-    for run in flying:
-        ACT
-        acted.touch()
-    if acted.exists():
-        hold.unlink(missing_ok=True)
-    else:  # what is proposed now trains until an agent has acted on it
-        (real.parent / "next.json").write_text('{"fault": "hold"}')
-        (real.parent / "next.json").rename(hold)
-except OSError as error:
-    print(error)
-"""
-PLANTS = {
-    # "x": one laid over a result that the worker has just written would not count either, but cost that run
-    "results": "(run / 'result.json').open('x').write(json.dumps(forged))",
-    "job.json": "(run / 'job.json').write_text((run / 'job.json').read_text().replace('\"lr\":', '\"lr\":9'))",
-}
-
-
-@pytest.mark.parametrize(("plant", "sandbox"), [("results", "bwrap"), ("results", "none"), ("job.json", "none")])
-def test_what_an_agent_plants_in_a_run_in_flight_counts_for_nothing(root: Path, plant: str, sandbox: str) -> None:
-    """The worker's own result is taken; what no worker writes there ends the night, and names it."""
-    if sandbox == "bwrap" and (why := why_no_wall()):
-        pytest.skip(why)
-    agent = root.parent / "agent.py"
-    agent.write_text(AGENT.replace("ACT", PLANTS[plant]))
-    asked = {"agent": f"{getattr(sys, '_base_executable', sys.executable)} {agent} {root}", "pairs": 2}
-    is_stopped = plant != "results"
-    code, _, stderr = whole_night(root, **asked, sandbox=sandbox, experiments=6)
-    ours = records(root)
-    assert code == (2 if is_stopped else 0), stderr
-    assert (root.parent / "acted").exists() == (sandbox == "none")
-    if is_stopped:
-        assert f"{plant} changed in this checkout while the agent was at work in its clone" in stderr
-    assert problems(root) == []
-    assert all(score < 0.9 for record in ours if (score := record.score) is not None)
-    assert [r.failure for r in ours if r.failure is Failure.MACHINERY] == []
-    assert leftovers(root) == []

@@ -106,45 +106,23 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "smoke", "said"),
     [
-        ("config_refused", r"trainer\.optim\.lr.*should be less than 1"),
-        ("validator_dies", r"validator ended: exit code 1.*No module named 'prime_rl'"),
+        ("config_refused", False, r"trainer\.optim\.lr.*should be less than 1"),
+        ("validator_dies", False, r"validator ended: exit code 1.*No module named 'prime_rl'"),
+        ("trainer_out_of_memory", False, r"warm-up: trainer: out of GPU memory.*Read the logs in"),
+        ("chat_500", True, r"EngineCore died"),
+        ("serves_the_start", True, r"the server did not serve the file"),
     ],
 )
-def test_a_validator_that_refuses_or_dies_ends_the_preparation_in_its_words(
-    prepared: Prepared, fault: str, said: str
+def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(
+    prepared: Prepared, fault: str, smoke: bool, said: str
 ) -> None:
     prepared.misbehave(fault)
     with pytest.raises(EngineError, match=said):
-        prepared.prepare()
+        prepared.prepare(smoke=smoke)
     assert not prepared.installation.warm_mark(PAIR).exists()
-
-
-def test_a_failed_warm_up_leaves_the_caches_cold_and_its_logs(prepared: Prepared) -> None:
-    prepared.misbehave("trainer_out_of_memory")
-    with pytest.raises(EngineError, match=r"warm-up: trainer: out of GPU memory.*Read the logs in"):
-        prepared.prepare()
-    assert not prepared.installation.warm_mark(PAIR).exists()
-    assert list((prepared.installation.state_dir / "runs" / "warm-up").glob("*.log"))
-    assert living_children() == []
-    prepared.misbehave(None)
-    prepared.prepare()
-    assert prepared.installation.warm_mark(PAIR).is_file()
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("chat_500", r"EngineCore died"),
-        ("serves_the_start", r"the server did not serve the file"),
-    ],
-)
-def test_a_chain_whose_weights_do_not_answer_is_no_success(prepared: Prepared, fault: str, said: str) -> None:
-    prepared.misbehave(fault)
-    with pytest.raises(EngineError, match=said):
-        prepared.prepare(smoke=True)
-    assert (prepared.installation.state_dir / "runs" / "smoke" / "inference.log").is_file()
+    assert list((prepared.installation.state_dir / "runs").glob(f"{'smoke' if smoke else 'warm-up'}/inference.log"))
     assert living_children() == []
 
 

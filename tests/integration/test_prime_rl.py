@@ -20,7 +20,7 @@ import pytest
 
 from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Failure, Outcome, Progress, Training
-from nightshift.config.rules import Decoding
+from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
@@ -62,10 +62,14 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
+def engine_for(rules: Rules, folder: Path, timing: Timing) -> PrimeRlEngine:
+    installation = stand_in_prime_rl.installation(folder, rules)
+    return PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
+
+
 @pytest.fixture
 def engine(tmp_path: Path, timing: Timing) -> PrimeRlEngine:
-    installation = stand_in_prime_rl.installation(tmp_path, RULES)
-    return PrimeRlEngine(RULES, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
+    return engine_for(RULES, tmp_path, timing)
 
 
 @pytest.fixture
@@ -73,7 +77,13 @@ def start(engine: PrimeRlEngine, run_dir: Path, timing: Timing) -> Iterator[Open
     """Opens a run with a fault; whatever happens, nothing of it is left."""
     sessions: list[PrimeRlSession] = []
 
-    def open_run(fault: str | None = None, step: int = 2, source: bytes = BATCH, timing: Timing = timing):  # type: ignore[no-untyped-def]
+    def open_run(  # type: ignore[no-untyped-def]
+        fault: str | None = None,
+        step: int = 2,
+        source: bytes = BATCH,
+        timing: Timing = timing,
+        engine: PrimeRlEngine = engine,
+    ):
         stand_in_prime_rl.misbehave(engine.installation.venv, fault, step)
         engine._timing = timing
         (run_dir.parent / "train.toml").write_bytes(source)
@@ -105,22 +115,16 @@ Train = Callable[..., Training]
 
 
 def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> None:
+    """What tests/contract does not ask of every engine."""
     began = time.time()
     session = start()
-    readings: list[Progress] = []
-    training = train(session, 3, lambda reading: readings.append(reading) is None)
-    assert (training.outcome, training.cause, training.failure) == (Outcome.BUDGET, None, None)
-    assert (training.training_seconds or 0) >= BUDGET_SECONDS
-    assert training.num_steps >= 3
+    training = train(session, 3)
     assert training.reward_mean == 0.5  # of all rollouts, not of those that the filter left (0.9)
     assert training.peak_memory_gb is None  # no GPU here: not measured
-    assert readings[-1].num_steps >= 3
     steps = read_steps(run_dir / "metrics.jsonl")
-    assert [step.step for step in steps] == list(range(1, training.num_steps + 1))
     assert abs(steps[0].time or 0) < time.time() - began  # from when training began, not from 1970
     weights = session.load_final_weights()
-    assert weights.step == training.num_steps
-    answers = session.complete(PROMPTS, DECODING, readings.append)
+    answers = session.complete(PROMPTS, DECODING, lambda reading: None)
     assert {a.text for a in answers} == {f"weights of step {weights.step}\n#### {weights.step}"}
     session.close()
     kept = {path.name for path in run_dir.iterdir()}
@@ -228,18 +232,6 @@ def test_a_death_in_training_is_a_crash_with_its_cause(
         session.load_final_weights()
 
 
-def test_ten_empty_batches_end_a_run_whose_last_weights_are_scored(start: Open, run_dir: Path) -> None:
-    """prime-rl itself ends it, so it ends a baseline, too: nothing here asks for that."""
-    session = start("empty_batches", step=4)
-    training = session.train(math.inf, lambda reading: None)
-    assert (training.outcome, training.cause, training.failure) == (Outcome.NO_GRADIENT, None, None)
-    assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl")) >= 1
-    weights = session.load_final_weights()
-    assert weights.step == training.num_steps
-    answers = session.complete(PROMPTS, DECODING, lambda reading: None)
-    assert {answer.text for answer in answers} == {f"weights of step {weights.step}\n#### {weights.step}"}
-
-
 def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
     session = start("empty_batches", step=1)
     training = session.train(math.inf, lambda reading: None)
@@ -270,17 +262,19 @@ def test_what_came_before_a_death_was_there(start: Open) -> None:
         session._wait_for("too late", "orchestrator", lambda: next(looks))
 
 
-def test_a_budget_too_short_for_one_step_is_a_crash(start: Open, train: Train) -> None:
-    training = train(start("trainer_hang", step=1), 0)
-    assert training.outcome is Outcome.CRASHED
-    assert training.failure is Failure.TRAINING
-    assert re.match(r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch", training.cause or "")
-
-
-def test_a_budget_without_one_rollout_says_so_and_blames_nobody(start: Open, train: Train) -> None:
-    training = train(start("no_rollout"), 0)
-    assert training.failure is Failure.MACHINERY
-    assert re.match(r"not one rollout was finished in \d+ s. See env-server.log", training.cause or "")
+@pytest.mark.parametrize(
+    ("fault", "failure", "cause"),
+    [
+        ("trainer_hang", Failure.TRAINING, r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch"),
+        ("no_rollout", Failure.MACHINERY, r"not one rollout was finished in \d+ s. See env-server.log"),
+    ],
+)
+def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(
+    start: Open, train: Train, fault: str, failure: Failure, cause: str
+) -> None:
+    training = train(start(fault, step=1), 0)
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, failure)
+    assert re.match(cause, training.cause or "")
 
 
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(
@@ -419,57 +413,29 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(
 
 
 def test_two_environments_have_a_server_each_and_a_reward_each(
-    tmp_path: Path, run_dir: Path, train: Train, timing: Timing
+    start: Open, tmp_path: Path, run_dir: Path, train: Train, timing: Timing
 ) -> None:
     first = RULES.environments[0]
     rules = replace(RULES, environments=(first, replace(first, name="gsm8k")))
-    installation = stand_in_prime_rl.installation(tmp_path, rules)
-    engine = PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
-    stand_in_prime_rl.misbehave(engine.installation.venv, None, 2)
-    (run_dir.parent / "train.toml").write_bytes(BATCH)
-    session = engine.open(engine.validate(parse(BATCH)).settings, 1000, run_dir, math.inf)
-    try:
-        assert train(session, 2).outcome is Outcome.BUDGET
-    finally:
-        session.close()
+    assert train(start(engine=engine_for(rules, tmp_path / "two", timing))).outcome is Outcome.BUDGET
     assert {"env-server-arithmetic.log", "env-server-gsm8k.log"} <= {path.name for path in run_dir.iterdir()}
     assert read_steps(run_dir / "metrics.jsonl")[0].rewards == {"arithmetic": 0.0, "gsm8k": 0.5}
-    assert living_children() == []
 
 
-def test_earlier_steps_of_a_game_complete_again(tmp_path: Path, run_dir: Path, timing: Timing) -> None:
+def test_earlier_steps_of_a_game_complete_again(start: Open, tmp_path: Path, run_dir: Path, timing: Timing) -> None:
     rules = replace(RULES, environments=(replace(RULES.environments[0], is_game=True),))
-    installation = stand_in_prime_rl.installation(tmp_path, rules)
-    engine = PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
-    stand_in_prime_rl.misbehave(engine.installation.venv, None, 2)
-    source = b"max_steps = 12\n" + BATCH
-    session = engine.open(engine.validate(parse(source)).settings, 1000, run_dir, math.inf)
-    try:
-        assert not session.earlier
-        assert session.train(math.inf, lambda reading: None).outcome is Outcome.FINISHED
-        last = session.load_final_weights()
-        assert 1 <= len(session.earlier) <= 4
-        for step, load_weights in session.earlier.items():
-            load_weights()
-            (answer,) = session.complete(PROMPTS[:1], DECODING, lambda reading: None)
-            assert answer.text == f"weights of step {step}\n#### {step}"
-            assert 0 < step < last.step == 12
-    finally:
-        session.close()
+    session = start(source=b"max_steps = 12\n" + BATCH, engine=engine_for(rules, tmp_path / "game", timing))
+    assert not session.earlier
+    assert session.train(math.inf, lambda reading: None).outcome is Outcome.FINISHED
+    last = session.load_final_weights()
+    assert 1 <= len(session.earlier) <= 4
+    for step, load_weights in session.earlier.items():
+        load_weights()
+        (answer,) = session.complete(PROMPTS[:1], DECODING, lambda reading: None)
+        assert answer.text == f"weights of step {step}\n#### {step}"
+        assert 0 < step < last.step == 12
+    session.close()
     assert not (run_dir / "prime-rl" / "earlier").exists()
-    assert living_children() == []
-
-
-@pytest.mark.parametrize("fault", ["update_500", "die_on_update"])
-def test_a_server_that_cannot_load_the_weights_evaluates_nothing(start: Open, train: Train, fault: str) -> None:
-    """Step 1's weights are seldom sent by the orchestrator in so short a run, so the fault is met at the end."""
-    session = start(fault)
-    training = train(session, 1)
-    if training.outcome is Outcome.BUDGET:
-        with pytest.raises(EngineError, match="update_weights"):
-            session.load_final_weights()
-    else:  # the orchestrator met it first
-        assert training.cause
 
 
 def test_two_runs_side_by_side(tmp_path: Path, engine: PrimeRlEngine, train: Train) -> None:

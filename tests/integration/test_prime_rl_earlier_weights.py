@@ -47,30 +47,19 @@ def test_one_step_of_each_fifth_but_the_first_is_kept(broadcasts: Path, tmp_path
         assert torch.equal(load_file(folder / "model.safetensors")["a.weight"], torch.full((4, 8), float(step)))
 
 
-def test_weights_are_links_where_the_filesystem_has_them(broadcasts: Path, tmp_path: Path) -> None:
-    earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
-    folder = publish(broadcasts, 3)
-    earlier.look(0.25)
-    assert (earlier.folders[3] / "model.safetensors").samefile(folder / "model.safetensors")
-
-
-def test_a_step_that_is_being_deleted_is_passed_over(broadcasts: Path, tmp_path: Path) -> None:
-    earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
-    publish(broadcasts, 4)
-    (publish(broadcasts, 5) / "model.safetensors").unlink()
-    earlier.look(0.25)
-    assert list(earlier.folders) == [4]
-    assert kept(tmp_path) == ["step_4"]
-
-
-def test_the_base_model_is_no_step(broadcasts: Path, tmp_path: Path) -> None:
+def test_a_step_that_is_being_deleted_is_passed_over_and_what_is_kept_is_a_link(
+    broadcasts: Path, tmp_path: Path
+) -> None:
     earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
     publish(broadcasts, 0)
+    earlier.look(0.25)
+    assert earlier.folders == {}, "the base model is no step"
+    whole = publish(broadcasts, 4) / "model.safetensors"
+    (publish(broadcasts, 5) / "model.safetensors").unlink()
     earlier.look(0.3)
-    assert earlier.folders == {}
-    publish(broadcasts, 1)
-    earlier.look(0.35)
-    assert list(earlier.folders) == [1]
+    assert list(earlier.folders) == [4]
+    assert kept(tmp_path) == ["step_4"]
+    assert (earlier.folders[4] / "model.safetensors").samefile(whole)
 
 
 def test_looking_while_the_trainer_publishes_and_deletes(broadcasts: Path, tmp_path: Path) -> None:

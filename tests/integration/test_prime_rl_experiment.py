@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.agents.base import Answer, Context
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
+from nightshift.campaign.records import Failure, Outcome, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
@@ -24,8 +23,6 @@ from nightshift.engines.prime_rl.remains import TRACE_NAME
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup, sweep
-from nightshift.night.loop import Night
-from nightshift.night.state import NightRequest, NightState
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children
@@ -158,29 +155,6 @@ def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
     assert living_children() == []
 
 
-class TwoIdeas:
-    """A proposer whose first idea cannot start."""
-
-    name, is_walled = "two ideas", True
-
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        lr = "0.5" if context.number == 2 else "4e-6"
-        return Answer(context.source.replace(b"3e-6", lr.encode()), Proposal(description=f"lr {lr}"))
-
-
-def test_a_night_tries_a_config_once_that_cannot_start(setup: Setup) -> None:
-    stand_in_prime_rl.misbehave(setup.engine.installation.venv, "bad_lr")  # type: ignore[attr-defined]
-    started = setup.now().isoformat()
-    state = NightState(NightRequest("two ideas", experiments=3), CAMPAIGN, setup.rules_hash, started, first=1)
-    stop = Night(state, setup, TwoIdeas(), lambda text: None, pauses=(0.01,) * 3).run()
-    assert stop.is_planned, stop
-    baseline, bad, good = setup.ledger.records()
-    assert (baseline.status, bad.status, bad.failure) == ("keep", "crash", Failure.TRAINING)
-    assert (bad.proposal.description, good.proposal.description) == ("lr 0.5", "lr 4e-6")
-    assert good.status in ("keep", "discard")
-    assert living_children() == []
-
-
 def test_a_baseline_has_no_incumbent_to_tell_whose_fault_it_is(setup: Setup) -> None:
     record = run_with(setup, "trainer_exception")
     assert record.failure is Failure.MACHINERY
@@ -200,66 +174,42 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     process.communicate()
     wait_for(lambda: not leftovers(checkout))
     assert [path.is_dir() for path in heavy] == [True, True]
-    foreign = checkout / "runs" / "0002"  # what a living worker writes, and who is none
-    link = checkout / "runs" / "0003"
-    for folder, trace in ((foreign, {"pid": os.getpid(), "began": psutil.Process().create_time()}), (link, {"pid": 1})):
-        folder.mkdir(parents=True)
-        content = {"began": 0.0, "keep_all": False, "segments": []} | trace
-        (folder / TRACE_NAME).write_text(json.dumps(content))
-    (foreign / "prime-rl" / "rollouts").mkdir(parents=True)
-    (tmp_path / "elsewhere" / "rollouts").mkdir(parents=True)
-    (link / "prime-rl").symlink_to(tmp_path / "elsewhere")
     sweep(checkout, print)
     assert [path.exists() for path in (*heavy, attempt / TRACE_NAME)] == [False] * 3
-    assert (foreign / "prime-rl" / "rollouts").is_dir()
-    assert (tmp_path / "elsewhere" / "rollouts").is_dir()
     assert list(attempt.glob("*.log"))  # what is light stays
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_harness_leaves_no_process_and_a_closed_record(
-    checkout: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    furnish(checkout, SOURCE)
-    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
+def trains(checkout: Path, process: subprocess.Popen[str]) -> bool:
+    steps = checkout.glob("runs/0001/prime-rl/broadcasts/step_*/STABLE")
+    return any(path.parent.name not in ("step_0", "step_1") for path in steps)  # an old one is soon deleted
 
-    def has_broadcast() -> bool:
-        assert process.poll() is None, process.communicate()
-        steps = checkout.glob("runs/0001/prime-rl/broadcasts/step_*/STABLE")
-        return any(path.parent.name not in ("step_0", "step_1") for path in steps)  # an old one is soon deleted
 
-    wait_for(has_broadcast)
-    process.send_signal(number)
-    process.communicate()
-    wait_for(lambda: not leftovers(checkout))
-    record = Ledger(checkout).read(1)
-    if number == signal.SIGTERM:
-        assert (process.returncode, record.failure) == (130, Failure.INTERRUPTED)
-    else:  # the next start closes it
-        assert record.status == "started"
-        resume(Ledger(checkout), Repo(checkout), print)
-        assert Ledger(checkout).read(1).failure is Failure.INTERRUPTED  # type: ignore[union-attr]
+def proves(checkout: Path, process: subprocess.Popen[str]) -> bool:
+    found = (p.info for p in psutil.process_iter(["ppid", "cmdline"]))
+    return any(info["ppid"] == process.pid and "reader" in (info["cmdline"] or ()) for info in found)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_harness_killed_while_it_proves_leaves_no_process_and_no_verdict(
-    checkout: Path, tmp_path: Path, number: signal.Signals
+@pytest.mark.parametrize(("moment", "max_steps"), [(trains, b""), (proves, b"max_steps = 2\n")])
+def test_a_killed_controller_leaves_no_process_and_no_verdict(
+    checkout: Path, tmp_path: Path, moment: Callable[..., bool], max_steps: bytes, number: signal.Signals
 ) -> None:
-    furnish(checkout, b"max_steps = 2\n" + SOURCE)
+    furnish(checkout, max_steps + SOURCE)
     made = stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
     stand_in_prime_rl.misbehave(made.venv, "reader_hangs")
     before = git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
 
-    def is_proving() -> bool:
+    def has_come() -> bool:
         assert process.poll() is None, process.communicate()
-        found = (p.info for p in psutil.process_iter(["ppid", "cmdline"]))
-        return any(info["ppid"] == process.pid and "reader" in (info["cmdline"] or ()) for info in found)
+        return moment(checkout, process)
 
-    wait_for(is_proving)
+    wait_for(has_come)
     process.send_signal(number)
     process.communicate()
     wait_for(lambda: not leftovers(checkout))
+    status = Ledger(checkout).records()[0].status
+    assert (status == "started") == (number == signal.SIGKILL), "the next start closes it"
     resume(Ledger(checkout), Repo(checkout), print)
     record = Ledger(checkout).read(1)
     assert record is not None

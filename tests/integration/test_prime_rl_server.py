@@ -155,26 +155,19 @@ def test_an_adapter_is_loaded_under_its_own_name(stand_in: StandInServer, server
         ("resume_500", "answered /resume with 500"),
         ("update_hang", "did not answer /update_weights within 1 s"),
         ("pause_hang", "did not answer /pause within 1 s"),
+        ("die_on_update", "cannot be asked for /update_weights: "),
     ],
 )
 def test_weights_that_cannot_be_loaded_are_an_error(
     stand_in: StandInServer, server: Server, weights: Path, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str
 ) -> None:
-    monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", 1.0)
-    stand_in.fault = fault
-    with pytest.raises(EngineError, match=cause):
-        server.load_weights(weights, MODEL)
-
-
-def test_a_server_that_dies_of_an_update_is_an_error(
-    stand_in: StandInServer, server: Server, weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def hang_up(code: int) -> None:
         raise ConnectionResetError("as the kernel does for a process that has gone")
 
     monkeypatch.setattr(os, "_exit", hang_up)
-    stand_in.fault = "die_on_update"
-    with pytest.raises(EngineError, match="cannot be asked for /update_weights: "):
+    monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", 1.0)
+    stand_in.fault = fault
+    with pytest.raises(EngineError, match=cause):
         server.load_weights(weights, MODEL)
 
 

@@ -50,30 +50,6 @@ def table() -> dict[int, str]:
     return {int(code): does for code, does in re.findall(r"^\| (\d+) \| [^|]+ \| ([^|]+) \|", TEXT, re.MULTILINE)}
 
 
-def test_what_is_found_in_it() -> None:
-    assert commands(section("Set up")) == [
-        "git switch -c autoresearch/<tag>",
-        "git status --short",
-        "uv run run.py --keys",
-        "uv run prepare.py",
-        "uv run run.py > run.log 2>&1",
-    ]
-    steps, waits = section("One experiment").split("Many tools cut a call off")
-    assert commands(steps) == [
-        "uv run nightshift history",
-        "uv run nightshift show <number>",
-        "uv run run.py --dry-run",
-        f"uv run run.py -m {HYPOTHESIS} > run.log 2>&1",
-        "grep -E '^(eval_score|effect_at_decision|p_better|decision|why|health|settled):' run.log",
-        "tail -n 5 run.log",
-    ]
-    assert commands(waits.partition("| exit code")[0]) == [
-        f"uv run run.py --detach -m {HYPOTHESIS}",
-        "uv run nightshift wait --timeout 100 > run.log 2>&1",
-    ]
-    assert set(table()) == {0, 1, 2, 74, 124, 130}
-
-
 class Shell:
     """The agent. `calls` has each command with its exit code and stdout."""
 

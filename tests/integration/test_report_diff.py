@@ -91,27 +91,20 @@ def test_the_chain_has_every_keep_with_what_is_expected_of_it(root: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nonsense",), "no experiment and no commit"),
-        (("999",), "no experiment and no commit"),
-        (("--", "-p"), "no experiment and no commit"),
-        (("HEAD:run.py",), "no experiment and no commit"),
-        (("a\x1b[31mb",), "no experiment and no commit"),
-        (("--chain", "1"), "--chain"),
+        *((("diff", *name), "no experiment and no commit") for name in (("nonsense",), ("999",), ("--", "-p"))),
+        *((("diff", name), "no experiment and no commit") for name in ("HEAD:run.py", "a\x1b[31mb")),
+        (("diff", "--chain", "1"), "--chain"),
+        (("diff",), "working file:1:"),
+        (("show", "99"), "there is no record of experiment 0099. The last one is 0012."),
     ],
 )
-def test_a_name_that_means_nothing_is_one_line(root: Path, arguments: tuple[str, ...], words: str) -> None:
-    code, stdout, stderr = nightshift(root, "diff", *arguments)
+def test_what_means_nothing_is_one_line(root: Path, arguments: tuple[str, ...], words: str) -> None:
+    (root / "train.toml").write_text("lr = \n")
+    code, stdout, stderr = nightshift(root, *arguments)
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
     assert words in stderr
     assert "\x1b" not in stderr
-
-
-def test_a_broken_working_file_is_one_line(root: Path) -> None:
-    (root / "train.toml").write_text("lr = \n")
-    code, stdout, stderr = nightshift(root, "diff")
-    assert (code, stdout) == (2, "")
-    assert stderr.startswith("working file:1:")
 
 
 def test_a_branch_without_experiments_is_told(root: Path) -> None:
@@ -140,9 +133,3 @@ def test_show_says_what_was_not_measured(root: Path) -> None:
     lines = nightshift(root, "show", "1")[1].splitlines()
     assert {line.split()[0]: line.split()[-1] for line in lines}["effect_at_decision:"] == "none"
     assert "parent:                 none" in lines
-
-
-def test_show_of_nothing_is_one_line(root: Path) -> None:
-    code, stdout, stderr = nightshift(root, "show", "99")
-    assert (code, stdout) == (2, "")
-    assert stderr == "there is no record of experiment 0099. The last one is 0012.\n"

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.errors import UsageError
 from nightshift.report import serve
 from nightshift.report.serve import Live, Server
 from tests.browsing import NOW
@@ -182,13 +181,6 @@ def test_connections_that_ask_nothing_hold_up_neither_others_nor_the_end(server:
     more[0].close()
 
 
-def test_a_port_that_is_taken_is_said(server: Server, root: Path) -> None:
-    with pytest.raises(UsageError, match="--port"):
-        Server(Live(root, BRANCH, lambda: NOW), "127.0.0.1", int(server.server_address[1]))
-    with pytest.raises(UsageError, match=r"nowhere\.invalid"):
-        Server(Live(root, BRANCH, lambda: NOW), "nowhere.invalid", 0)
-
-
 @pytest.fixture
 def checkout(root: Path) -> Path:
     git(root, "init", "--quiet", "--initial-branch", BRANCH)
@@ -218,7 +210,8 @@ def test_the_command_serves_until_it_is_interrupted(checkout: Path, number: sign
 
 def test_wrong_use_is_one_line(checkout: Path, server: Server) -> None:
     port = str(server.server_address[1])
-    for arguments in (("--port", port), ("--output", "x"), ("--host", "nowhere.invalid")):
-        code, stdout, stderr = nightshift(checkout, "report", "--serve", *arguments)
+    for name, value in (("--port", port), ("--output", "x"), ("--host", "nowhere.invalid")):
+        code, stdout, stderr = nightshift(checkout, "report", "--serve", name, value)
         assert (code, stdout) == (2, "")
         assert len(stderr.splitlines()) == 1
+        assert name in stderr or value in stderr

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,12 @@ import pytest
 from nightshift.campaign.records import Failure, Record
 from nightshift.report.data import span
 from nightshift.report.timing import timeline
-from tests.night_checkout import finish, furnish, leftovers, problems, records, start
+from tests.night_checkout import finish, leftovers, problems, records, start
 from tests.stand_ins import fault
 
 NUM_SLOTS, NUM_EXPERIMENTS, RUN_SECONDS, PROPOSAL_SECONDS = 4, 40, 60.0, 6.0
 LEAST_USED = 0.9
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout, b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n")
-    for process in leftovers(checkout):
-        process.kill()
+BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 
 
 @pytest.mark.slow

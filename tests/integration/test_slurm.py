@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -148,17 +147,6 @@ def test_another_harness_or_hardware_is_refused_by_the_worker(executor: Executor
         result = executor.result(folder)
         assert result.training.failure is Failure.MACHINERY
         assert "than its job: " in (result.training.cause or "")
-
-
-def test_a_result_of_another_job_counts_for_nothing(executor: Executor, root: Path) -> None:
-    first, second = folder_of(root, 1), folder_of(root, 2)
-    for number, folder in enumerate((first, second)):
-        executor.submit(folder, job_in(root, number), lambda: None)
-        until_over(executor, folder)
-    shutil.copy(first / "result.json", second / "result.json")
-    executor.result(first)
-    with pytest.raises(EngineError, match=r"0002/result\.json has the token 'token of 0', its job has 'token of 1'"):
-        executor.result(second)
 
 
 def test_slots_hold_no_more_and_gpus_are_their_own(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import sys
@@ -19,7 +18,7 @@ from nightshift.engines.downloads import data_problem
 from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import evaluate
-from tests.integration.test_tasksets import StandIn, rollout
+from tests.integration.test_tasksets import StandIn, rewards, rollout
 from tests.rules import ROOT
 
 # As verifiers' own reverse_text: a system prompt, a stop, a reward of the trace; the rows are in the package.
@@ -256,21 +255,9 @@ def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(
     assert {tasks.identity(task) for task in found} == wanted
     wire = found[0].data.model_dump(mode="json")
     rebuilt = type(found[0])(type(found[0]).data_type().model_validate(wire), SimpleNamespace())
-    assert asyncio.run(scored(rebuilt, wire["answer"])) == {"score": 1.0}
-    assert asyncio.run(scored(rebuilt, "")) == {"score": 0.5}
+    assert rewards([(rebuilt, wire["answer"]), (rebuilt, "")]) == [{"score": 1.0}, {"score": 0.5}]
     stand_in = StandIn("no idea")
     episode = rollout("nightshift_mine", stand_in, without=("split", "size"))
     assert episode.ok
     assert 0.5 < episode.traces[0].reward < 1
     assert [message["role"] for message in stand_in.requests[0]["messages"]] == ["system", "user"]
-
-
-async def scored(task: Any, reply: str) -> dict[str, float]:
-    import verifiers.v1 as vf
-    from verifiers.v1.trace import AgentInfo
-
-    origin: Any = vf.TraceTask(type="Task", data=task.data, key=task.key, hash=task.hash)
-    trace: Any = vf.Trace(task=origin, agent=AgentInfo(config=vf.AgentConfig()))
-    trace.nodes.append(vf.MessageNode(message=vf.AssistantMessage(content=reply), sampled=True))
-    await task.score(trace)
-    return {name: reward.value for name, reward in trace.rewards.items()}

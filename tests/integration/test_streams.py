@@ -7,20 +7,18 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode
-from tests.night_checkout import furnish, leftovers
 from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
 ROOT = Path(__file__).parents[2]
-GOOD = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
+BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
 SAID = "Δ lr → 3e-6, λ 日本 \udcff"  # the last one is a byte that is no UTF-8
 # What a shell does with the two streams, and whether all can be said then.
 STREAMS = {
@@ -39,13 +37,6 @@ VARIABLES = (
     *({"PYTHONIOENCODING": name} for name in ("ascii", "latin-1", "utf-16", "ascii:strict")),
     {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
 )
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout, GOOD)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def shell(root: Path, command: list[str], streams: str, **variables: str) -> tuple[int, str]:
@@ -94,7 +85,7 @@ def test_what_was_wrong_keeps_its_exit_code(root: Path) -> None:
     fault(root, "error", once=False)
     assert run(root, ">/dev/full 2>&1")[0] == ExitCode.CRASH
     (root / "train.toml").write_text("lr = = 1\n")
-    assert [run(root, streams)[0] for streams in ("2>&-", ">&-")] == [ExitCode.USAGE] * 2
+    assert [run(root, streams)[0] for streams in ("2>&-", ">&-", "2>/dev/full")] == [ExitCode.USAGE] * 3
 
 
 def test_what_is_only_shown_ends_without_a_traceback(root: Path) -> None:

@@ -32,9 +32,8 @@ SIZE = 2  # as many as the fixture's selection set has
 @pytest.fixture(scope="module", autouse=True)
 def _verifiers() -> None:
     """Takes seconds to load, so that not every process of the suite should do so to collect its tests."""
-    global AgentInfo, loaders, vf
+    global loaders, vf
     import verifiers.v1 as vf
-    from verifiers.v1.trace import AgentInfo
     from verifiers.v1.utils import loaders
 
 
@@ -138,18 +137,19 @@ def taskset_id(request: pytest.FixtureRequest, trusted: None, tmp_path: Path, mo
     return chosen
 
 
-def rewards(replies: list[tuple[vf.Task, str]]) -> list[float]:
-    """What verifiers' own scoring gives traces that end in these replies."""
+def rewards(replies: list[tuple[vf.Task, str]]) -> list[dict[str, float]]:
+    """What verifiers' own scoring gives traces that end in these replies, by the name of the reward."""
+    import verifiers.v1 as vf
+    from verifiers.v1.trace import AgentInfo
 
-    async def reward(task: vf.Task, reply: str) -> float:
+    async def reward(task: vf.Task, reply: str) -> dict[str, float]:
         origin = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         trace = vf.Trace(task=origin, agent=AgentInfo(config=vf.AgentConfig()))
         trace.nodes.append(vf.MessageNode(message=vf.AssistantMessage(content=reply), sampled=True))
         await task.score(trace)
-        assert list(trace.rewards) == ["correct"]
-        return trace.reward
+        return {name: found.value for name, found in trace.rewards.items()}
 
-    async def gather() -> list[float]:
+    async def gather() -> list[dict[str, float]]:
         return [await reward(task, reply) for task, reply in replies]
 
     return asyncio.run(gather())
@@ -197,7 +197,7 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
         for task in tasks_of(taskset_id, split):
             answer = task.data.answer
             replies = [f"So it is.\n#### {answer}", f"#### {answer}9", ""]
-            assert rewards([(task, reply) for reply in replies]) == [1.0, 0.0, 0.0]
+            assert rewards([(task, reply) for reply in replies]) == [{"correct": score} for score in (1.0, 0.0, 0.0)]
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -253,4 +253,4 @@ def test_every_official_gold_answer_earns_the_reward() -> None:
     tasks = [task for split in ("train", "selection") for task in tasks_of("nightshift-gsm8k", split, size=None)]
     assert len(tasks) == 7473
     assert len({task.key for task in tasks}) == 7473
-    assert set(rewards([(task, f"#### {task.data.answer}") for task in tasks])) == {1.0}
+    assert rewards([(task, f"#### {task.data.answer}") for task in tasks]) == [{"correct": 1.0}] * 7473

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nightshift.agents.notebook import belied
 from tests.integration.test_behind_wall import why_no_wall
-from tests.night_checkout import furnish, leftovers, problems, records, whole_night
+from tests.night_checkout import leftovers, problems, records, whole_night
 from tests.stand_ins import fault
 
 CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()
@@ -19,13 +19,6 @@ BASELINE = (
     b"[orchestrator.train.sampling]\ntemperature = 1.0\n[trainer.optim]\nlr = 6e-7  # poor\n"
 )
 TEMPERATURE = "orchestrator.train.sampling.temperature"
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout, BASELINE)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def team(*of_strategist: str) -> str:
@@ -75,22 +68,13 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
     code, _, stderr = whole_night(root, agent=team("lie"), sandbox="none", experiments=6)
     assert code == 0, stderr
     lied = [record for record in records(root) if record.proposal.reported_outcome]
-    assert len(lied) == 4
-    assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}
+    assert [record.proposal.reported_outcome for record in lied] == ["better, +9.0 pp, confirmed"] * 4
+    num_off = sum(bool(belied(record)) for record in lied)
+    assert num_off > 0
     notebook = (root / "runs" / "notebook.md").read_text()
-    assert notebook.count("outcome, as told: better, +9.0 pp, confirmed") == 4
-    off = [
-        r
-        for r in lied
-        if r.judgement
-        and r.judgement.delta_stderr
-        and abs(0.09 - (r.judgement.delta or 0)) > 2 * r.judgement.delta_stderr
-    ]
-    assert off
-    assert notebook.count("  BUT effect_at_decision ") == len(off)
+    assert notebook.count("  BUT effect_at_decision ") == num_off
     page = (root / "runs" / "report.html").read_text()
-    assert "Outcome, as told" in page
-    assert page.count("what it says is not what came") == 2 * len(off)  # in its row, and in the notebook
+    assert page.count("what it says is not what came") == 2 * num_off  # in its row, and in the notebook
     assert "expects +1.0 pp, gets " in page
     assert "expects +1.0 pp, gets " in notebook
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import random
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,8 +18,8 @@ from trl import GRPOTrainer
 
 from nightshift.config.rules import EnvironmentRules
 from nightshift.evaluation import environment as environments
-from tests.integration.test_trl_trainer import make_settings
-from tests.rules import ARITHMETIC_TRL, ROOT
+from tests.integration.test_trl_trainer import make_settings, other_of
+from tests.rules import ROOT
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -152,20 +151,18 @@ def make_trainer(
 
 
 def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tokenizer: Any) -> None:
-    (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
     scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: None)
 
     def fail() -> float:
         scorer.num_failed += 1
         return 0.0
 
-    def episode(example: Any) -> Any:
-        chats = iter([arithmetic.episode(example).ask()])
-        said = SimpleNamespace(is_other_asked=False, answer=lambda text: None, score=fail)
-        return SimpleNamespace(ask=lambda: next(chats, None), **vars(said))
+    def failing(episode: Any) -> Any:
+        chats = iter([episode.ask()])
+        parts = {"ask": lambda: next(chats, None), "answer": lambda text: None, "score": fail}
+        return SimpleNamespace(is_other_asked=False, **parts)
 
-    other = SimpleNamespace(name="other", examples=arithmetic.examples, episode=episode, scorer=scorer)
-    trainer, rows = make_trainer(tmp_path, tokenizer, [other])
+    trainer, rows = make_trainer(tmp_path, tokenizer, [other_of(failing, scorer)])
     trainer.train_for(HANG_SECONDS)
     shares = [row["error_share"] for row in rows if row["event"] == "step"]
     assert 0 < sum(shares) * 32 == scorer.num_failed < 96

@@ -146,15 +146,25 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
     return make
 
 
-def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: MakeTrainer) -> None:
+class Never:
+    """An episode that nobody gets right."""
+
+    def __init__(self, episode: Any) -> None:
+        self.ask, self.answer, self.is_formatted = episode.ask, episode.answer, episode.is_formatted
+
+    def score(self) -> float:
+        return 0.0
+
+
+def other_of(episode: Callable[[Any], Any], scorer: Any = None) -> Any:
+    """A stand-in for another environment: arithmetic's eight questions, with episodes of its own."""
     (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
-    other = SimpleNamespace(
-        name="other",
-        examples=lambda split: arithmetic.examples(split),
-        episode=lambda example: Never(arithmetic.episode(example)),
-        scorer=None,
-    )
-    trainer, rows = make_trainer(others=[other], batch_size=64, max_steps=2, ratio={"other": 3.0})
+    parts = {"examples": arithmetic.examples, "episode": lambda example: episode(arithmetic.episode(example))}
+    return SimpleNamespace(name="other", scorer=scorer, **parts)
+
+
+def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: MakeTrainer) -> None:
+    trainer, rows = make_trainer(others=[other_of(Never)], batch_size=64, max_steps=2, ratio={"other": 3.0})
     names = [one.name for one, _ in trainer._set]
     assert (names.count("arithmetic"), names.count("other")) == (18, 54)  # 72 examples in all, a quarter of the first
     trainer.train_for(600.0)
@@ -169,7 +179,6 @@ def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: 
 
 
 def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_told(make_trainer: MakeTrainer) -> None:
-    (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
     closed: list[bool] = []
     scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: closed.append(True))
 
@@ -179,13 +188,7 @@ def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_to
             scorer.cpu_seconds += 10.0
             return 0.0
 
-    other = SimpleNamespace(
-        name="other",
-        examples=lambda split: arithmetic.examples(split),
-        episode=lambda example: Failing(arithmetic.episode(example)),
-        scorer=scorer,
-    )
-    trainer, rows = make_trainer(others=[other], max_steps=5, ratio={"other": 1e6})
+    trainer, rows = make_trainer(others=[other_of(Failing, scorer)], max_steps=5, ratio={"other": 1e6})
     assert trainer.train_for(1000.0)["outcome"] == "budget"  # 32 answers a step, of 10 s each
     assert [row["error_share"] for row in rows] == [1.0] * len(rows)
     assert 320 < rows[0]["time"] < 640
@@ -195,16 +198,6 @@ def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_to
     without._metrics_path = without._metrics_path.with_name("without.jsonl")
     without.train_for(600.0)
     assert "error_share" not in rows[0]
-
-
-class Never:
-    """An episode that nobody gets right."""
-
-    def __init__(self, episode: Any) -> None:
-        self.ask, self.answer, self.is_formatted = episode.ask, episode.answer, episode.is_formatted
-
-    def score(self) -> float:
-        return 0.0
 
 
 def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(

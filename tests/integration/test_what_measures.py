@@ -16,14 +16,10 @@ from tests.rules import ARITHMETIC_TRL
 
 # What a run loads and the hash does not cover: it moves neither the number nor the verdict, and the freeze covers it.
 EXCEPTIONS = {
-    "nightshift/__init__.py": "a docstring",
-    "nightshift/campaign/__init__.py": "a docstring",
-    "nightshift/cli/__init__.py": "a docstring",
-    "nightshift/config/__init__.py": "a docstring",
-    "nightshift/engines/__init__.py": "a docstring",
-    "nightshift/evaluation/__init__.py": "a docstring",
-    "nightshift/executors/__init__.py": "a docstring",
-    "nightshift/experiment/__init__.py": "a docstring",
+    **{
+        f"nightshift/{folder}__init__.py": "a docstring"
+        for folder in ("", "campaign/", "cli/", "config/", "engines/", "evaluation/", "executors/", "experiment/")
+    },
     "nightshift/campaign/same_setup.py": "refuses what would not compare with the campaign",
     "nightshift/campaign/journal.py": "one line for what was recorded, with its hash",
     "nightshift/campaign/controller.py": "lets one process work in a checkout",
