@@ -20,9 +20,9 @@ from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.engines.prime_rl.remains import TRACE_NAME, Remains, sweep
 from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import local, slurm
-from nightshift.executors.base import read_result
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.process import interruptible
+from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, jobs_left
 from nightshift.executors.watchdog import is_alive
