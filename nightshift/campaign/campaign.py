@@ -1,7 +1,5 @@
 """A campaign: the decided experiments of one branch under one set of rules, folded into what is believed of them.
-
-Recomputed from the records at every start, so it survives anything that the records survive. `Campaign.step` is the
-only place where a belief changes.
+Recomputed from the records at every start. Only `Campaign.step` changes a belief.
 """
 
 from __future__ import annotations

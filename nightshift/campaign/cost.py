@@ -1,7 +1,5 @@
 """What work cost: tokens and dollars of agents, hours of runs and GPUs. A figure that nobody reported is None, not 0.
-
-`runs/proposals.jsonl` has one line for each proposal that a night asked for, refused or not: the one source of what the
-agents of a night and of a campaign cost.
+`runs/proposals.jsonl` has one line for each proposal that a night asked for, refused or not.
 """
 
 from __future__ import annotations
@@ -69,10 +67,7 @@ def own_run(record: Record) -> Result | None:
 
 
 def gpus_of(hardware: str) -> int | None:
-    """How many GPUs a run had, by its record: `2 x NVIDIA H100 80GB HBM3, 2 side by side, 8 cores each`, `A + B`.
-
-    None if it had none, or if the record does not say.
-    """
+    """How many GPUs a run had: `2 x NVIDIA H100 80GB HBM3, 2 side by side, 8 cores each`, `A + B`; else None."""
     if match := re.match(r"(\d{1,3}) x ", hardware):
         return int(match[1])
     return hardware.count(" + ") + 1 if " + " in hardware else None

@@ -1,9 +1,8 @@
 """`runs/journal.jsonl`: one line for all that is begun, submitted, measured, decided, certified, or read of the test
 split. Each line holds the sha256 of the line before it and of the file that it speaks of.
 
-The head is the hash of the last line and stands for all of them. A journal alone proves only that runs/ is consistent:
-who can write a record can write a whole journal. So summaries, certificates and commits hold a copy of the head.
-verify.py compares.
+The head is the hash of the last line. Who can write a record can write a whole journal: so summaries, certificates and
+commits hold a copy of the head. verify.py compares.
 """
 
 from __future__ import annotations
@@ -93,11 +92,12 @@ class Journal:
         The line is on the disk when this returns. EngineError if the disk refuses, or the last line is damaged.
         """
         try:
-            data = b"".join(line + b"\n" for line in self.lines())
+            lines = self.lines()
+            data = b"".join(line + b"\n" for line in lines)
             known = _last(data, file)
             if known is not None and known.sha256 == digest:
                 return False
-            last = data[:-1].rpartition(b"\n")[2]
+            last = lines[-1] if lines else b""
             line = Line(
                 number=line_of(last).number + 1 if last else 1,
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -122,9 +122,7 @@ class Journal:
 
     def accesses(self) -> list[Access]:
         """All accesses to the test split in order, one for each job; also those in journals that were set aside.
-
-        UsageError if the journal is damaged: no access may be forgotten.
-        """
+        UsageError if the journal is damaged: no access may be forgotten."""
         found = list[Access]()
         for path in (*sorted(self.path.parent.glob(f"{ASIDE}-*")), self.path):
             try:

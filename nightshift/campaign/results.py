@@ -53,21 +53,14 @@ def figures(record: Record) -> dict[str, Any]:
 
 def row(record: Record, columns: Sequence[str] = COLUMNS) -> str:
     """One line of results.tsv; an empty cell is "not measured"."""
-    cells = figures(record)
-    return "\t".join(_cell(cells.get(column)) for column in columns)
+    values, cells = figures(record), []
+    for value in map(values.get, columns):
+        text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        cells.append(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
+    return "\t".join(cells)
 
 
 def columns(records: Iterable[Record]) -> tuple[str, ...]:
     """Those of results.tsv; last the environments that were averaged over, where any were."""
     names = dict.fromkeys(name for record in records for name in record.environment_scores)
     return (*COLUMNS, *map(column_of, names))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    printable = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(printable.split())

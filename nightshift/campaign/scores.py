@@ -16,7 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from nightshift.campaign.posterior import Array
-from nightshift.campaign.records import Evaluation, Part, Record
+from nightshift.campaign.records import Part, Record
 from nightshift.campaign.standing import Expected
 from nightshift.errors import UsageError
 
@@ -176,7 +176,8 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
         share, name = spread[most] / (sum(spread) or 1.0), now.parts[most].environment
         text = f"{name} gives {share:.0%} of the score's variance: a larger set of it, or a smaller weight, shows more"
         return found + [text] * (share > MOST)
-    if _sizes(now) != _sizes(before):
+    sizes = [[(part.environment, part.num_examples) for part in each.parts] for each in (now, before)]
+    if sizes[0] != sizes[1]:
         return found
     for index, part in enumerate(now.parts):
         after, old = (np.array(split(e.example_scores, e.parts)[index]) for e in (now, before))
@@ -187,10 +188,6 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"
             found.append(f"{part.environment} falls: {scores}, {Expected(gain, stderr)}")
     return found
-
-
-def _sizes(evaluation: Evaluation) -> list[tuple[str, int]]:
-    return [(part.environment, part.num_examples) for part in evaluation.parts]
 
 
 def run_scores(record: Record) -> Array:
@@ -213,8 +210,6 @@ def without(record: Record) -> str:
 def paired(candidate: Array, parent: Array) -> dict[str, float]:
     """Differences of the same examples, for the reader only: nothing is decided by them. Both (n,)."""
     apart = candidate - parent
+    mean = float(apart.mean())
     stderr = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
-    values = {"paired_delta": float(apart.mean())}
-    if stderr > 0:
-        values["paired_z"] = float(apart.mean()) / stderr
-    return values
+    return {"paired_delta": mean, "paired_z": mean / stderr} if stderr > 0 else {"paired_delta": mean}

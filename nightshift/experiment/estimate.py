@@ -84,10 +84,8 @@ def level_of_access(number: int) -> float:
 
 
 def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
-    """`better`, `worse` or `not told apart`, for questions that were asked together.
-
-    Holm's procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`.
-    """
+    """`better`, `worse` or `not told apart`, for questions that were asked together: Holm's procedure (Scandinavian
+    Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`."""
     answers, is_open = ["not told apart"] * len(estimates), True
     for rank, index in enumerate(sorted(range(len(estimates)), key=lambda index: estimates[index].p_value)):
         is_open = is_open and estimates[index].p_value <= level / (len(estimates) - rank)

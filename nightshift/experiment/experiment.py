@@ -1,7 +1,7 @@
 """One experiment: from train.toml to a verdict in the ledger.
 
-`start` admits and submits, `collect` judges and settles what came back; between the two a worker (worker.py) trains
-and evaluates in a process of its own. Both find all they need in the ledger, so that a kill costs no more than a run.
+`start` admits and submits; a worker (worker.py) trains and evaluates in a process of its own; `collect` judges and
+settles. Both find all they need in the ledger, so that a kill costs no more than a run.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ _LONGEST = 200  # characters of a list in a refusal, which is one line
 
 
 def run_experiment(request: Request, setup: Setup) -> Record:
-    """Train, evaluate, decide, record, settle; returns the closed record of one experiment.
+    """Train, evaluate, decide, record, settle; returns the closed record. Call as the controller (Ledger.controller).
 
-    Call as the controller (Ledger.controller). Raises ConfigError or UsageError before anything is recorded,
-    EngineError when the machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run
-    is a record.
+    Raises ConfigError or UsageError before anything is recorded, EngineError, and Interrupted after closing the record.
+    A failed run is a record.
     """
     try:
         record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md
@@ -101,16 +100,15 @@ def collect(number: int, setup: Setup) -> Record | None:
 
 def proven(record: Record, setup: Setup) -> Record:
     """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
-    lines: list[str | None] = []
-    evaluation = record.evaluation
+    lines, evaluation = list[str | None](), record.evaluation
     if evaluation is None:
         return record
-    try:
-        if record.is_keep:
+    if record.is_keep:
+        try:
             folder = setup.ledger.files_dir(record)
             lines.append(setup.engine.prove(folder, evaluation.weights, setup.reporter.note))
-    except EngineError as error:
-        return crash(record, Failure.MACHINERY, str(error))
+        except EngineError as error:
+            return crash(record, Failure.MACHINERY, str(error))
     if (share := evaluation.repeated_share) is not None:
         lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
     return replace(record, health="\n".join(filter(None, lines)))
@@ -145,8 +143,17 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     effective_hash = hash_of(validated.settings)
     if not request.again:
         if head.is_campaign:
-            refuse_tried(campaign.tried(candidate.hash))
-            refuse_running(candidate.hash, [r for r in records if r.number in setup.experiments_in_flight()])
+            tried, in_flight = campaign.tried(candidate.hash), setup.experiments_in_flight()
+            if tried and tried.judgement:
+                delta = tried.judgement.delta
+                outcome = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
+                cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
+                raise UsageError(cause, "Change train.toml, or repeat it with new seeds: --again.")
+            for record in records:
+                if record.number in in_flight and record.config_hash == candidate.hash:
+                    raise UsageError(
+                        f"this config is in flight as experiment {record.number:04d}", "Change train.toml."
+                    )
         if made_from and changes and setup.engine.validate(made_from).settings == validated.settings:
             keys = shorten("; ".join(changes), _LONGEST)
             cause = f"the only changes are to keys that this engine does not use: {keys}"
@@ -176,21 +183,6 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         hardware=hardware,
         num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
     )
-
-
-def refuse_tried(tried: Record | None) -> None:
-    """Raise UsageError for a config that was decided before."""
-    if tried and tried.judgement:
-        delta = tried.judgement.delta
-        result = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
-        cause = f"this config was already tried in experiment {tried.number:04d} ({result})"
-        raise UsageError(cause, "Change train.toml, or repeat it with new seeds: --again.")
-
-
-def refuse_running(config_hash: str, in_flight: Sequence[Record]) -> None:
-    """Raise UsageError for a config that is being run now."""
-    if same := [record.number for record in in_flight if record.config_hash == config_hash]:
-        raise UsageError(f"this config is in flight as experiment {same[0]:04d}", "Change train.toml.")
 
 
 def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
@@ -239,12 +231,10 @@ def examine(record: Record, setup: Setup) -> str | None:
 def _failure(result: Result, record: Record, setup: Setup) -> tuple[Failure, str] | None:
     """Why the result of a record counts for nothing; None if it was measured by the harness that was agreed."""
     head = Head(record.branch, record.commit)
-    agreed = baseline_of(setup.ledger.records(), head) or record
+    agreed, changed = baseline_of(setup.ledger.records(), head) or record, list[str]()
     if head.is_campaign and agreed.commit:
-        changed = changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
-        if changed:
-            return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
-    if changed := setup.surroundings.changed():
+        changed += changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
+    if changed := changed or setup.surroundings.changed():
         return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if result.hardware not in ("", record.hardware):
         return Failure.MACHINERY, f"it was made on {result.hardware}, and the campaign on {record.hardware}"

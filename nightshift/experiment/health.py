@@ -15,7 +15,6 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
 from nightshift.campaign.records import Outcome, Result
@@ -44,8 +43,6 @@ def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
         for finding in found[:MAX_FINDINGS]
     ]
 
-
-Curve = NDArray[np.float64]
 
 MAX_POINTS = 200  # longer curves are averaged down to so many: the pairwise slopes grow with the square
 _MAD = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
@@ -93,8 +90,11 @@ def trend(values: Sequence[float]) -> Trend:
     residuals -= np.median(residuals)
     robust = _MAD * float(np.median(np.abs(residuals)))
     residuals = np.clip(residuals, -_WINSOR * robust, _WINSOR * robust)
-    scale = float(np.sqrt((residuals**2).sum() / max(len(y) - 2, 1))) * (1 + _FEW_POINTS / len(y))
-    r = _autocorrelation(residuals)
+    total, r = float((residuals**2).sum()), 0.0
+    scale = float(np.sqrt(total / max(len(y) - 2, 1))) * (1 + _FEW_POINTS / len(y))
+    if total > 0 and len(residuals) > 2:
+        autocorrelation = float((residuals[1:] * residuals[:-1]).sum()) / total
+        r = min(max(autocorrelation, 0.0), _MAX_AUTOCORRELATION)
     spread = float(np.sqrt(((x - x.mean()) ** 2).sum() * _EFFICIENCY))
     span = len(y) - 1
     return Trend(slope * span, scale / spread * span * float(np.sqrt((1 + r) / (1 - r))))
@@ -122,13 +122,6 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return parts[0], parts[-1]
 
 
-def _autocorrelation(residuals: Curve) -> float:
-    total = float((residuals**2).sum())
-    if total == 0 or len(residuals) < 3:
-        return 0.0
-    return min(max(float((residuals[1:] * residuals[:-1]).sum()) / total, 0.0), _MAX_AUTOCORRELATION)
-
-
 class Severity(IntEnum):
     """What is at stake; findings are shown from the highest down."""
 
@@ -152,11 +145,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the digest knows of a run beside its curves.
-
-    `values`: the config's keys with defaults (Config.resolved). `used_keys`: what the engine uses, None for every
-    key; a finding points to no other. `remarks`: what its scores hide (Campaign.remarks).
-    """
+    """What the digest knows of a run beside its curves. `values`: the config's keys with defaults. `used_keys`: what
+    the engine uses, None for all; a finding points to no other. `remarks`: what its scores hide (Campaign.remarks)."""
 
     run: Result
     budget_seconds: float
@@ -254,8 +244,7 @@ def reward(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         text = f"reward still rising: {late} over the last half, {last:.2f} at the end"
         yield Finding(f"{text}: more or larger steps pay", (_LR, _BATCH, _GROUP), Severity.HINT)
     elif whole.change < 2 * whole.stderr and whole.change + whole.stderr < FLAT_REWARD and last < SOLVED_REWARD:
-        change = str(whole)
-        text = f"reward flat: {change} over {len(values)} steps, at {median(values):.2f}"
+        text = f"reward flat: {whole} over {len(values)} steps, at {median(values):.2f}"
         yield Finding(text, (_LR, _GROUP, _BATCH, _TEMPERATURE), Severity.BROKEN)
 
 
@@ -308,8 +297,8 @@ def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     all_right, all_wrong = fmean(last_half(right)), fmean(last_half(wrong))
     share = all_right + all_wrong
     if share >= NO_GRADIENT_HINT:
-        which = f"{all_right:.0%} all right, {all_wrong:.0%} all wrong"
-        text = f"{share:.0%} of the groups teach nothing in the last half ({which})"
+        text = f"{share:.0%} of the groups teach nothing in the last half"
+        text += f" ({all_right:.0%} all right, {all_wrong:.0%} all wrong)"
         keys = (_SAMPLER, _GROUP, _TEMPERATURE) if all_right > all_wrong else (_GROUP, _TEMPERATURE, _SAMPLER)
         yield Finding(text, keys, Severity.COSTLY if share >= NO_GRADIENT_COSTLY else Severity.HINT)
 
@@ -402,16 +391,14 @@ def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
     outcome, used, whole = training.outcome, steps[-1].time, conditions.budget_seconds
     max_steps, ended = conditions.values.get("max_steps"), outcome is Outcome.BUDGET
     if outcome is Outcome.FINISHED and used is not None and used < (1 - UNUSED_SHARE) * whole:
-        unused = f"{whole - used:.0f} s of the budget unused"
-        text = f"max_steps = {max_steps} ended training after {used:.0f} s: {unused}"
+        text = f"max_steps = {max_steps} ended training after {used:.0f} s: {whole - used:.0f} s of the budget unused"
         yield Finding(text, ("max_steps",), Severity.COSTLY)
     has_schedule = conditions.values.get("trainer.scheduler.type") in ("linear", "cosine")
     if ended and has_schedule and max_steps is not None and len(steps) < SCHEDULE_SHARE * max_steps:
         text = f"the budget ended at step {steps[-1].step} of max_steps {max_steps}: the schedule was cut off"
         yield Finding(text, ("max_steps", "trainer.scheduler.decay_steps"), Severity.HINT)
     if ended and len(steps) < FEW_STEPS:
-        text = f"only {len(steps)} steps in {whole:.0f} s"
-        yield Finding(text, (_BATCH, _MAX_TOKENS, *_SPEED), Severity.COSTLY)
+        yield Finding(f"only {len(steps)} steps in {whole:.0f} s", (_BATCH, _MAX_TOKENS, *_SPEED), Severity.COSTLY)
     first, typical = steps[0].time or 0.0, _step_seconds(steps) or 0.0
     if steps[0].step == 1 and 0 < whole * FIRST_STEP_SHARE < first > FIRST_STEP_RATIO * typical > 0:
         text = f"the first step took {first:.0f} s, {first / whole:.0%} of the budget (later ones {typical:.1f} s)"

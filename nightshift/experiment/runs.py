@@ -40,9 +40,9 @@ def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = No
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """Of the record's run: the first seed that no evaluated run of the same settings had, and that none in flight has.
+    """The first seed that no evaluated run of the same settings had, and that no run in flight has.
 
-    So the settings never see a seed twice, and a run that was lost is run again with the seed that it had.
+    So the settings never see a seed twice, and a lost run is run again with its seed.
     """
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
     used |= {job.seed for job in setup.executor.in_flight().values() if hash_of(job.settings) == record.effective_hash}
