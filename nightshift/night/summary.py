@@ -75,10 +75,10 @@ def standing_text(
     """The incumbent with what is believed of it and of the baseline; why it stays where that is less."""
     if expected_score is None or baseline_score is None or take_back is None:
         return f"{number:04d}"
-    told = f"{number:04d}, expected score {expected_score:.4f}, baseline {baseline_score:.4f}"
+    text = f"{number:04d}, expected score {expected_score:.4f}, baseline {baseline_score:.4f}"
     if expected_score >= baseline_score:
-        return told
-    return f"{told} (it is taken back where an earlier one is expected {100 * take_back:.1f} pp better)"
+        return text
+    return f"{text} (it is taken back where an earlier one is expected {100 * take_back:.1f} pp better)"
 
 
 def one_line(record: Record, campaign: Campaign) -> str:
