@@ -181,14 +181,14 @@ class Campaign:
         found = decision.judge(tested, run_scores(record), scores, numbers, record.decision_rules, is_repeat)
         if is_repeat:
             return found
+        why, learnt = found.why, self.form(record)
         if beside := self.beside(record):
-            found = structs.replace(found, why=f"{found.why}, tried on that {beside}")
+            why += f", tried on that {beside}"
         if tested.keep and found.p_better is not None:
-            found = structs.replace(found, why=f"{found.why}: {fresh(found.p_better)}")
-        learnt = self.form(record)
-        return (
-            structs.replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
-        )
+            why += f": {fresh(found.p_better)}"
+        if learnt and learnt.conclusion:
+            why += f"; {learnt.conclusion}"
+        return structs.replace(found, why=why)
 
     def _decisions(self, record: Record, tested: Tested, taken_back_to: int | None) -> tuple[Decision, ...]:
         """One for each change that the run measured, the experiment's own first, and for each that joins or leaves."""
@@ -233,8 +233,9 @@ class Campaign:
     def remarks(self, record: Record) -> list[str]:
         """What the verdict on a measured experiment does not say: load, gains in form, environments that fall."""
         form, busy = self.form(record), remark(record)
-        told = [busy] if busy else []
-        return [*told, *([str(form)] if form and form.conclusion else []), *remarks(record, self._parent_of(record))]
+        lines = [busy] if busy else []
+        lines += [str(form)] if form and form.conclusion else []
+        return lines + remarks(record, self._parent_of(record))
 
     def _parent_of(self, record: Record) -> Record | None:
         """What it is compared with; None before the baseline."""

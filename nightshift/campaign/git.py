@@ -289,15 +289,14 @@ class Repo:
 
     def _wait_for_lock(self, path: Path, deadline: float) -> None:
         """Return when the lock file is gone or another one. GitLockedError at the deadline on the monotonic clock."""
-        lock = path, _modified(path)
-        is_known = lock in self._waited_for
-        self._waited_for.add(lock)  # before the wait: after Ctrl-C nobody waits again
+        modified = _modified(path)
+        is_known = (path, modified) in self._waited_for
+        self._waited_for.add((path, modified))  # before the wait: after Ctrl-C nobody waits again
         with waiting(lambda: f"waiting for git's lock file {path} ({_age(path)} old)", LOCK_SECONDS):
-            while not is_known and time.monotonic() < deadline:
+            while _modified(path) == modified:
+                if is_known or time.monotonic() >= deadline:
+                    raise GitLockedError(path, is_known)
                 time.sleep(_LOCK_POLL_SECONDS)
-                if _modified(path) != lock[1]:
-                    return
-        raise GitLockedError(path, is_known)
 
     def _run_once(
         self, *arguments: str, stdin: bytes = b"", is_personal: bool = False

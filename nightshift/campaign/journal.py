@@ -151,7 +151,6 @@ def line_of(data: bytes) -> Line:
 
 
 def sha256(data: bytes) -> str:
-    """In hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

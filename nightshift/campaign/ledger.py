@@ -68,7 +68,6 @@ class Ledger:
         self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
 
     def run_dir(self, number: int) -> Path:
-        """Folder of one experiment and its run."""
         return self.runs_dir / f"{number:04d}"
 
     def files_dir(self, record: Record) -> Path:

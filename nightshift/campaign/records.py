@@ -63,7 +63,6 @@ class Cost:
         return figure not in self.at_least and (self.num_proposals == 0 or getattr(self, figure) is not None)
 
     def __add__(self, other: Cost) -> Cost:
-        """The sum; a figure is None if neither side has it."""
         sums = dict[str, Any](num_proposals=self.num_proposals + other.num_proposals)
         for name in (*FIGURES, "seconds", "run_seconds", "gpu_seconds"):
             values = [getattr(cost, name) for cost in (self, other) if getattr(cost, name) is not None]
@@ -87,7 +86,6 @@ class Cost:
 
     @property
     def dollars_text(self) -> str:
-        """`$1.23`, or `at least $1.23`."""
         return f"{self._at_least('dollars')}${self.dollars or 0.0:,.2f}"
 
     def _text(self, figure: Figure) -> str:
@@ -126,7 +124,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     base: Numbers | None = None  # the changes that it was made from, by experiment; None: its parent's
 
     def __post_init__(self) -> None:
-        """Clean every text."""
         for name in ("description", "prediction", "mechanism", "falsifier", "reported_outcome", "lesson", "proposer"):
             if text := getattr(self, name):
                 msgspec.structs.force_setattr(self, name, clean(text))

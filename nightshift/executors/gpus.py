@@ -216,15 +216,15 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     entries = visible_devices(environ)
     if entries is None:
         return list(gpus)
-    found: list[Gpu] = []
+    visible: list[Gpu] = []
     for entry in entries:
-        by_uuid = entry.startswith("GPU-")
-        matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if by_uuid else str(gpu.index) == entry)]
-        if len(matching) != 1 or matching[0] in found:
+        is_uuid = entry.startswith("GPU-")
+        matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if is_uuid else str(gpu.index) == entry)]
+        if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"
             raise EngineError(cause, "Write whole GPUs, as nvidia-smi -L lists them.")
-        found += matching
-    return found
+        visible += matching
+    return visible
 
 
 def gpu_problems(gpus: Sequence[Gpu], min_driver: int, nvml: Any = None) -> list[EngineError]:

@@ -421,10 +421,6 @@ def _comparison(
 ) -> Comparison:
     setup, sides = task.setup, [_evaluations(runs, side) for side in SIDES]
     strict = [[e.strict_score for e in evaluations if e.strict_score is not None] for evaluations in sides]
-    by_environment = dict[str, Estimate]()
-    for index, part in enumerate(sides[0][0].parts):
-        scores = [[split(e.example_scores, e.parts)[index] for e in evaluations] for evaluations in sides]
-        by_environment[part.environment] = estimate(scores[0], scores[1], setup.rules.decision)
     return Comparison(
         plan=task.plan,
         created=setup.now().isoformat(timespec="milliseconds"),
@@ -440,10 +436,19 @@ def _comparison(
         num_seeds={side: len(evaluations) for side, evaluations in zip(SIDES, sides, strict=True)},
         num_examples=len(sides[0][0].example_scores),
         strict_scores=(fmean(strict[0]), fmean(strict[1])) if [*map(len, strict)] == [*map(len, sides)] else None,
-        by_environment=by_environment,
+        by_environment=_by_environment(task, sides),
         notes=tuple(_notes(task, runs, result)),
         journal=setup.ledger.journal.head,
     )
+
+
+def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
+    """The difference on each environment, where there are several."""
+    estimates = {}
+    for index, part in enumerate(sides[0][0].parts):
+        baseline, incumbent = ([split(e.example_scores, e.parts)[index] for e in side] for side in sides)
+        estimates[part.environment] = estimate(baseline, incumbent, task.setup.rules.decision)
+    return estimates
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:

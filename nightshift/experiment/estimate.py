@@ -48,7 +48,6 @@ class Estimate:
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of no difference."""
         return t_probability(self.difference / self.stderr, self.df) if self.stderr else float(self.difference == 0)
 
 

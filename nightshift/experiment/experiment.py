@@ -206,26 +206,27 @@ def interrupt(cause: str, setup: Setup) -> None:
     cancel(setup)
     records = setup.ledger.records()
     for record in records:
-        if (record.number in numbers or record is records[-1]) and record.settled is None:
-            if record.status == STARTED:
-                conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
-            else:  # its verdict is in the journal, and stays as it is
-                with setup.ledger.lock():
-                    close(record, setup.ledger, setup.repo)
+        if record.settled is not None or (record.number not in numbers and record is not records[-1]):
+            continue
+        if record.status == STARTED:
+            conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
+        else:  # its verdict is in the journal, and stays as it is
+            with setup.ledger.lock():
+                close(record, setup.ledger, setup.repo)
 
 
-def examine(record: Record, setup: Setup) -> str | None:
-    """What the curves of the record's run say; None where it left none."""
+def examine(record: Record, setup: Setup) -> str:
+    """What the curves of the record's run say; empty where it left none."""
     if record.result is None:
-        return None
+        return ""
     try:
         candidate = setup.ledger.stored_config(record)
     except UsageError as error:  # no reason to lose a verdict
         return f"the curves were not examined: {error}"
     steps = read_steps(setup.ledger.files_dir(record) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
-    told = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
-    return digest(steps, Conditions(record.result, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
+    remarks = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
+    return digest(steps, Conditions(record.result, setup.rules.budget_seconds, candidate.resolved, used, remarks))
 
 
 def _failure(result: Result, record: Record, setup: Setup) -> tuple[Failure, str] | None:

@@ -20,16 +20,17 @@ from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gra
 from nightshift.campaign.records import Outcome, Result
 from nightshift.campaign.standing import Z95
 
+Steps = Sequence[Step]
 MAX_FINDINGS = 5
 MAX_KEYS = 3  # a finding; more is no pointer
 
 
-def digest(steps: Sequence[Step], conditions: Conditions) -> str:
+def digest(steps: Steps, conditions: Conditions) -> str:
     """`examine` as plain text, one finding a line."""
     return "\n".join(map(str, examine(steps, conditions)))
 
 
-def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
+def examine(steps: Steps, conditions: Conditions) -> list[Finding]:
     """At most five findings, the worst first; one line that says so when all is well; empty without steps."""
     if not steps:
         return []
@@ -66,9 +67,9 @@ class Trend:
     @property
     def z(self) -> float:
         """Change in standard errors; 0 where there is no change."""
-        if self.change == 0:
-            return 0.0
-        return self.change / self.stderr if self.stderr > 0 else float("inf") * self.change
+        if self.stderr > 0:
+            return self.change / self.stderr
+        return float("inf") * self.change if self.change else 0.0
 
 
 def trend(values: Sequence[float]) -> Trend:
@@ -112,7 +113,6 @@ def levels(values: Sequence[float], num_parts: int) -> list[float]:
 
 
 def last_half(values: Sequence[float]) -> Sequence[float]:
-    """The later half of a curve."""
     return values[len(values) // 2 :]
 
 
@@ -155,6 +155,7 @@ class Conditions:
     remarks: Sequence[str] = ()
 
 
+Findings = Iterator[Finding]
 LIMIT = 1e30  # a diverging run writes any finite number: sums and squares of these stay finite
 MIN_STEPS = 8  # fewer points carry no trend
 SURE = 3.0  # standard errors for "it moved": not two, because a digest makes a dozen such tests
@@ -222,7 +223,7 @@ _SPEED = ("trainer.model.optim_cpu_offload", "trainer.model.ac", _COMPILE, "seq_
 _SERVING = ("inference.vllm.max_num_seqs", "inference.vllm.gpu_memory_utilization", _INFLIGHT)
 
 
-def reward(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def reward(steps: Steps, _: Conditions) -> Findings:
     """Collapsed, falling, flat or still rising: at most one of them."""
     values = _curve(steps, "reward_mean")
     if not values:
@@ -248,7 +249,7 @@ def reward(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(text, (_LR, _GROUP, _BATCH, _TEMPERATURE), Severity.BROKEN)
 
 
-def entropy(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def entropy(steps: Steps, _: Conditions) -> Findings:
     """Used up, or rising."""
     values, rewards = _curve(steps, "entropy"), _curve(steps, "reward_mean")
     first, last = ends(values) if values else (0.0, 0.0)
@@ -263,7 +264,7 @@ def entropy(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(text, (_LR, _MAX_NORM, _TEMPERATURE), Severity.COSTLY)
 
 
-def truncation(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+def truncation(steps: Steps, conditions: Conditions) -> Findings:
     """Completions that were cut, in training and at evaluation."""
     values, limit = _curve(steps, "truncated_share", 1), conditions.values.get(_MAX_TOKENS)
     shares = []
@@ -277,7 +278,7 @@ def truncation(steps: Sequence[Step], conditions: Conditions) -> Iterator[Findin
         yield Finding(f"cut and so scored 0: {text}", (_MAX_TOKENS, _PENALTY, "seq_len"), Severity.COSTLY)
 
 
-def length(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def length(steps: Steps, _: Conditions) -> Findings:
     """Completions that grew or shrank, and whether it paid."""
     values, rewards = _curve(steps, "completion_tokens_mean"), _curve(steps, "reward_mean")
     first, last = ends(values) if values else (0.0, 0.0)
@@ -289,7 +290,7 @@ def length(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     yield Finding(text, (_PENALTY, _MAX_TOKENS, _LR), Severity.HINT if pays else Severity.COSTLY)
 
 
-def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def groups(steps: Steps, _: Conditions) -> Findings:
     """Groups without a gradient, and which way."""
     right, wrong = _curve(steps, "all_right_share", 1), _curve(steps, "all_wrong_share", 1)
     if not right or not wrong or num_without_gradient(steps) >= NO_GRADIENT_STEPS:  # no_gradient says it
@@ -303,7 +304,7 @@ def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(text, keys, Severity.COSTLY if share >= NO_GRADIENT_COSTLY else Severity.HINT)
 
 
-def no_gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+def no_gradient(steps: Steps, conditions: Conditions) -> Findings:
     """The step from which on there was no gradient, and why. prime-rl's own empty batches are no steps."""
     num_steps = num_without_gradient(steps)
     if num_steps < NO_GRADIENT_STEPS:
@@ -326,7 +327,7 @@ def no_gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Findi
     yield Finding(f"no gradient from step {rows[0].step} on: {why}", keys, severity)
 
 
-def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def mismatch(steps: Steps, _: Conditions) -> Findings:
     """Between the policy that trains and the one that sampled: KL, masked tokens, age."""
     if kl := _curve(steps, "kl", 2):
         (first, last), late = ends(kl), last_half(kl)
@@ -347,7 +348,7 @@ def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(f"{fmean(errors):.0%} of the rollouts failed", (_INFLIGHT, _MAX_TOKENS), Severity.COSTLY)
 
 
-def gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+def gradient(steps: Steps, conditions: Conditions) -> Findings:
     """Spikes, and a norm that is clipped most of the time."""
     values = _curve(steps, "grad_norm")
     if not values:
@@ -365,7 +366,7 @@ def gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]
         yield Finding(f"{text}: max_norm sets the step", (_MAX_NORM, _LR), Severity.HINT)
 
 
-def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def waiting(steps: Steps, _: Conditions) -> Findings:
     """prime-rl: which side idles. The first step waits for the start and is left out."""
     idle, busy, broadcast, blocked = (
         median(values) if (values := _curve(steps[1:], f"{name}_seconds", 3)) else None
@@ -385,7 +386,7 @@ def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(text, _SPEED, Severity.HINT)
 
 
-def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+def budget(steps: Steps, conditions: Conditions) -> Findings:
     """What the budget was used for."""
     training, evaluation = conditions.run.training, conditions.run.evaluation
     outcome, used, whole = training.outcome, steps[-1].time, conditions.budget_seconds
@@ -413,7 +414,7 @@ def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
 CHECKS = (no_gradient, reward, entropy, mismatch, gradient, truncation, length, groups, budget, waiting)
 
 
-def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
+def pace(steps: Steps) -> tuple[str, tuple[str, ...]]:
     """Number and length of the steps and what fills them (prime-rl generates beside it), the larger part's keys."""
     typical = _step_seconds(steps)
     text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
@@ -425,7 +426,7 @@ def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
     return text, ()
 
 
-def note(steps: Sequence[Step], conditions: Conditions) -> Finding:
+def note(steps: Steps, conditions: Conditions) -> Finding:
     """The last line, where there is room for it."""
     (text, keys), run = pace(steps), conditions.run
     parts = (
@@ -437,7 +438,7 @@ def note(steps: Sequence[Step], conditions: Conditions) -> Finding:
     return Finding(f"time: {text}" + (f"; {spent}" if spent else ""), keys, Severity.NOTE)
 
 
-def healthy(steps: Sequence[Step]) -> Finding:
+def healthy(steps: Steps) -> Finding:
     """The one line when no check found anything."""
     parts = []
     if rewards := _curve(steps, "reward_mean"):
@@ -450,20 +451,20 @@ def healthy(steps: Sequence[Step]) -> Finding:
     return Finding(f"healthy: {', '.join([*parts, pace(steps)[0]])}", (), Severity.NOTE)
 
 
-def _step_seconds(steps: Sequence[Step]) -> float | None:
+def _step_seconds(steps: Steps) -> float | None:
     """The median time from one step to the next; None when it was not measured."""
     times = [step.time for step in steps if step.time is not None]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return median(gaps) if gaps else None
 
 
-def _mean(steps: Sequence[Step], name: str) -> float | None:
+def _mean(steps: Steps, name: str) -> float | None:
     """The mean of the measured values of a field."""
     values = _curve(steps, name, 1)
     return fmean(values) if values else None
 
 
-def _curve(steps: Sequence[Step], name: str, at_least: int = MIN_STEPS) -> list[float]:
+def _curve(steps: Steps, name: str, at_least: int = MIN_STEPS) -> list[float]:
     """The measured values of a field; empty when there are too few to say anything."""
     found = (getattr(step, name) for step in steps)
     values = [min(max(value, -LIMIT), LIMIT) for value in found if value is not None]

@@ -79,7 +79,6 @@ def cancel(setup: Setup, number: int | None = None) -> None:
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """As it is stored and hashed."""
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode()
 
 

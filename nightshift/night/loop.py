@@ -447,14 +447,11 @@ class Night:
             self._is_end_sent = True
 
     def _update(self, **changes: Any) -> None:
-        """Change the state, on disk too."""
         self.state = replace(self.state, **changes)
         save(self._ledger, self.state)
 
     def _cost(self) -> Cost:
-        """What all proposals of this night cost."""
         return night_cost(self.state, self._ledger)
 
     def _own(self) -> list[Record]:
-        """The closed experiments of this night."""
         return self.state.own(self._ledger.records())

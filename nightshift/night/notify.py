@@ -173,8 +173,7 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
     if problem is None:
         return None
     lines = [clean(line, 200) for line in output.decode(errors="replace").splitlines()]
-    last_words = next((line for line in reversed(lines) if line), "")
-    return f"{problem}; its last words: {last_words}" if last_words else problem
+    return "; its last words: ".join([problem, *[line for line in lines if line][-1:]])
 
 
 def _read(descriptor: int) -> bytes:
