@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -76,7 +77,7 @@ class Journal:
     def last(self, file: str) -> Line | None:
         """The last line about a file; None if there is none that can be read."""
         try:
-            return _last(b"\n".join(self.lines()), file)
+            return _last(self.lines(), file)
         except (OSError, ValueError):
             return None
 
@@ -93,8 +94,7 @@ class Journal:
         """
         try:
             lines = self.lines()
-            data = b"".join(line + b"\n" for line in lines)
-            known = _last(data, file)
+            known = _last(lines, file)
             if known is not None and known.sha256 == digest:
                 return False
             last = lines[-1] if lines else b""
@@ -110,7 +110,7 @@ class Journal:
             )
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             with os.fdopen(os.open(self.path, flags, 0o644), "ab") as journal:
-                journal.truncate(len(data))
+                journal.truncate(sum(len(line) + 1 for line in lines))  # without a line that a kill cut
                 journal.write(msgspec.json.encode(line) + b"\n")
                 journal.flush()
                 os.fsync(journal.fileno())
@@ -171,12 +171,9 @@ def _of(file: str) -> bytes:
     return f'"file":"{file}",'.encode()
 
 
-def _last(data: bytes, file: str) -> Line | None:
-    place = data.rfind(_of(file))
-    if place < 0:
-        return None
-    start, end = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
-    return line_of(data[start:] if end < 0 else data[start:end])
+def _last(lines: Sequence[bytes], file: str) -> Line | None:
+    name = _of(file)
+    return next((line_of(line) for line in reversed(lines) if name in line), None)
 
 
 def _damaged(path: Path, reason: str) -> UsageError:

@@ -39,7 +39,7 @@ commands.add_command(export_command)
 def status(as_json: bool) -> None:
     """What is running, for how long, and what the ledger holds."""
     found = Status.of(Ledger(run.process_root()), datetime.now(UTC))
-    print_found(found, found.lines(), as_json)
+    print_found(found, () if as_json else found.lines(), as_json)
 
 
 @commands.command()

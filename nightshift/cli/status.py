@@ -198,6 +198,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     @classmethod
     def of(cls, ledger: Ledger, now: datetime) -> Status:
         """As of `now`, aware."""
+        from nightshift.cli.running import RunLine
+
         records, damaged = ledger.readable()
         whose = last_campaign(records)
         campaign, unfit = fold_sound(ledger, records, *whose)
@@ -205,6 +207,19 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         sound = [record for record in ours if record.number not in unfit]  # as the page counts
         best, standing, is_running = campaign.incumbent, campaign.standing, ledger.is_running()
         started = [record for record in records if record.status == STARTED] if is_running else []
+        running = []
+        for record in started:
+            run, progress = RunLine(ledger.run_dir(record.number)), read_progress(ledger.run_dir(record.number))
+            run.read(progress)
+            experiment = Running(
+                number=record.number,
+                since=record.started,
+                seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
+                description=record.proposal.description,
+                progress=progress,
+                phase=run.text("run"),
+            )
+            running.append(experiment)
         incumbent = None
         if best is not None:
             incumbent = Incumbent(
@@ -218,7 +233,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             )
         return cls(
             is_running=is_running,
-            running=tuple(_running(ledger, record, now) for record in started),
+            running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
             counted=Counts.of(sound, {record.number for record in campaign.taken_back}),
@@ -258,21 +273,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         since = local(datetime.fromisoformat(night.since))
         lines.append(f"night:    {night.agent} since {since}, {night.num_experiments} experiments")
         return [*lines, f"stops:    {night.next_stop}"]
-
-
-def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
-    from nightshift.cli.running import RunLine
-
-    run, progress = RunLine(ledger.run_dir(record.number)), read_progress(ledger.run_dir(record.number))
-    run.read(progress)
-    return Running(
-        number=record.number,
-        since=record.started,
-        seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
-        description=record.proposal.description,
-        progress=progress,
-        phase=run.text("run"),
-    )
 
 
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:

@@ -95,23 +95,18 @@ def collect(number: int, setup: Setup) -> Record | None:
         failure = Failure.MACHINERY, str(error)
     if failure:
         return conclude(crash(record, *failure), setup)
-    return conclude(proven(setup.campaign(record.branch).judge(record), setup), setup)
-
-
-def proven(record: Record, setup: Setup) -> Record:
-    """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
+    record = setup.campaign(record.branch).judge(record)
     lines, evaluation = list[str | None](), record.evaluation
     if evaluation is None:
-        return record
-    if record.is_keep:
+        return conclude(record, setup)
+    if record.is_keep:  # the engine proves that the weights that stay were scored
         try:
-            folder = setup.ledger.files_dir(record)
-            lines.append(setup.engine.prove(folder, evaluation.weights, setup.reporter.note))
+            lines.append(setup.engine.prove(run_dir, evaluation.weights, setup.reporter.note))
         except EngineError as error:
-            return crash(record, Failure.MACHINERY, str(error))
+            return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     if (share := evaluation.repeated_share) is not None:
         lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
-    return replace(record, health="\n".join(filter(None, lines)))
+    return conclude(replace(record, health="\n".join(filter(None, lines))), setup)
 
 
 def conclude(record: Record, setup: Setup) -> Record:

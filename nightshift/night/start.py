@@ -84,9 +84,8 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         if is_same and (old.deadline is None or now < old.deadline):
             setup.reporter.note(f"going on with the night of {old.started}")
             return replace(old, pid=os.getpid())
-        setup.reporter.note(
-            f"the night of {old.started} was cut off and is over: this is another one, or its hours passed"
-        )
+        why = "this is another one, or its hours passed"
+        setup.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
     elif old is not None:
         setup.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
     if not head.is_campaign:
@@ -108,14 +107,11 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         if request.agent == "search":
             gaussian_process.require()
         return SearchProposer(request.agent, request.seed)
-    clone, environ, names = Clone(setup.repo), dict(os.environ), [request.agent]
-    if request.agent.startswith(PREFIX):
-        names = members(request.agent)
+    clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
+    names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]
     checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.executor.in_flight)
-    desk, timeout_seconds = Desk(checkout, setup.surroundings, setup.executor.other_jobs), request.agent_timeout_seconds
-    agents = [
-        open_agent(name, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock) for name in names
-    ]
+    desk = Desk(checkout, setup.surroundings, setup.executor.other_jobs)
+    agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, setup.clock) for name in names]
     for shortfall in dict.fromkeys(agent.shortfall for agent in agents if agent.shortfall):
         setup.reporter.note(shortfall)
     return AgentProposer(agents[0], desk) if len(agents) == 1 else TeamProposer(agents[0], agents[1], desk)
