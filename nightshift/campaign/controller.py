@@ -166,7 +166,6 @@ def _flock(descriptor: int, kind: int) -> bool:
 
 
 def _this_process() -> bytes:
-    """This process as the content of `.controller`."""
     program, *arguments = sys.argv or [""]
     since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
     command = shlex.join(["uv", "run", Path(program).name, *arguments])

@@ -55,7 +55,6 @@ def runs_cost(records: Iterable[Record]) -> Cost:
 
 
 def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
-    """What the runs of one campaign's experiments and its proposals cost."""
     campaigns = {(record.branch, record.rules_hash) for record in records}
     proposals = (proposals_cost(runs_dir, branch, rules_hash) for branch, rules_hash in campaigns)
     return sum(proposals, runs_cost(records))

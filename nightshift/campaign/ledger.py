@@ -266,7 +266,6 @@ _DECODER = msgspec.json.Decoder(Record)
 
 
 def read_progress(run_dir: Path) -> Progress | None:
-    """The last reading of a run; None before the first."""
     try:
         return read_json(run_dir / PROGRESS_NAME, Progress, "")
     except UsageError:

@@ -52,7 +52,6 @@ def figures(record: Record) -> dict[str, Any]:
 
 
 def row(record: Record, columns: Sequence[str] = COLUMNS) -> str:
-    """One line of results.tsv; an empty cell is "not measured"."""
     values, cells = figures(record), []
     for value in map(values.get, columns):
         text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -36,7 +36,6 @@ def extra_variance(record: Record) -> float:
 
 
 def remark(record: Record) -> str | None:
-    """What a summary says of a busy machine."""
     load = record.result.load if record.result else None
     if load is None or load.taken < BUSY:
         return None
@@ -88,7 +87,6 @@ class Form:
 
     @property
     def gain(self) -> float:
-        """Of eval_score."""
         return self.after.score - self.before.score
 
     @property
@@ -158,7 +156,6 @@ def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
 
 
 def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
-    """The scores of each environment."""
     ends = np.cumsum([part.num_examples for part in parts])
     return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
 

@@ -133,7 +133,6 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
 
 
 def _order_problems(lines: Sequence[bytes]) -> Iterator[str]:
-    """What is wrong with the lines themselves and with their order."""
     seen: dict[bytes, int] = {}
     expected, before = 1, ""
     for place, data in enumerate(lines, 1):

@@ -59,7 +59,6 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
 
 
 def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None, is_mine: bool) -> Path:
-    """Write an export; returns its place."""
     from nightshift.report.export.private import Private
 
     if form == "wandb":

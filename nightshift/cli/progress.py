@@ -46,7 +46,6 @@ class TerminalReporter:
             self._ticker.start()
 
     def note(self, text: str) -> None:
-        """One line of news on stderr."""
         output.print_error(" ".join(text.split("\n")))
         self._spoke = time.monotonic()
 

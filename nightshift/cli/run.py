@@ -83,8 +83,6 @@ def plan(request: Request, setup: Setup) -> list[str]:
     from nightshift.experiment.runs import next_seed
 
     class Elsewhere(Repo):
-        """The checkout, on no branch."""
-
         def head(self) -> Head:
             return Head("", None)
 
@@ -117,7 +115,6 @@ def plan(request: Request, setup: Setup) -> list[str]:
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
-    """What prepare.py does; the exit code."""
     from nightshift.engines.memory import on_cards
 
     began = time.monotonic()

@@ -35,11 +35,9 @@ class RunLine:
         return None if self._reading is None else self._reading.phase
 
     def is_over(self) -> bool:
-        """Whether its worker has left its result: somebody is at work on that."""
         return (self._folder / RESULT_NAME).exists()
 
     def read(self, reading: Progress | None) -> None:
-        """How far it is, as its worker told; None: nothing yet."""
         self._job = self._job or _job(self._folder)
         if reading is None or reading == self._reading:
             return

@@ -124,7 +124,6 @@ class Command(click.Command):
         return option
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """The first sentence to its end, in as many lines as it takes."""
         return super().get_short_help_str(10_000)
 
 

@@ -197,7 +197,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime) -> Status:
-        """As of `now`, aware."""
         from nightshift.cli.running import RunLine
 
         records, damaged = ledger.readable()
@@ -246,7 +245,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         )
 
     def lines(self) -> list[str]:
-        """What is running and for how long; then what the last campaign holds, and what the night does."""
         from nightshift.night.summary import standing_text
 
         lines = [f"damaged:  {cause}" for cause in self.damaged]

@@ -54,7 +54,6 @@ class Watch:
                     self._shared.append(bool(pids - ours))
 
     def taken(self) -> Load:
-        """What others took since this was made."""
         seconds = max(self._clock() - self._began, 1e-9) * len(self._cores)
         busy, stolen = (now - before for now, before in zip(self._used(), self._machine, strict=True))
         others = busy - (_own_seconds() - self._ours)
@@ -315,7 +314,6 @@ def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
 
 
 def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
-    """Why a card cannot be used now."""
     if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
         return None
     with nvml_session(nvml) as session:

@@ -56,7 +56,6 @@ class LocalExecutor:
 
     @property
     def num_slots(self) -> int:
-        """How many runs can be in flight."""
         return len(self.slots)
 
     @property

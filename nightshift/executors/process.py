@@ -212,7 +212,6 @@ class ProcessGroup:
 
     @property
     def processes(self) -> frozenset[psutil.Process]:
-        """Those that the last look at the tree found."""
         return frozenset(self._tree.seen)
 
     def kill_below(self, child: Child) -> None:

@@ -50,6 +50,5 @@ def layout(num_slots: int, num_cores: int) -> str:
 
 
 def num_slots_of(hardware: str) -> int:
-    """How many were side by side."""
     found = re.search(r", (\d{1,4}) side by side, \d+ cores? each$", hardware)
     return int(found[1]) if found else 1

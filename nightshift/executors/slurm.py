@@ -129,7 +129,6 @@ class SlurmExecutor:
         return self.config.pairs
 
     def hardware(self, of_engine: str) -> str:
-        """What the nodes have is told by the first result."""
         return ""
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None], words: Sequence[str] = ()) -> None:
@@ -249,7 +248,6 @@ class SlurmExecutor:
 
 
 def _why(work: _Work) -> str:
-    """How a job ended, as far as slurmctld still knows."""
     try:
         said = _ask([*_QUEUE, "--states=all", f"--name={work.job.name}", "--format=%T, reason %r, node %N"]).strip()
     except EngineError as error:

@@ -161,7 +161,6 @@ def _kill(process: psutil.Process) -> None:
 
 
 def describe(process: psutil.Process) -> str:
-    """For a line to a person."""
     try:
         return f"pid {process.pid} {process.name()!r} ({process.status()})"
     except psutil.Error:
@@ -211,7 +210,6 @@ def become_subreaper() -> None:
 
 
 def _watch(harness_pid: int) -> None:
-    """Watch until the harness's end, then end the tree."""
     parent = psutil.Process().parent()
     harness = parent if parent is not None and parent.pid == harness_pid else None  # it is dead already
     sessions_spared = {None, os.getsid(0), session_of(harness) if harness else None}

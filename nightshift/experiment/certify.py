@@ -143,7 +143,6 @@ class Task:
         return runs
 
     def describe(self) -> list[str]:
-        """The plan as lines for people."""
         rules, plan = self.setup.rules, self.plan
         num_examples = sum(environment.num_selection for environment in rules.environments)
         num_runs, num_done = 2 * plan.num_seeds, len(self.done())
@@ -331,7 +330,6 @@ def _access_of_campaign(setup: Setup, plan: Plan) -> int:
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
-    """All runs that could be made."""
     setup, path = task.setup, task.folder / PLAN_NAME
     setup.engine.prepare_at_start(setup.reporter.note)
     require_ready(setup)

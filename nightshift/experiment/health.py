@@ -26,7 +26,6 @@ MAX_KEYS = 3  # a finding; more is no pointer
 
 
 def digest(steps: Steps, conditions: Conditions) -> str:
-    """`examine` as plain text, one finding a line."""
     return "\n".join(map(str, examine(steps, conditions)))
 
 
@@ -387,7 +386,6 @@ def waiting(steps: Steps, _: Conditions) -> Findings:
 
 
 def budget(steps: Steps, conditions: Conditions) -> Findings:
-    """What the budget was used for."""
     training, evaluation = conditions.run.training, conditions.run.evaluation
     outcome, used, whole = training.outcome, steps[-1].time, conditions.budget_seconds
     max_steps, ended = conditions.values.get("max_steps"), outcome is Outcome.BUDGET
@@ -427,7 +425,6 @@ def pace(steps: Steps) -> tuple[str, tuple[str, ...]]:
 
 
 def note(steps: Steps, conditions: Conditions) -> Finding:
-    """The last line, where there is room for it."""
     (text, keys), run = pace(steps), conditions.run
     parts = (
         ("start-up", run.startup_seconds),
@@ -439,7 +436,6 @@ def note(steps: Steps, conditions: Conditions) -> Finding:
 
 
 def healthy(steps: Steps) -> Finding:
-    """The one line when no check found anything."""
     parts = []
     if rewards := _curve(steps, "reward_mean"):
         first, last = ends(rewards)

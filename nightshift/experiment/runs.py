@@ -18,7 +18,6 @@ from nightshift.experiment.setup import Setup
 
 
 def submit(record: Record, setup: Setup) -> None:
-    """Start the worker of an experiment's run."""
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
     if record.parent is not None:  # checked again: its record lies where agents can write
         parent = setup.ledger.stored_config(setup.ledger.record(record.parent))

@@ -29,7 +29,7 @@ from nightshift.evaluation.environment import load
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.executors.leftovers import end_leftovers
 from nightshift.executors.local import LocalExecutor
-from nightshift.executors.slots import Slot, divide, num_slots_of, own_cores
+from nightshift.executors.slots import divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.surroundings import Surroundings
@@ -94,7 +94,6 @@ class Setup:
         self.tell()
 
     def tell(self) -> None:
-        """Show how far the runs in flight are."""
         readings = dict[Path, Progress | None]()
         for folder in self.executor.in_flight():
             starting = Progress(Phase.STARTING, 0) if self.executor.has_begun(folder) else None
@@ -135,11 +134,16 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     num_slots = request.pairs
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1
-    executor: LocalExecutor | SlurmExecutor
+    executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
     if cluster is not None:
         executor = SlurmExecutor(root, environ, cluster)
-    else:
-        executor = LocalExecutor(root, environ, slots_of(engine, num_slots, request, environ))
+    elif num_slots != 1:
+        if request.gpus is not None:
+            fix = "Leave it out: --pairs takes them in order."
+            raise UsageError(f"--gpus {request.gpus} names the GPUs of one run", fix)
+        num_each = len({*engine.gpu_ids()})
+        ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
+        executor = LocalExecutor(root, environ, tuple(divide(num_slots, ids, num_each, own_cores())))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
     return Setup(
         root=root,
@@ -157,15 +161,3 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         clock=time.monotonic,
         engine_of={each: open_engine(rules, root, environ, each, request.keep_all, request.prime_rl) for each in gpus},
     )
-
-
-def slots_of(engine: Engine, num_slots: int, request: Request, environ: Mapping[str, str]) -> tuple[Slot, ...]:
-    """Where the runs of this machine go. UsageError where there is no room for so many."""
-    if num_slots == 1:
-        return (Slot(),)
-    if request.gpus is not None:
-        fix = "Leave it out: --pairs takes them in order."
-        raise UsageError(f"--gpus {request.gpus} names the GPUs of one run", fix)
-    num_each = len({*engine.gpu_ids()})
-    ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
-    return tuple(divide(num_slots, ids, num_each, own_cores()))

@@ -43,7 +43,6 @@ from nightshift.night.state import (
     NightState,
     Stop,
     decided,
-    is_full,
     is_spent,
     night_cost,
     num_since_keep,
@@ -217,7 +216,9 @@ class Night:
         campaign = setup.campaign(self.state.branch)
         if (incumbent := campaign.incumbent) is None:
             return not setup.executor.in_flight() and self._baseline()
-        if is_full(self.state, own, len(setup.in_flight) + len(queued)) or is_spent(self.state, self._cost()):
+        num_experiments = len(decided(own)) + len(setup.in_flight) + len(queued)
+        most = self.state.request.experiments
+        if (most is not None and num_experiments >= most) or is_spent(self.state, self._cost()):
             return False
         busy, repeated = to_repeat(own, incumbent.number), {p.repeats for p in self.state.pending}
         seconds = self._proposal_seconds * setup.executor.num_slots

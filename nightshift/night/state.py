@@ -90,7 +90,6 @@ class NightState:
         return datetime.fromisoformat(self.started) + timedelta(hours=self.request.hours)
 
     def own(self, records: Sequence[Record]) -> list[Record]:
-        """The closed experiments of this night."""
         closed = [record for record in records if record.number >= self.first and record.status != STARTED]
         return [r for r in closed if (r.branch, r.rules_hash) == (self.branch, self.rules_hash)]
 
@@ -133,12 +132,6 @@ def used(state: NightState, own: Sequence[Record], now: datetime) -> float | Non
     if asked.hours is not None:
         shares.append((now - datetime.fromisoformat(state.started)) / timedelta(hours=asked.hours))
     return max(shares, default=None)
-
-
-def is_full(state: NightState, own: Sequence[Record], num_open: int) -> bool:
-    """Whether what is decided, and the `num_open` that are in flight or wait, are all that was asked for."""
-    asked = state.request.experiments
-    return asked is not None and len(decided(own)) + num_open >= asked
 
 
 def is_spent(state: NightState, cost: Cost) -> bool:

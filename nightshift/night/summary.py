@@ -80,7 +80,6 @@ def standing_text(
 
 
 def one_line(record: Record, campaign: Campaign) -> str:
-    """Number, verdict, what is expected of it now, description."""
     now = expected(campaign, record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
