@@ -290,8 +290,7 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
 
 
 def expected(campaign: Campaign, record: Record) -> Expected | None:
-    """Candidate less parent as believed now. If an idea of it was forgotten, because it was clearly worse: as believed
-    last."""
+    """Candidate less parent as believed now; as believed last if an idea of it was forgotten as clearly worse."""
     then, belief, own = effect_at_decision(record), campaign.belief, campaign.ideas.get(record.number)
     places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
     if then is None or belief is None:

@@ -59,8 +59,7 @@ class Journal:
         self.path = runs_dir / JOURNAL_NAME
 
     def lines(self) -> list[bytes]:
-        """The whole lines. A last line without its end was cut by a kill and is left out. OSError if the path is not a
-        regular file."""
+        """The whole lines; a last line that a kill cut is left out. OSError if the path is not a regular file."""
         try:
             return read_file(self.path).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):

@@ -71,8 +71,7 @@ class Ledger:
         return self.runs_dir / f"{number:04d}"
 
     def files_dir(self, record: Record) -> Path:
-        """Folder with the files of a record's run (metrics, answers, weights, logs): an earlier experiment's folder
-        where the record took over that experiment's result."""
+        """Folder with the files of a record's run: of another experiment if the record took over its result."""
         return self.run_dir(record.baseline or record.number)
 
     def controller(self) -> AbstractContextManager[None]:

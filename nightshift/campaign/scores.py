@@ -50,8 +50,7 @@ def remark(record: Record) -> str | None:
 
 
 def to_repeat(records: Sequence[Record], incumbent: int | None) -> Record | None:
-    """The last decided experiment of a night that was busy, and whose settings it has not run again; of a baseline
-    only while it is the `incumbent`."""
+    """The last experiment of a night that was busy and not run again; a baseline only if it is the `incumbent`."""
     measured = [record for record in records if record.decided is not None and record.evaluation]
     hashes = [record.effective_hash for record in measured]
     for record in reversed(measured):

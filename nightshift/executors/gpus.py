@@ -249,8 +249,7 @@ class PeakMemory:
                 self.peak_gb = max(self.peak_gb or 0.0, used)
 
     def held_by(self, pids: Collection[int], seconds: float = RELEASE_SECONDS) -> list[str]:
-        """Which of these ended processes still hold memory after so long, as far as the driver tells. By process: on
-        one GPU the server goes on holding its own when the trainer has ended."""
+        """Which of these ended processes still hold memory after `seconds`, as far as the driver tells."""
         until = time.monotonic() + seconds
         while True:
             indices = dict.fromkeys(self._indices if self._nvml else ())

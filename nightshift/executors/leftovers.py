@@ -61,8 +61,7 @@ def remember(processes: Iterable[psutil.Process]) -> None:
 
 
 def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
-    """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller, which
-    then knows its checkout; takes a few hundredths of a second where there is nothing."""
+    """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller."""
     global _checkout, _seen_path
     _checkout, _seen_path = digest_of(root), root / SEEN_NAME
     marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}

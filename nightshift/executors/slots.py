@@ -21,8 +21,7 @@ class Slot:
 
 
 def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
-    """So many slots, 0: as many as there are GPUs for. Each has `gpus_each` GPUs, or none, and its share of the cores;
-    one slot has the whole machine. UsageError where there is not enough."""
+    """Divide a machine into slots; 0: as many as there are GPUs for; 1: the whole machine. Raises UsageError."""
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]

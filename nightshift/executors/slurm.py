@@ -132,8 +132,7 @@ class SlurmExecutor:
         return ""
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None], words: Sequence[str] = ()) -> None:
-        """As LocalExecutor does. `words`: more arguments for the worker. A job that sbatch does not answer for is
-        waited for like any other."""
+        """As LocalExecutor. `words`: more arguments for the worker. A job without an answer of sbatch is waited for."""
         name = f"nightshift-{uuid.uuid4().hex}"
         job = replace(job, layout=self.config.layout, name=name)
         write_json(folder / JOB_NAME, job)
@@ -177,8 +176,7 @@ class SlurmExecutor:
         return True
 
     def _poll(self) -> None:
-        """Ask for the state of all jobs, now and then. Who is not in the answer was forgotten, long after its end or by
-        a slurmctld that died."""
+        """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld."""
         if time.monotonic() - self._asked_at < POLL_SECONDS:
             return
         self._asked_at = time.monotonic()

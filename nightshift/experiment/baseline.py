@@ -49,8 +49,7 @@ def checked(record: Record, setup: Setup) -> Record:
 
 
 def fitting_baseline(setup: Setup) -> Record | None:
-    """Of a campaign that has no experiment yet, the one that measured its baseline before there was a branch: the
-    first, so that nobody can try until one is low. UsageError where code is not as committed."""
+    """The record that measured this new campaign's baseline before its branch: the first, so that nobody picks one."""
     head, records = setup.repo.head(), setup.ledger.records()
     is_new = head.is_campaign and baseline_of(records, head) is None and not setup.experiments_in_flight()
     committed = setup.repo.config_at(head.commit) if is_new and head.commit else None

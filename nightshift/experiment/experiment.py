@@ -181,8 +181,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
 
 
 def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
-    """Raise EngineError with the first problem that makes a run impossible in these slots of this machine; for None in
-    that of the next run. A cluster's nodes tell it themselves."""
+    """Raise EngineError with the first problem of these slots of this machine; None: of the next run's slot."""
     for slot in setup.executor.free_slots[:1] if slots is None else slots:
         if problems := setup.engine_of.get(slot.gpus, setup.engine).check():
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

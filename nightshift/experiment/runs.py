@@ -26,8 +26,7 @@ def submit(record: Record, setup: Setup) -> None:
 
 
 def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = None) -> None:
-    """Start a worker, once it is known how all is that it will import. `access`: to the test split, if the job reads
-    that; the journal holds it before the worker starts."""
+    """Start a worker. `access`: to the test split; the journal holds it before the worker starts."""
     if not setup.executor.in_flight():  # else it is still to be as the first of them found it
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
 

@@ -108,11 +108,7 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
 
 
 def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
-    """Everything an experiment needs, for this machine and these flags.
-
-    On a campaign branch engine and budget are those of its first experiment, where no flag says otherwise. UsageError
-    where Python would not import what the rules hash.
-    """
+    """Everything an experiment needs here; a campaign branch gives engine and budget unless a flag does."""
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     first = baseline_of(ledger.records(), repo.head())
     cluster = None if request.slurm is None else read_slurm(request.slurm)

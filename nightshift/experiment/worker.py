@@ -216,8 +216,7 @@ def _start_incumbent(
 
 
 def probe(job: Job, root: Path) -> list[str]:
-    """Open the engine here. Returns the name of this node, then lines that say what it is and what the engine misses,
-    for people at the controller."""
+    """Open the engine here. Returns this node's name, then lines on what the node is and what the engine misses."""
     try:
         engine = open_engine(job.rules, root, dict(os.environ), job.gpus, job.keep_all)
         hardware, problems = engine.hardware(), [*engine.check()]

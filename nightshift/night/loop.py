@@ -101,8 +101,7 @@ class Night:
         look: Callable[[], Load] = taken_now,
         notifier: Notifier | None = None,
     ) -> None:
-        """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter. `look`
-        tells what others take of the machine now."""
+        """`tell` gets the summaries; news goes to the reporter. `look` measures what others take of the machine."""
         self.state = state
         self._setup = replace(setup, is_stopping=self._is_stopping)
         self._ledger, self._note = setup.ledger, setup.reporter.note
@@ -290,8 +289,7 @@ class Night:
         return True
 
     def _propose(self, campaign: Campaign, incumbent: Record, queued: Sequence[Answer]) -> None:
-        """Ask once for the next train.toml; it waits in the state then, or why it was refused does. `queued`: the
-        answers that nothing runs yet."""
+        """Ask once for the next train.toml; it waits in the state then, or why it was refused. `queued`: not begun."""
         setup, state, own, last = self._setup, self.state, self._own(), campaign.decided[-1]
         now, began, in_flight, plateau = setup.now(), setup.clock(), setup.in_flight, state.request.plateau
         num_open, stored_config = len(in_flight) + len(queued), self._ledger.stored_config

@@ -80,8 +80,7 @@ class Notifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the notification of the end, or else of the repeated crash, for a bounded time. Drop the others and
-        leave no process."""
+        """Wait for a bounded time for the last notification that matters. Drop the others and leave no process."""
         queued = []
         with suppress(Empty):
             while (item := self._queue.get_nowait()) is not None:
