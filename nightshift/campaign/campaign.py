@@ -1,7 +1,5 @@
 """A campaign: the decided experiments of one branch under one set of rules, folded into what is believed of them.
-
-Recomputed from the records at every start, so it survives anything that the records survive. `Campaign.step` is the
-only place where a belief changes.
+Recomputed from the records at every start. Only `Campaign.step` changes a belief.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from msgspec import structs
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Tested
-from nightshift.campaign.posterior import UNUSED, Floats, Posterior
+from nightshift.campaign.posterior import UNUSED, Posterior
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Record, Verdict
 from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
 from nightshift.campaign.standing import Expected, Standing, effect_at_decision, fresh, standing_of, supports
@@ -101,7 +99,10 @@ class Campaign:
         """The belief after the record's run, see decision.py. UsageError for other examples than its parent's."""
         assert self.belief is not None
         parent = self._index_of(record.parent)
-        score, pairing, extra = self._observed(record, parent)
+        candidate, before = run_scores(record), run_scores(self.kept[parent])
+        if len(candidate) != len(before):
+            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {len(before)}"
+            raise UsageError(cause, without(record))
         if len(record.decision_rules.priors) * len(record.decision_rules.noises) != len(self.belief.weights):
             cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
             raise UsageError(cause, without(record))
@@ -112,23 +113,14 @@ class Campaign:
         return decision.observe(
             self.belief,
             parent,
-            score,
-            pairing,
+            float(candidate.mean()),
+            decision.pairing(candidate, before),
             rules,
-            extra,
+            extra_variance(record),
             made_from=np.isin(numbers, [int(numbers[0]), *made_from]).astype(float),
             replaced=np.isin(numbers, replaced if is_new else ()).astype(float),
             number=record.number if is_new else UNUSED,
         )
-
-    def _observed(self, record: Record, parent: int) -> tuple[float, Floats, float]:
-        """Of a record's run the score, what the pair with its parent's says of examples, and the extra variance."""
-        candidate, before = run_scores(record), run_scores(self.kept[parent])
-        if len(candidate) != len(before):
-            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {len(before)}"
-            raise UsageError(cause, without(record))
-        pairing = decision.pairing(candidate, before)
-        return float(candidate.mean()), pairing, extra_variance(record)
 
     def ideas_of(self, kept: Record) -> frozenset[int]:
         """What a kept config is made of: the numbers of the experiments that its ideas came with."""
@@ -183,14 +175,14 @@ class Campaign:
         found = decision.judge(tested, run_scores(record), scores, numbers, record.decision_rules, is_repeat)
         if is_repeat:
             return found
+        why, learnt = found.why, self.form(record)
         if beside := self.beside(record):
-            found = structs.replace(found, why=f"{found.why}, tried on that {beside}")
+            why += f", tried on that {beside}"
         if tested.keep and found.p_better is not None:
-            found = structs.replace(found, why=f"{found.why}: {fresh(found.p_better)}")
-        learnt = self.form(record)
-        return (
-            structs.replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
-        )
+            why += f": {fresh(found.p_better)}"
+        if learnt and learnt.conclusion:
+            why += f"; {learnt.conclusion}"
+        return structs.replace(found, why=why)
 
     def _decisions(self, record: Record, tested: Tested, taken_back_to: int | None) -> tuple[Decision, ...]:
         """One for each change that the run measured, the experiment's own first, and for each that joins or leaves."""
@@ -217,15 +209,11 @@ class Campaign:
                 action = Action.REVERT if number in before else Action.DISCARD
             ideas, others = tested.belief.ideas, [*replaced & made_from] if number in own else []
             effect, sd = tested.belief.of(np.isin(ideas, [number]).astype(float) - np.isin(ideas, others))
-            change = self._change_of(records[number])
+            keys = _values(records[number])
+            first = next((each.number for each in self.decided if keys and _values(each) == keys), number)
+            change = Change(experiment=first, keys=keys)
             decisions.append(Decision(change=change, action=action, effect=float(effect), effect_stderr=float(sd)))
         return tuple(decisions)
-
-    def _change_of(self, record: Record) -> Change:
-        """What an experiment changed, by the first experiment that did."""
-        keys = _values(record)
-        first = next((each.number for each in self.decided if keys and _values(each) == keys), record.number)
-        return Change(experiment=first, keys=keys)
 
     def form(self, record: Record) -> Form | None:
         """What a measured experiment learnt of the form beside its parent, see `scores.Form`."""
@@ -235,8 +223,9 @@ class Campaign:
     def remarks(self, record: Record) -> list[str]:
         """What the verdict on a measured experiment does not say: load, gains in form, environments that fall."""
         form, busy = self.form(record), remark(record)
-        told = [busy] if busy else []
-        return [*told, *([str(form)] if form and form.conclusion else []), *remarks(record, self._parent_of(record))]
+        lines = [busy] if busy else []
+        lines += [str(form)] if form and form.conclusion else []
+        return lines + remarks(record, self._parent_of(record))
 
     def _parent_of(self, record: Record) -> Record | None:
         """What it is compared with; None before the baseline."""
@@ -301,8 +290,7 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
 
 
 def expected(campaign: Campaign, record: Record) -> Expected | None:
-    """Candidate less parent as believed now. If an idea of it was forgotten, because it was clearly worse: as believed
-    last."""
+    """Candidate less parent as believed now; as believed last if an idea of it was forgotten as clearly worse."""
     then, belief, own = effect_at_decision(record), campaign.belief, campaign.ideas.get(record.number)
     places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
     if then is None or belief is None:

@@ -1,7 +1,7 @@
 """The lock of the one process that works in a checkout: run.py, a night, certify.
 
 The lock is held on the folder runs/ itself, so deleting a file lets no second controller in. `runs/.controller` only
-names the process that holds the lock. The kernel drops the lock when that process dies, however it dies.
+names the holder.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ControllerLock:
         """Hold the lock. UsageError, which names the holder, while another process holds it."""
         try:
             self.runs_dir.mkdir(exist_ok=True)
-            folder = _open_folder(self.runs_dir)
+            folder = os.open(self.runs_dir, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise disk_error(error, self._path) from None
         file = None
@@ -83,30 +83,19 @@ class ControllerLock:
 
     def is_held(self) -> bool:
         """Whether a process holds the lock. Writes nothing, so a checkout without write permission is enough."""
-        try:
-            folder = _open_folder(self.runs_dir)
-        except OSError:
-            return False
-        try:
-            return not _flock(folder, fcntl.LOCK_SH)
-        except OSError as error:
-            if error.errno not in _NO_FOLDER_LOCK:
-                raise
-            return self._is_file_held()
-        finally:
-            os.close(folder)
-
-    def _is_file_held(self) -> bool:
-        try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return False
-        try:
-            return not _flock(file, fcntl.LOCK_SH)
-        except OSError:  # a file system without any lock, where no controller can start
-            return False
-        finally:
-            os.close(file)
+        for path, flags in ((self.runs_dir, os.O_DIRECTORY), (self._path, os.O_NOFOLLOW | os.O_NONBLOCK)):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | flags)
+            except OSError:
+                return False
+            try:
+                return not _flock(descriptor, fcntl.LOCK_SH)
+            except OSError as error:
+                if path == self.runs_dir and error.errno not in _NO_FOLDER_LOCK:
+                    raise
+            finally:
+                os.close(descriptor)
+        return False  # a file system without any lock, where no controller can start
 
     def require_in_place(self) -> None:
         """Raise UsageError if this process holds the lock and somebody moved runs/ away."""
@@ -122,10 +111,7 @@ class ControllerLock:
             return False
 
     def _acquire(self, folder: int) -> int | None:
-        """Lock the folder and have `.controller` name this process.
-
-        Returns: the descriptor of `.controller` where the file system locks files only, else None.
-        """
+        """Lock the folder, write `.controller`. Returns that file's descriptor if only files can be locked."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
@@ -140,7 +126,10 @@ class ControllerLock:
             except OSError as error:
                 raise disk_error(error, self._path) from None
             if time.monotonic() >= deadline:
-                cause = f"another controller works in this checkout{self._holder()}"
+                holder = ""  # the file may not tell
+                with suppress(OSError, ValueError, OverflowError, RecursionError):
+                    holder = f": {msgspec.json.decode(read_file(self._path, 64 * 1024), type=Holder)}"
+                cause = f"another controller works in this checkout{holder}"
                 raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
             time.sleep(_POLL_SECONDS)
         try:
@@ -166,16 +155,6 @@ class ControllerLock:
                 os.close(file)
         return file if is_ours else None
 
-    def _holder(self) -> str:
-        """`: process 4711 (uv run run.py), since 22:04`; empty if the file does not tell."""
-        with suppress(OSError, ValueError, OverflowError, RecursionError):
-            return f": {msgspec.json.decode(read_file(self._path, 64 * 1024), type=Holder)}"
-        return ""
-
-
-def _open_folder(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-
 
 def _flock(descriptor: int, kind: int) -> bool:
     """Try to lock; False if another process holds the lock."""
@@ -187,7 +166,6 @@ def _flock(descriptor: int, kind: int) -> bool:
 
 
 def _this_process() -> bytes:
-    """This process as the content of `.controller`."""
     program, *arguments = sys.argv or [""]
     since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
     command = shlex.join(["uv", "run", Path(program).name, *arguments])

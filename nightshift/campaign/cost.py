@@ -1,7 +1,5 @@
 """What work cost: tokens and dollars of agents, hours of runs and GPUs. A figure that nobody reported is None, not 0.
-
-`runs/proposals.jsonl` has one line for each proposal that a night asked for, refused or not: the one source of what the
-agents of a night and of a campaign cost.
+`runs/proposals.jsonl` has one line for each proposal that a night asked for, refused or not.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ def runs_cost(records: Iterable[Record]) -> Cost:
 
 
 def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
-    """What the runs of one campaign's experiments and its proposals cost."""
     campaigns = {(record.branch, record.rules_hash) for record in records}
     proposals = (proposals_cost(runs_dir, branch, rules_hash) for branch, rules_hash in campaigns)
     return sum(proposals, runs_cost(records))
@@ -69,10 +66,7 @@ def own_run(record: Record) -> Result | None:
 
 
 def gpus_of(hardware: str) -> int | None:
-    """How many GPUs a run had, by its record: `2 x NVIDIA H100 80GB HBM3, 2 side by side, 8 cores each`, `A + B`.
-
-    None if it had none, or if the record does not say.
-    """
+    """How many GPUs a run had: `2 x NVIDIA H100 80GB HBM3, 2 side by side, 8 cores each`, `A + B`; else None."""
     if match := re.match(r"(\d{1,3}) x ", hardware):
         return int(match[1])
     return hardware.count(" + ") + 1 if " + " in hardware else None

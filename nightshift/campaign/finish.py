@@ -1,7 +1,4 @@
-"""The end of an experiment, in steps that a kill may come between: record, git, model, row. `resume` does the rest.
-
-What was done to the branch, or why nothing was, says the record (`settled`).
-"""
+"""The end of an experiment: record, git, model, row. A kill may come between two steps: `resume` does the rest."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
 
 
 def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Write a record whose verdict is made, do to git what the verdict says, keep or delete the model, add the row.
-
-    The verdict is safe before git is touched; each step is done again by `resume` where a kill came between.
-    """
+    """Write a record that has its verdict, do to git what the verdict says, keep or delete the model, add the row."""
     if record.judgement and record.failure is Failure.TRAINING:
         # Where the parent is the incumbent no more, git has another's config.
         incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent
@@ -44,15 +38,8 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """What a verdict does to the branch: commits a kept config, puts the incumbent back after a discard.
-
-    Never fails a measured experiment. The commit's trailer has the journal's head, after the line of this decision.
-    """
+    """Commit a kept config; put the incumbent back after a discard. A failure of git is written into the record."""
     head, journal = Head(record.branch, record.commit), ledger.journal.head
-
-    def source(number: int) -> bytes:
-        return ledger.stored_config(ledger.record(number)).source
-
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         return replace(record, settled=f"{_FAILED}{where} is no campaign (git switch -c autoresearch/<tag>)")
@@ -65,12 +52,13 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     # git takes neither NUL nor surrogates, a terminal no codes of others, and a reason no trailer of its own.
     message = f"{clean(record.proposal.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
     try:
-        candidate = source(record.number)
+        candidate = ledger.stored_config(ledger.record(record.number)).source
         if record.is_keep:
             commit, settled = repo.keep(head, candidate, message)
             return replace(record, kept_commit=commit, settled=settled)
-        before, back = source(record.judgement.incumbent or record.parent), record.judgement.taken_back_to
-        incumbent = before if back is None else source(back)
+        numbers = [record.judgement.incumbent or record.parent, record.judgement.taken_back_to]
+        sources = [ledger.stored_config(ledger.record(number)).source for number in numbers if number is not None]
+        before, incumbent = sources[0], sources[-1]
         restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
         return replace(record, settled=repo.discard(head, candidate, incumbent, restore, before))
     except (EngineError, UsageError, OSError, ValueError) as error:
@@ -106,7 +94,9 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
     ledger.sweep(in_flight)
     records = resume_journal(ledger, note)
     due = _due(records, ledger, repo)
-    for record in (record for record in records if record.number not in in_flight):
+    for record in records:
+        if record.number in in_flight:
+            continue
         if record.status == STARTED:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
@@ -115,7 +105,9 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
             settled = close(record, ledger, repo).settled
             if settled != record.settled:
                 note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
-    for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
+    for number in reversed(ledger.numbers()):
+        if number in in_flight:
+            continue
         if (last := ledger.read(number)) is not None:
             keep_model(ledger, last)  # what a full disk would not let go of
             break
@@ -136,12 +128,10 @@ def _due(records: Sequence[Record], ledger: Ledger, repo: Repo) -> set[int]:
 
 
 def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
-    """Leave of a kept experiment one model folder, `runs/NNNN/model`, and of any other no weights at all.
+    """Keep the model of a kept experiment as `runs/NNNN/model`; delete all weights of any other.
 
-    A model is a gigabyte on a GPU. Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted,
-    but never the baseline's, the incumbent's, or this one. Raises EngineError when the disk refuses.
-
-    Comes before `Ledger.close`: what a kill leaves undone is done again only for a record that is not closed.
+    Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted, but never the baseline's, the incumbent's,
+    or this one. Raises EngineError when the disk refuses. Call before `Ledger.close`: a kill repeats both.
     """
     folder = ledger.run_dir(record.number)
     try:
@@ -151,8 +141,19 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
                 remove_tree(folder / MODEL_NAME)  # planted: it would refuse the right one at every start
                 (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         _delete_weights(folder)
-        if record.is_keep:  # no other adds to them
-            _delete_oldest(ledger, record, max_gb)
+        if not record.is_keep:  # no other adds to the models
+            return
+        models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
+        sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
+        if sum(sizes.values()) <= max_gb * 1e9:
+            return
+        campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
+        spared = [each for each in (*campaign.kept[:1], campaign.incumbent, record) if each is not None]
+        folders = {ledger.files_dir(each) for each in spared}
+        for model in models[1:-1]:
+            if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
+                remove_tree(model)
+                del sizes[model]
     except OSError as error:
         raise disk_error(error, folder) from None
 
@@ -160,17 +161,3 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
 def _delete_weights(folder: Path) -> None:
     for path in folder.glob(f"*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
         remove_tree(path)  # whatever lies in its place
-
-
-def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:
-    models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
-    sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
-    if sum(sizes.values()) <= max_gb * 1e9:
-        return
-    campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
-    spared = [each for each in (*campaign.kept[:1], campaign.incumbent, record) if each is not None]
-    folders = {ledger.files_dir(each) for each in spared}
-    for model in models[1:-1]:
-        if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
-            remove_tree(model)
-            del sizes[model]

@@ -1,10 +1,9 @@
-"""What git says, and what is done to it. Only train.toml is ever touched; nothing is reset or cleaned.
+"""The only module that calls git. Only train.toml is ever touched; nothing is reset or cleaned.
 
-Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the
-submitted bytes are committed whatever else is staged or edited meanwhile, and no hook, filter,
-signature or editor of the user runs at 3 a.m. No git here reads the person's configuration, which an agent could have
-written, but for a name to commit under; and of git's objects only those are believed whose bytes have the hash that
-they are called by.
+Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the submitted bytes are
+committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the person's
+configuration, which an agent could have written, but for the author's name. An object is believed only if its bytes
+have its hash.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from subprocess import PIPE
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
@@ -43,17 +42,6 @@ def object_id(kind: bytes, data: bytes, width: int) -> str:
     """The name that git gives to such bytes: hex of `width` digits, 40 for sha1 and 64 for sha256."""
     digest = hashlib.sha1 if width == 40 else hashlib.sha256
     return digest(b"%s %d\0" % (kind, len(data)) + data).hexdigest()
-
-
-def entries_of(tree: bytes, width: int) -> dict[str, Blob]:
-    """What a tree object holds, by name: `mode name NUL id` each; an id has `width` hex digits, half as many bytes."""
-    found = {}
-    while tree:
-        entry, _, rest = tree.partition(b"\0")
-        mode, _, name = entry.partition(b" ")
-        found[os.fsdecode(name)] = Blob(mode.decode(), rest[: width // 2].hex())
-        tree = rest[width // 2 :]
-    return found
 
 
 CAMPAIGN_PREFIX = "autoresearch/"
@@ -100,7 +88,7 @@ class GitLockedError(EngineError):
 
 
 class Repo:
-    """The git repository whose top is `root`; works, and knows nothing, where there is no git at all.
+    """The git repository whose top is `root`; knows nothing where there is no git.
 
     A git that meets a lock file is started again for LOCK_SECONDS, once for each lock file; then GitLockedError.
     """
@@ -119,13 +107,9 @@ class Repo:
         return Head(branch, commit or None)
 
     def config_at(self, commit: str) -> bytes | None:
-        """Bytes of train.toml in `commit`; None if it has none."""
-        return self.file_at(commit, CONFIG_NAME)
-
-    def file_at(self, commit: str, name: str) -> bytes | None:
-        """Bytes of a file at the top of `commit`; None if it has none. UsageError for a forged object."""
-        found = (self._top(commit) or {}).get(name)
-        return None if found is None or found.mode in (FOLDER, SUBMODULE) else self._objects([found.id])[0]
+        """Bytes of train.toml in `commit`; None if it has none. UsageError for a forged object."""
+        blob = (self._top(commit) or {}).get(CONFIG_NAME)
+        return None if blob is None or blob.mode in (FOLDER, SUBMODULE) else self._objects([blob.id])[0]
 
     def files_at(self, commit: str) -> dict[str, Blob]:
         """The files that `commit` holds, by their names relative to the root. UsageError for a forged object."""
@@ -133,40 +117,34 @@ class Repo:
         if entries is None:
             raise UsageError(f"git has no readable commit {commit[:12]}", _CLONE_AGAIN)
         if CONFIG_NAME not in entries:
-            raise UsageError(
-                f"{commit[:7]} holds no {CONFIG_NAME} at its top", "Commit it, in a repository of its own."
-            )
-        found = dict[str, Blob]()
+            fix = "Commit it, in a repository of its own."
+            raise UsageError(f"{commit[:7]} holds no {CONFIG_NAME} at its top", fix)
+        files = dict[str, Blob]()
         while entries:
+            files |= {name: blob for name, blob in entries.items() if blob.mode not in (FOLDER, SUBMODULE)}
             folders = {name: blob.id for name, blob in entries.items() if blob.mode == FOLDER}
-            found |= {name: blob for name, blob in entries.items() if blob.mode not in (FOLDER, SUBMODULE)}
             trees = zip(folders, self._trees([*folders.values()]), strict=True)
             entries = {f"{folder}/{name}": blob for folder, tree in trees for name, blob in tree.items()}
-        return found
+        return files
 
     def differs(self, name: str, blob: Blob) -> bool:
         """True if the working file is another one, is gone, or lies below a link to another folder.
 
-        Hashed here, below the root as Python sees it, not by `git diff`: its answer can be bent by index flags,
-        attributes, filters and core.worktree, which whoever edits the harness could set too.
+        Not `git diff`: index flags, attributes, filters and core.worktree can bend its answer.
         """
-        path = self.root / name
-        folders = [self.root / folder for folder in PurePath(name).parents if folder.name]
+        path, is_link = self.root / name, blob.mode == "120000"
         try:
-            if any(map(Path.is_symlink, folders)):
+            if any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name):
                 return True
-            if path.is_symlink() != (blob.mode == "120000") or not (path.is_symlink() or path.is_file()):
+            if path.is_symlink() != is_link or not (is_link or path.is_file()):
                 return True
-            data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            data = os.fsencode(path.readlink()) if is_link else path.read_bytes()
         except OSError:
             return True
         return object_id(b"blob", data, len(blob.id)) != blob.id
 
     def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str, str]:
-        """Commit the candidate's bytes on the campaign branch. Returns (commit, what was done).
-
-        An agent that committed first is adopted: no second commit. UsageError where the checkout left `head`'s branch.
-        """
+        """Commit the candidate's bytes on the campaign branch, unless an agent did. Returns (commit, what was done)."""
         now = self._commit_on(head.branch)
         if self.config_at(now) == candidate:
             return now, f"adopted commit {now[:7]}, which already holds the candidate"
@@ -174,10 +152,9 @@ class Repo:
         return commit, f"committed {commit[:7]} on {head.branch}"
 
     def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str, before: bytes | None = None) -> str:
-        """Put the incumbent back, in the working file and on the branch; what was done.
+        """Put the incumbent back, in the working file and on the branch; what was done. UsageError as `keep`.
 
-        The branch needs no commit unless the agent committed the candidate, or the incumbent is an
-        earlier one than that `before`, which the branch holds. UsageError as `keep`.
+        The branch needs a commit only if the agent committed the candidate, or if it holds a later incumbent, `before`.
         """
         now, done = self._commit_on(head.branch), []
         held = self.config_at(now)
@@ -217,10 +194,7 @@ class Repo:
         Repo(folder)._git("remote", "remove", "origin")
 
     def state(self) -> dict[str, str]:
-        """HEAD, branches, index and configuration as text: what must be as it was after a stranger was at work.
-
-        Editors fetch by themselves and take notes on branches: remote branches, tags and `branch.*` do not count.
-        """
+        """HEAD, branches, index and configuration as text. Editors change remote branches, tags, `branch.*`."""
         configuration = self._git("config", "--local", "--list").splitlines()
         return {
             "HEAD": self._git("rev-parse", "--symbolic-full-name", "HEAD"),
@@ -242,17 +216,17 @@ class Repo:
         return now.commit
 
     def _commit(self, branch: str, parent: str, config: bytes, message: str) -> str:
-        """One commit on top of `parent` that changes train.toml only, and the same in the index.
-
-        Built from a tree, without an index: a temporary index would outlive a harness that is killed here.
-        """
+        """One commit on top of `parent` that changes train.toml only, and the same in the index."""
         blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
         entries = {**(self._top(parent) or {}), CONFIG_NAME: Blob("100644", blob)}
         kinds = {FOLDER: "tree", SUBMODULE: "commit"}
         listed = (f"{b.mode} {kinds.get(b.mode, 'blob')} {b.id}\t{name}\0" for name, b in entries.items())
         tree = self._git("mktree", "-z", stdin=os.fsencode("".join(listed))).strip()
-        options = (*self._identity(), "commit-tree", tree, "-p", parent, "-F", "-")
-        commit = self._git(*options, stdin=message.encode()).strip()
+        identity = []  # the author: what the person configured for this checkout or for all, else our own
+        for key, ours in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
+            person = self._git("config", "--get", key, check=False, is_personal=True).strip()
+            identity += ["-c", f"{key}={person or ours}"]
+        commit = self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
         # First the index: with an older one, the user's next commit would take the change back. What else than a lock
         # is wrong with an index is not worth failing a verdict.
         self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{CONFIG_NAME}")
@@ -260,20 +234,23 @@ class Repo:
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, parent)
         return commit
 
-    def _identity(self) -> list[str]:
-        """Options that name the author: what the person configured for this checkout or for all, else our own."""
-        found = {"user.name": "Nightshift", "user.email": "nightshift@localhost"}
-        for key in found:
-            found[key] = self._git("config", "--get", key, check=False, is_personal=True).strip() or found[key]
-        return [word for key, value in found.items() for word in ("-c", f"{key}={value}")]
-
     def _top(self, commit: str) -> dict[str, Blob] | None:
         """What lies at the top of a commit, folders too; None where there is no such commit."""
         name = self._git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", check=False).strip()
         return self._trees([self._objects([name])[0].split()[1].decode()])[0] if name else None
 
     def _trees(self, names: Sequence[str]) -> list[dict[str, Blob]]:
-        return [entries_of(tree, len(name)) for name, tree in zip(names, self._objects(names), strict=True)]
+        """The entries of tree objects, by name. An object holds `mode name NUL id` for each; the id is in bytes."""
+        trees = []
+        for object_name, data in zip(names, self._objects(names), strict=True):
+            entries, width = dict[str, Blob](), len(object_name) // 2
+            while data:
+                entry, _, data = data.partition(b"\0")
+                mode, _, name = entry.partition(b" ")
+                entries[os.fsdecode(name)] = Blob(mode.decode(), data[:width].hex())
+                data = data[width:]
+            trees.append(entries)
+        return trees
 
     def _objects(self, names: Sequence[str]) -> list[bytes]:
         """Their contents. UsageError for one whose bytes have another hash: git itself does not look at all of them."""
@@ -282,32 +259,29 @@ class Repo:
             line_end = answer.find(b"\n", at)
             header = answer[at:line_end].split()
             if len(header) != 3:
-                raise EngineError(
-                    f"git has no object {name}", "Fetch it: a checkout must hold the whole of its branch."
-                )
+                fix = "Fetch it: a checkout must hold the whole of its branch."
+                raise EngineError(f"git has no object {name}", fix)
             at = line_end + 1 + int(header[2])
             found.append(answer[line_end + 1 : at])
             at += 1
             if object_id(header[1], found[-1], len(name)) != name:
-                raise UsageError(
-                    f"git's object {name[:12]} holds other bytes than its name says: it was overwritten", _CLONE_AGAIN
-                )
+                cause = f"git's object {name[:12]} holds other bytes than its name says: it was overwritten"
+                raise UsageError(cause, _CLONE_AGAIN)
         return found
 
-    def _git(self, *arguments: str, stdin: bytes = b"", check: bool = True, is_personal: bool = False) -> str:
-        result = self._run(*arguments, stdin=stdin, is_personal=is_personal)
+    def _git(self, *arguments: str, check: bool = True, **options: Any) -> str:
+        """The output of a git command. EngineError if it fails, unless `check` is False. `options`: of `_run_once`."""
+        result = self._run(*arguments, **options)
         if check and result.returncode != 0:
             command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
             reason = result.stderr.decode(errors="replace").strip().splitlines()
             raise EngineError(f"git {command} failed: {reason[-1] if reason else result.returncode}")
         return result.stdout.decode(errors="surrogateescape")
 
-    def _run(
-        self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
-    ) -> subprocess.CompletedProcess[bytes]:
+    def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            result = self._run_once(*arguments, stdin=stdin, is_personal=is_personal)
+            result = self._run_once(*arguments, **options)
             met = _LOCK_FILE.search(result.stderr) if result.returncode else None
             if met is None:
                 return result
@@ -315,17 +289,18 @@ class Repo:
 
     def _wait_for_lock(self, path: Path, deadline: float) -> None:
         """Return when the lock file is gone or another one. GitLockedError at the deadline on the monotonic clock."""
-        lock = path, _modified(path)
-        is_known = lock in self._waited_for
-        self._waited_for.add(lock)  # before the wait: after Ctrl-C nobody waits again
+        modified = _modified(path)
+        is_known = (path, modified) in self._waited_for
+        self._waited_for.add((path, modified))  # before the wait: after Ctrl-C nobody waits again
         with waiting(lambda: f"waiting for git's lock file {path} ({_age(path)} old)", LOCK_SECONDS):
-            while not is_known and time.monotonic() < deadline:
+            while _modified(path) == modified:
+                if is_known or time.monotonic() >= deadline:
+                    raise GitLockedError(path, is_known)
                 time.sleep(_LOCK_POLL_SECONDS)
-                if _modified(path) != lock[1]:
-                    return
-        raise GitLockedError(path, is_known)
 
-    def _run_once(self, *arguments: str, stdin: bytes, is_personal: bool) -> subprocess.CompletedProcess[bytes]:
+    def _run_once(
+        self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
+    ) -> subprocess.CompletedProcess[bytes]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]

@@ -1,15 +1,15 @@
 """`runs/journal.jsonl`: one line for all that is begun, submitted, measured, decided, certified, or read of the test
 split. Each line holds the sha256 of the line before it and of the file that it speaks of.
 
-The head is the hash of the last line and stands for all of them. A journal alone proves only that runs/ is consistent:
-who can write a record can write a whole journal. So summaries, certificates and commits hold a copy of the head.
-verify.py compares.
+The head is the hash of the last line. Who can write a record can write a whole journal: so summaries, certificates and
+commits hold a copy of the head. verify.py compares.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -59,8 +59,7 @@ class Journal:
         self.path = runs_dir / JOURNAL_NAME
 
     def lines(self) -> list[bytes]:
-        """The whole lines. A last line without its end was cut by a kill and is left out. OSError if the path is not a
-        regular file."""
+        """The whole lines; a last line that a kill cut is left out. OSError if the path is not a regular file."""
         try:
             return read_file(self.path).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
@@ -81,7 +80,7 @@ class Journal:
     def last(self, file: str) -> Line | None:
         """The last line about a file; None if there is none that can be read."""
         try:
-            return _last(b"\n".join(self.lines()), file)
+            return _last(self.lines(), file)
         except (OSError, ValueError):
             return None
 
@@ -97,11 +96,11 @@ class Journal:
         The line is on the disk when this returns. EngineError if the disk refuses, or the last line is damaged.
         """
         try:
-            data = b"".join(line + b"\n" for line in self.lines())
-            known = _last(data, file)
+            lines = self.lines()
+            known = _last(lines, file)
             if known is not None and known.sha256 == digest:
                 return False
-            last = data[:-1].rpartition(b"\n")[2]
+            last = lines[-1] if lines else b""
             line = Line(
                 number=line_of(last).number + 1 if last else 1,
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -114,7 +113,7 @@ class Journal:
             )
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             with os.fdopen(os.open(self.path, flags, 0o644), "ab") as journal:
-                journal.truncate(len(data))
+                journal.truncate(sum(len(line) + 1 for line in lines))  # without a line that a kill cut
                 journal.write(msgspec.json.encode(line) + b"\n")
                 journal.flush()
                 os.fsync(journal.fileno())
@@ -126,9 +125,7 @@ class Journal:
 
     def accesses(self) -> list[Access]:
         """All accesses to the test split in order, one for each job; also those in journals that were set aside.
-
-        UsageError if the journal is damaged: no access may be forgotten.
-        """
+        UsageError if the journal is damaged: no access may be forgotten."""
         found = list[Access]()
         for path in (*sorted(self.path.parent.glob(f"{ASIDE}-*")), self.path):
             try:
@@ -157,7 +154,6 @@ def line_of(data: bytes) -> Line:
 
 
 def sha256(data: bytes) -> str:
-    """In hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -178,12 +174,9 @@ def _of(file: str) -> bytes:
     return f'"file":"{file}",'.encode()
 
 
-def _last(data: bytes, file: str) -> Line | None:
-    place = data.rfind(_of(file))
-    if place < 0:
-        return None
-    start, end = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
-    return line_of(data[start:] if end < 0 else data[start:end])
+def _last(lines: Sequence[bytes], file: str) -> Line | None:
+    name = _of(file)
+    return next((line_of(line) for line in reversed(lines) if name in line), None)
 
 
 def _damaged(path: Path, reason: str) -> UsageError:

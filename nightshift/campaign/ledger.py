@@ -1,8 +1,4 @@
-"""`runs/NNNN/` and results.tsv: all that is known of every experiment, and the only memory there is.
-
-Records are written to a temporary file, synced and renamed, so a record is whole or absent.
-results.tsv is a view of them: written anew whenever one is closed, and beside every run.
-"""
+"""`runs/NNNN/` and results.tsv: all that is known of every experiment. A record is whole or absent."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import Access, Event, Journal, record_sha256, sha256
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import JOB_NAME, Progress, Record
-from nightshift.campaign.results import COLUMNS, columns, row
+from nightshift.campaign.results import columns, row
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
@@ -37,6 +33,7 @@ from nightshift.files import (
     write_atomically,
     write_json,
 )
+from nightshift.waiting import waiting
 
 if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign
@@ -68,17 +65,13 @@ class Ledger:
         self.journal = Journal(self.runs_dir)
         self._controller = ControllerLock(self.runs_dir)
         self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
-        self._columns: tuple[str, ...] = COLUMNS
-        self._rows = dict[int, tuple[Record, str]]()  # of results.tsv
         self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
 
     def run_dir(self, number: int) -> Path:
-        """Folder of one experiment and its run."""
         return self.runs_dir / f"{number:04d}"
 
     def files_dir(self, record: Record) -> Path:
-        """Folder with the files of a record's run (metrics, answers, weights, logs): an earlier experiment's folder
-        where the record took over that experiment's result."""
+        """Folder with the files of a record's run: of another experiment if the record took over its result."""
         return self.run_dir(record.baseline or record.number)
 
     def controller(self) -> AbstractContextManager[None]:
@@ -101,7 +94,8 @@ class Ledger:
         lock = FileLock(path, timeout=_WRITE_SECONDS)
         try:
             self.runs_dir.mkdir(exist_ok=True)
-            lock.acquire()
+            with waiting(f"waiting for {self.runs_dir.name}/.lock, which another process holds"):
+                lock.acquire()
         except Timeout:
             raise UsageError(f"{path} is held by a process that hangs", "End it, then repeat.") from None
         except OSError as error:
@@ -133,10 +127,7 @@ class Ledger:
             return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Give the record the next number and its folder, with status `started`, and store `files` beside it.
-
-        The folder appears with all of them or not at all.
-        """
+        """Give a `started` record the next number and a folder with `files`, which appears whole or not at all."""
         if self.tsv_path.is_dir():  # it would be found out when all is done
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(), status=STARTED)
@@ -156,10 +147,7 @@ class Ledger:
         return record
 
     def write(self, record: Record) -> None:
-        """Write record.json, whole or not at all; then, if it is decided, its line of the journal.
-
-        Raises EngineError when the disk refuses.
-        """
+        """Write record.json; then, if it is decided, its line of the journal. EngineError when the disk refuses."""
         data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._closed.pop(record.number, None)
         if record.status != STARTED:
@@ -181,14 +169,11 @@ class Ledger:
     def close(self, record: Record) -> None:
         """Write the final record and its row, when no run of it is left. Raises EngineError when the disk refuses."""
         self.write(record)
-        self._sweep(record.number)
+        sweep_folder(self.run_dir(record.number), is_only_mine=True)
         self.sync_tsv()
 
     def records(self) -> list[Record]:
-        """All records in order. UsageError for a damaged one: a belief without it would be another.
-
-        A folder without one (power cut in `reserve`) is passed over.
-        """
+        """All records in order; a folder without one (power cut) is passed over. UsageError for a damaged one."""
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
 
     def readable(self) -> tuple[list[Record], list[str]]:
@@ -207,12 +192,11 @@ class Ledger:
 
     def record(self, number: int) -> Record:
         """One record. EngineError when there is none."""
-        record = None if self.run_dir(number).is_symlink() else self.read(number)
-        if record is None:
-            self.require_in_place()
-            last = max(self.numbers(), default=0)
-            raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
-        return record
+        if not self.run_dir(number).is_symlink() and (record := self.read(number)) is not None:
+            return record
+        self.require_in_place()
+        last = max(self.numbers(), default=0)
+        raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
         """One record; None when it was never written. UsageError for a damaged one, or one of an earlier version."""
@@ -235,11 +219,8 @@ class Ledger:
         """Delete the temporary files of writers that were killed, but for those `in_flight` (call as the head)."""
         sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
         sweep_folder(self.runs_dir)
-        self._sweep(*[number for number in self.numbers() if number not in in_flight][-1:])
-
-    def _sweep(self, *numbers: int) -> None:
-        for folder in map(self.run_dir, numbers):
-            sweep_folder(folder, is_only_mine=True)
+        for number in [number for number in self.numbers() if number not in in_flight][-1:]:
+            sweep_folder(self.run_dir(number), is_only_mine=True)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
@@ -253,25 +234,19 @@ class Ledger:
     def stored_config(self, record: Record) -> Config:
         """The config that an experiment ran, from runs/. UsageError if what lies there is something else by now."""
         name = f"runs/{record.number:04d}/{CONFIG_NAME}"
-        try:
+        with suppress(ConfigError):  # its own fixes are for the train.toml that is edited
             config = parse(self.source(record.number), name)
-            is_it = config.hash == record.config_hash or not Head(record.branch, record.commit).is_campaign
-        except ConfigError:  # its own fixes are for the train.toml that is edited
-            is_it = False
-        if not is_it:
-            commit = (record.kept_commit or record.commit or "HEAD")[:7]
-            fix = f"Put it back: git show {commit}:{CONFIG_NAME} > {name}"
-            raise UsageError(f"{name} is not what experiment {record.number:04d} ran", fix)
-        return config
+            if config.hash == record.config_hash or not Head(record.branch, record.commit).is_campaign:
+                return config
+        commit = (record.kept_commit or record.commit or "HEAD")[:7]
+        fix = f"Put it back: git show {commit}:{CONFIG_NAME} > {name}"
+        raise UsageError(f"{name} is not what experiment {record.number:04d} ran", fix)
 
     def sync_tsv(self) -> None:
         """Make results.tsv say what runs/ says. A link in its place is replaced: nothing is written through it."""
         decided = [record for record in self.records() if record.status != STARTED]
-        if (header := columns(decided)) != self._columns:
-            self._rows, self._columns = {}, header
-        rows = {r.number: r for r in decided if self._rows.get(r.number, (None,))[0] is not r}
-        self._rows |= {number: (record, row(record, header)) for number, record in rows.items()}
-        lines = ["\t".join(header), *(self._rows[record.number][1] for record in decided)]
+        header = columns(decided)
+        lines = ["\t".join(header), *(row(record, header) for record in decided)]
         try:
             write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
         except OSError as error:
@@ -290,7 +265,6 @@ _DECODER = msgspec.json.Decoder(Record)
 
 
 def read_progress(run_dir: Path) -> Progress | None:
-    """The last reading of a run; None before the first."""
     try:
         return read_json(run_dir / PROGRESS_NAME, Progress, "")
     except UsageError:

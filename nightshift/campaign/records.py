@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw, json
@@ -18,7 +18,7 @@ from nightshift.config.rules import Rules
 from nightshift.files import Document
 from nightshift.text import clean
 
-# Percentage points, as people write them: the number is the change of the score that they predict.
+# Percentage points, as people write them: the predicted change of the score.
 POINTS = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,6})?)(?:\s*(?:pp|percentage points?|points?)\b)", re.IGNORECASE)
 
 
@@ -35,7 +35,6 @@ def prediction_in(description: str) -> str | None:
 _HOUR = 3600.0
 _Total = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
 Tokens = Annotated[int, Meta(ge=0, le=2**53)]
-Number = TypeVar("Number", int, float)
 Figure = Literal["tokens_in", "tokens_out", "dollars"]
 FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
@@ -64,18 +63,12 @@ class Cost:
         return figure not in self.at_least and (self.num_proposals == 0 or getattr(self, figure) is not None)
 
     def __add__(self, other: Cost) -> Cost:
-        """The sum; a figure is None if neither side has it."""
-        total = Cost(
-            _sum(self.tokens_in, other.tokens_in),
-            _sum(self.tokens_out, other.tokens_out),
-            _sum(self.dollars, other.dollars),
-            _sum(self.seconds, other.seconds),
-            num_proposals=self.num_proposals + other.num_proposals,
-            run_seconds=_sum(self.run_seconds, other.run_seconds),
-            gpu_seconds=_sum(self.gpu_seconds, other.gpu_seconds),
-        )
-        reported = [figure for figure in FIGURES if getattr(total, figure) is not None]
-        return replace(total, at_least=tuple(f for f in reported if not (self.is_whole(f) and other.is_whole(f))))
+        sums = dict[str, Any](num_proposals=self.num_proposals + other.num_proposals)
+        for name in (*FIGURES, "seconds", "run_seconds", "gpu_seconds"):
+            values = [getattr(cost, name) for cost in (self, other) if getattr(cost, name) is not None]
+            sums[name] = sum(values) if values else None
+        reported = [figure for figure in FIGURES if sums[figure] is not None]
+        return Cost(**sums, at_least=tuple(f for f in reported if not (self.is_whole(f) and other.is_whole(f))))
 
     def __str__(self) -> str:
         """One line: `1.2 h of runs, 2.4 GPU-hours; 5 proposals: 0.3 h, 120,345 tokens in, 4,321 out, $1.23`."""
@@ -93,7 +86,6 @@ class Cost:
 
     @property
     def dollars_text(self) -> str:
-        """`$1.23`, or `at least $1.23`."""
         return f"{self._at_least('dollars')}${self.dollars or 0.0:,.2f}"
 
     def _text(self, figure: Figure) -> str:
@@ -113,20 +105,12 @@ def together(costs: Iterable[Cost | None]) -> Cost | None:
     return replace(sum(asked, NOTHING), num_proposals=1) if asked else None
 
 
-def _sum(one: Number | None, other: Number | None) -> Number | None:
-    return other if one is None else one if other is None else one + other
-
-
 Place = Annotated[int, Meta(ge=1, le=2**53)]
 Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an experiment is run, in the words of its proposer.
-
-    All that people and agents say enters here and is cleaned here, also when a record is read. Nothing that records or
-    shows it has to clean it again.
-    """
+    """Why an experiment is run, in the words of its proposer. All foreign text is cleaned here, also when read."""
 
     description: str = ""  # the hypothesis; of a search the change
     prediction: str | None = None  # the effect on the score that is expected
@@ -140,9 +124,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     base: Numbers | None = None  # the changes that it was made from, by experiment; None: its parent's
 
     def __post_init__(self) -> None:
-        """Clean every text."""
-        texts = ("description", "prediction", "mechanism", "falsifier", "reported_outcome", "lesson", "proposer")
-        for name in texts:
+        for name in ("description", "prediction", "mechanism", "falsifier", "reported_outcome", "lesson", "proposer"):
             if text := getattr(self, name):
                 msgspec.structs.force_setattr(self, name, clean(text))
         if self.notes:
@@ -443,7 +425,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def is_keep(self) -> bool:
-        """True if its config was kept, taken back since or not."""
+        """True if its config was kept, also if that was taken back since."""
         return self.status == Verdict.KEEP
 
     @property
@@ -453,12 +435,10 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The evaluation of its run; None if the run was not evaluated."""
         return self.result.evaluation if self.result else None
 
     @property
     def score(self) -> float | None:
-        """The eval_score of its run."""
         return self.evaluation.eval_score if self.evaluation else None
 
     @property
@@ -468,7 +448,6 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def strict_score(self) -> float | None:
-        """The strict_score of its run; None where no format is asked for."""
         return self.evaluation.strict_score if self.evaluation else None
 
 
@@ -477,9 +456,9 @@ class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `token`: a random word that its result repeats; `name`: of the job in SLURM,
     empty on this machine; `incumbent`: its settings, whose start tells whose fault a failed start is, None for a
-    baseline. `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl
-    itself ends any run after ten empty batches. `cores`: what it is pinned to; `layout`: of its hardware
-    what no machine tells. A worker with another rules hash, harness or hardware refuses."""
+    baseline. `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline.
+    `cores`: what it is pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash,
+    harness or hardware refuses."""
 
     rules: Rules
     rules_hash: str

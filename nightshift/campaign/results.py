@@ -25,24 +25,24 @@ def column_of(environment: str) -> str:
 def figures(record: Record) -> dict[str, Any]:
     """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured"."""
     judgement, evaluation = record.judgement, record.evaluation
-    training = record.result.training if record.result else None
+    training = record.result and record.result.training
     return {
         "commit": record.kept_commit and record.kept_commit[:7],
         "eval_score": record.score,
-        "memory_gb": training.peak_memory_gb if training else None,
+        "memory_gb": training and training.peak_memory_gb,
         "status": record.status,
         "description": record.proposal.description,
         "run": f"{record.number:04d}",
         "parent": f"{record.parent:04d}" if record.parent is not None else None,
-        "eval_stderr": evaluation.eval_stderr if evaluation else None,
+        "eval_stderr": evaluation and evaluation.eval_stderr,
         "strict_score": record.strict_score,
-        "incumbent_score": judgement.incumbent_score if judgement else None,
-        "effect_at_decision": judgement.delta if judgement else None,
-        "p_better": judgement.p_better if judgement else None,
-        "why": judgement.why if judgement else None,
-        "num_steps": training.num_steps if training else None,
-        "reward_mean": training.reward_mean if training else None,
-        "training_seconds": training.training_seconds if training else None,
+        "incumbent_score": judgement and judgement.incumbent_score,
+        "effect_at_decision": judgement and judgement.delta,
+        "p_better": judgement and judgement.p_better,
+        "why": judgement and judgement.why,
+        "num_steps": training and training.num_steps,
+        "reward_mean": training and training.reward_mean,
+        "training_seconds": training and training.training_seconds,
         "total_seconds": record.total_seconds,
         "engine": record.engine,
         "rules": record.rules_hash,
@@ -52,22 +52,14 @@ def figures(record: Record) -> dict[str, Any]:
 
 
 def row(record: Record, columns: Sequence[str] = COLUMNS) -> str:
-    """One line of results.tsv; an empty cell is "not measured"."""
-    cells = figures(record)
-    return "\t".join(_cell(cells.get(column)) for column in columns)
+    values, cells = figures(record), []
+    for value in map(values.get, columns):
+        text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        cells.append(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
+    return "\t".join(cells)
 
 
 def columns(records: Iterable[Record]) -> tuple[str, ...]:
     """Those of results.tsv; last the environments that were averaged over, where any were."""
     names = dict.fromkeys(name for record in records for name in record.environment_scores)
     return (*COLUMNS, *map(column_of, names))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    printable = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(printable.split())

@@ -16,7 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from nightshift.campaign.posterior import Array
-from nightshift.campaign.records import Evaluation, Part, Record
+from nightshift.campaign.records import Part, Record
 from nightshift.campaign.standing import Expected
 from nightshift.errors import UsageError
 
@@ -36,7 +36,6 @@ def extra_variance(record: Record) -> float:
 
 
 def remark(record: Record) -> str | None:
-    """What a summary says of a busy machine."""
     load = record.result.load if record.result else None
     if load is None or load.taken < BUSY:
         return None
@@ -51,8 +50,7 @@ def remark(record: Record) -> str | None:
 
 
 def to_repeat(records: Sequence[Record], incumbent: int | None) -> Record | None:
-    """The last decided experiment of a night that was busy, and whose settings it has not run again; of a baseline
-    only while it is the `incumbent`."""
+    """The last experiment of a night that was busy and not run again; a baseline only if it is the `incumbent`."""
     measured = [record for record in records if record.decided is not None and record.evaluation]
     hashes = [record.effective_hash for record in measured]
     for record in reversed(measured):
@@ -88,7 +86,6 @@ class Form:
 
     @property
     def gain(self) -> float:
-        """Of eval_score."""
         return self.after.score - self.before.score
 
     @property
@@ -158,7 +155,6 @@ def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
 
 
 def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
-    """The scores of each environment."""
     ends = np.cumsum([part.num_examples for part in parts])
     return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
 
@@ -176,7 +172,8 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
         share, name = spread[most] / (sum(spread) or 1.0), now.parts[most].environment
         text = f"{name} gives {share:.0%} of the score's variance: a larger set of it, or a smaller weight, shows more"
         return found + [text] * (share > MOST)
-    if _sizes(now) != _sizes(before):
+    sizes = [[(part.environment, part.num_examples) for part in each.parts] for each in (now, before)]
+    if sizes[0] != sizes[1]:
         return found
     for index, part in enumerate(now.parts):
         after, old = (np.array(split(e.example_scores, e.parts)[index]) for e in (now, before))
@@ -187,10 +184,6 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"
             found.append(f"{part.environment} falls: {scores}, {Expected(gain, stderr)}")
     return found
-
-
-def _sizes(evaluation: Evaluation) -> list[tuple[str, int]]:
-    return [(part.environment, part.num_examples) for part in evaluation.parts]
 
 
 def run_scores(record: Record) -> Array:
@@ -213,8 +206,6 @@ def without(record: Record) -> str:
 def paired(candidate: Array, parent: Array) -> dict[str, float]:
     """Differences of the same examples, for the reader only: nothing is decided by them. Both (n,)."""
     apart = candidate - parent
+    mean = float(apart.mean())
     stderr = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
-    values = {"paired_delta": float(apart.mean())}
-    if stderr > 0:
-        values["paired_z"] = float(apart.mean()) / stderr
-    return values
+    return {"paired_delta": mean, "paired_z": mean / stderr} if stderr > 0 else {"paired_delta": mean}

@@ -1,7 +1,7 @@
 """What differs between runs/ and its journal, in plain lines; and what a start does about a journal that a kill cut.
 
 A kill may come between the writing of a file and its line. `resume_journal` adds that line, as recovered, if the
-journal holds the beginning of the same experiment; an experiment that was never begun is never added.
+journal holds the beginning of the same experiment.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.index import INDEX_NAME, contradictions
@@ -24,10 +25,9 @@ Places = Mapping[str, Sequence[tuple[int, Line]]]  # by file: the lines about it
 
 
 def resume_journal(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
-    """Begin a journal if there is none, or none that lines can be added to; add the lines that a kill prevented.
+    """Begin a journal if there is none that lines can be added to; add the lines that a kill prevented.
 
-    Returns the records. Call as the controller, with the lock held. EngineError if the disk refuses, UsageError for a
-    damaged record.
+    Returns the records. Call as the controller, with the lock held. EngineError; UsageError for a damaged record.
     """
     try:
         lines = ledger.journal.lines()
@@ -38,8 +38,7 @@ def resume_journal(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
         aside = ledger.journal.path.rename(ledger.runs_dir / f"{ASIDE}-{number}")
         note(f"{ledger.journal.path} is damaged: {reason}. Kept as {aside.name}; a new journal begins")
         lines = []
-    records = ledger.records()
-    places = _places(_readable(lines))
+    records, places = ledger.records(), _places(lines)
     for record in records:
         folder = ledger.run_dir(record.number)
         is_begun, is_decided = (f"{folder.name}/{name}" in places for name in (CONFIG_NAME, RECORD_NAME))
@@ -47,11 +46,10 @@ def resume_journal(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
             _recover(ledger, f"{folder.name}/{CONFIG_NAME}")
         if record.status != STARTED and not is_decided and (is_begun or not lines):
             _recover(ledger, f"{folder.name}/{RECORD_NAME}")
-    if not lines:
-        for file in _other_files(ledger):
-            # A job.json is trusted because its line was there before its worker started. A later line proves nothing.
-            if not file.endswith(JOB_NAME):
-                _recover(ledger, file)
+    for file in _other_files(ledger) if not lines else ():
+        # A job.json is trusted because its line was there before its worker started. A later line proves nothing.
+        if not file.endswith(JOB_NAME):
+            _recover(ledger, file)
     return records
 
 
@@ -77,19 +75,14 @@ def _other_files(ledger: Ledger) -> list[str]:
     return sorted(path.relative_to(ledger.runs_dir).as_posix() for path in paths)
 
 
-def _readable(lines: Sequence[bytes]) -> Iterator[tuple[int, Line]]:
+def _places(lines: Sequence[bytes]) -> Places:
+    """The lines that can be read, by the file that they speak of."""
+    places: dict[str, list[tuple[int, Line]]] = defaultdict(list)
     for place, data in enumerate(lines, 1):
-        try:
-            yield place, line_of(data)
-        except ValueError:
-            continue
-
-
-def _places(lines: Iterator[tuple[int, Line]]) -> Places:
-    found: dict[str, list[tuple[int, Line]]] = defaultdict(list)
-    for place, line in lines:
-        found[line.file].append((place, line))
-    return found
+        with suppress(ValueError):
+            line = line_of(data)
+            places[line.file].append((place, line))
+    return places
 
 
 class Findings(Document, frozen=True, kw_only=True, tag="verify"):
@@ -116,18 +109,24 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     if head is not None and not any(sha256(line).startswith(head.lower()) for line in lines):
         problems.append(f"no line has the hash {head}: the journal was cut or rewritten since that was noted")
     problems += _order_problems(lines)
-    places = _places(_readable(lines))
+    places = _places(lines)
     recovered = [file for file, about in places.items() if any(line.recovered for _, line in about)]
     if recovered:
         found.notes.append(f"{listed(recovered)}: the line was written by a later start, after a kill")
     _compare_experiments(ledger, records, places, found)
     _compare_other_files(ledger, {record.number for record in records if record.result}, places, found)
+    by_number = {record.number: record for record in records}
     for record in records:
         try:
             _ = record.evaluation and run_scores(record)
         except UsageError as error:
             problems.append(error.cause)
-    problems += _unlike_their_baselines(records)
+        if record.baseline is not None and record.is_keep:
+            source = by_number.get(record.baseline)
+            same = ("result", "config_hash", "rules_hash")
+            if source is None or any(getattr(source, name) != getattr(record, name) for name in same):
+                cause = f"experiment {record.number:04d} has not the result of {record.baseline:04d}, as it says"
+                problems.append(cause)
     problems += contradictions(ledger, records)
     known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
     strange = sorted({path.name for path in ledger.runs_dir.glob("*") if path.name.strip().isdigit()} - known)
@@ -136,19 +135,7 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     return found
 
 
-def _unlike_their_baselines(records: Sequence[Record]) -> Iterator[str]:
-    """The campaigns that say to have begun with a result that was measured before, and did not."""
-    by_number = {record.number: record for record in records}
-    for record in (record for record in records if record.baseline is not None and record.is_keep):
-        made = by_number.get(record.baseline or 0)
-        if made is None or (made.result, made.config_hash, made.rules_hash) != (
-            record.result, record.config_hash, record.rules_hash,
-        ):  # fmt: skip
-            yield f"experiment {record.number:04d} has not the result of {record.baseline:04d}, as it says"
-
-
 def _order_problems(lines: Sequence[bytes]) -> Iterator[str]:
-    """What is wrong with the lines themselves and with their order."""
     seen: dict[bytes, int] = {}
     expected, before = 1, ""
     for place, data in enumerate(lines, 1):
@@ -198,34 +185,31 @@ def _compare_experiments(ledger: Ledger, records: Sequence[Record], places: Plac
             continue
         if record.status != STARTED and not decided:
             found.notes.append(f"experiment {number}: its decision has no line yet, and the next start adds it")
-        for about in (begun, decided if record.status != STARTED else []):
-            if about and _sha256(ledger, about[-1][1].file) != about[-1][1].sha256:
-                say(f"{_name(*about[-1])} was changed since")
+        for place, line in (*begun[-1:], *(decided[-1:] if record.status != STARTED else ())):
+            if _sha256(ledger, line.file) != line.sha256:
+                say(f"{_name(place, line)} was changed since")
 
 
 def _compare_other_files(ledger: Ledger, measured: set[int], places: Places, found: Findings) -> None:
     """Jobs and certificates. The job of a run that nobody collected yet may still be replaced by another one."""
-    there = _other_files(ledger)
-    own = {file for file in places if not file.endswith((f"/{CONFIG_NAME}", f"/{RECORD_NAME}")) and file != INDEX_NAME}
-    for file in sorted({*there, *own}):
+    of_experiments = (f"/{CONFIG_NAME}", f"/{RECORD_NAME}")
+    own = {file for file in places if not file.endswith(of_experiments) and file != INDEX_NAME}
+    for file in sorted({*_other_files(ledger), *own}):
         say, about = found.problems.append, places.get(file, [])
-        if file.endswith(JOB_NAME) and not _is_collected(file, measured, places):
-            say = found.notes.append
+        if file.endswith(JOB_NAME):
+            # Collected: its run is part of a record or a certificate. Not so if the experiment is gone, which has a
+            # line of its own, or if a journal that was begun anew has no line of the start.
+            if match := _OF_AN_EXPERIMENT.fullmatch(file):
+                is_collected = file in places and int(match[1]) in measured
+            else:
+                is_collected = f"{file.rpartition('/')[0]}/{RUN_NAME}" in places
+            say = say if is_collected else found.notes.append
+        digest = _sha256(ledger, file)
         if not about:
             say(f"runs/{file} has no line: invented, or copied into runs/")
-            continue
-        digest = _sha256(ledger, file)
-        if digest is None:
+        elif digest is None:
             say(f"{_name(*about[-1])} was deleted")
         elif len(about) > 1 and about[-1][1].event == "measured":
             say(f"lines {_numbers(about)}: runs/{file} was measured more than once: an earlier one was deleted")
         elif digest != about[-1][1].sha256:
             say(f"{_name(*about[-1])} was changed since")
-
-
-def _is_collected(file: str, measured: set[int], places: Places) -> bool:
-    """True if the run of a job.json is part of a record or a certificate. False if the experiment is gone, which has a
-    line of its own, or if a journal that was begun anew has no line of the start."""
-    if (match := _OF_AN_EXPERIMENT.fullmatch(file)) is None:
-        return f"{file.rpartition('/')[0]}/{RUN_NAME}" in places
-    return file in places and int(match[1]) in measured

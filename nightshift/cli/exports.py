@@ -47,33 +47,42 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
             raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
         print_whole(_bytes(form, story).decode().removesuffix("\n"))
     else:
-        path = _written(form, story, root, None if output is None else Path(output), experiment)
+        named = None if output is None else Path(output)
+        path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
+        if named is None and path.parent.is_symlink():  # agents write there: no link is followed; a person's is
+            raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
+        path = _write(form, story, root, path, experiment, is_mine=named is None)
         what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
         print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:
         print_error(note)
 
 
-def _written(form: str, story: Story, root: Path, named: Path | None, experiment: int | None) -> Path:
-    """Where it was written. In runs/export, where agents write, no link is followed; where a person says, each is."""
-    path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
-    if named is None and path.parent.is_symlink():
-        raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
+def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None, is_mine: bool) -> Path:
+    from nightshift.report.export.private import Private
+
     if form == "wandb":
-        from nightshift.report.export.private import Private
         from nightshift.report.export.wandb_runs import write_runs
 
-        return write_runs(story, path, Private(root, os.environ), is_mine=named is None)
+        return write_runs(story, path, Private(root, os.environ), is_mine=is_mine)
     if form == "model":
         from nightshift.report.export.model import copy_model
-        from nightshift.report.export.private import Private
 
-        return copy_model(story, experiment, path, Private(root, os.environ), is_mine=named is None)
+        return copy_model(story, experiment, path, Private(root, os.environ), is_mine=is_mine)
     if form == "tensorboard":
         from nightshift.report.export.event_files import write_events
 
-        return write_events(story, path, is_mine=named is None)
-    _write(path if named is None else Path(os.path.realpath(path)), _bytes(form, story))
+        return write_events(story, path, is_mine=is_mine)
+    target = path if is_mine else Path(os.path.realpath(path))
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", "Name a file: --output PATH.")
+    if target.exists() and not target.is_symlink() and not target.is_file():
+        raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, _bytes(form, story))
+    except OSError as error:
+        raise disk_error(error, target) from None
     return path
 
 
@@ -82,15 +91,3 @@ def _bytes(form: str, story: Story) -> bytes:
     from nightshift.report.export import story as table
 
     return table.as_csv(story) if form == "csv" else optuna_journal.as_journal(story)
-
-
-def _write(path: Path, data: bytes) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", "Name a file: --output PATH.")
-    if path.exists() and not path.is_symlink() and not path.is_file():
-        raise UsageError(f"{path} is no regular file", "Name another place: --output PATH, or - for stdout.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
-    except OSError as error:
-        raise disk_error(error, path) from None

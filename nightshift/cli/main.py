@@ -15,12 +15,14 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
 from nightshift.cli import run
 from nightshift.cli.exports import export_command
-from nightshift.cli.output import print_json, print_lines, print_text
-from nightshift.cli.progress import TerminalReporter, at_work
+from nightshift.cli.output import print_found, print_lines, print_text
+from nightshift.cli.progress import TerminalReporter, at_work, reporting
 from nightshift.cli.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
 from nightshift.cli.status import Status, wait_for_verdict
+from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
+from nightshift.executors.gpus import num_gpus
 
 
 @click.group(cls=Group, help=__doc__)
@@ -36,12 +38,8 @@ commands.add_command(export_command)
 @at_work("reading the records")
 def status(as_json: bool) -> None:
     """What is running, for how long, and what the ledger holds."""
-    ledger, now = Ledger(run.process_root()), datetime.now(UTC)
-    found = Status.of(ledger, now)
-    if as_json:
-        print_json(found)
-    else:
-        print_lines(found.lines())
+    found = Status.of(Ledger(run.process_root()), datetime.now(UTC))
+    print_found(found, () if as_json else found.lines(), as_json)
 
 
 @commands.command()
@@ -70,12 +68,22 @@ def certify(
     Without --environment and --budget-seconds it uses the test split, and each access counts. With them it uses the
     validation split there.
     """
-    options = (seeds, environments, budget_seconds, {"baseline": baseline, "incumbent": incumbent})
-    certified = run.certify(Request(gpus=gpus, slurm=slurm), options, dry_run)
-    if as_json:
-        print_json(certified)
-    elif dry_run:
-        print_lines(certified.plan)
+    from nightshift.experiment import certify as certificates
+    from nightshift.experiment.setup import open_setup, sweep
+
+    wanted = (seeds, environments, budget_seconds, {"baseline": baseline, "incumbent": incumbent})
+    with reporting() as reporter:
+        setup = open_setup(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
+        questions = certificates.tasks(setup, *wanted)  # a wrong question is refused before anything is ended
+        plan = tuple(line for task in questions for line in task.describe())
+        comparisons = tuple[certificates.Comparison, ...]()
+        if not dry_run:
+            with setup.ledger.controller():
+                sweep(setup.root, reporter.note)
+                comparisons = tuple(certificates.certify(certificates.tasks(setup, *wanted)))
+    certified = certificates.Certified(plan=plan, comparisons=comparisons)
+    if as_json or dry_run:
+        print_found(certified, plan, as_json)
     else:
         print_text(str(certified))
 
@@ -95,10 +103,7 @@ def history(as_json: bool) -> None:
     from nightshift.agents.history import of_last_campaign
 
     found = of_last_campaign(Ledger(run.process_root()))
-    if as_json:
-        print_json(found)
-    else:
-        print_lines([str(found)])
+    print_found(found, [str(found)], as_json)
 
 
 @commands.command()
@@ -172,15 +177,40 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
 
     With --slurm: submit one job there that looks around, and say what it found.
     """
-    root = run.process_root()
+    from nightshift.agents.agent import check_agent
+    from nightshift.engines.doctor import Doctor, checks
+    from nightshift.evaluation.template import look
+
+    root, given = run.process_root(), PrepareFlags(**flags)
     if as_json and (slurm or environment):
         raise UsageError("--json is of the checks of this machine", "Leave --slurm and --environment out.")
     if slurm is not None:
-        run.probe(root, Request(engine=flags["engine"], slurm=slurm))
+        print_lines(_probe(root, Request(engine=given.engine, slurm=slurm)))
     elif environment is not None:
-        run.look_at(root, environment)
+        with at_work(f"loading {environment}"):
+            for line in look(root, environment):
+                print_lines([line])
     else:
-        sys.exit(run.doctor(root, PrepareFlags(**flags), agent, as_json))
+        with at_work("looking at what experiments need"):
+            rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
+            found = checks(root, rules, dict(os.environ), given)
+            found += [check_agent(agent, root, dict(os.environ))] if agent else []
+        report = Doctor.of(found, rules)
+        print_found(report, [report.table(given.engine_meant)], as_json)
+        sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)
+
+
+def _probe(root: Path, request: Request) -> list[str]:
+    """What a job in SLURM finds on its node. EngineError where none answers."""
+    from nightshift.executors.slurm import SlurmExecutor, probe_node
+    from nightshift.experiment.runs import job_of
+    from nightshift.experiment.setup import open_setup
+
+    with reporting() as reporter:
+        setup = open_setup(root, request, reporter)
+        assert isinstance(setup.executor, SlurmExecutor)
+        reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
+        return probe_node(setup.executor, job_of({}, 0, setup, ""))
 
 
 @commands.command()
@@ -237,10 +267,7 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
         names = (old or compare.INCUMBENT, new or compare.WORKING)
         before, after = (compare.find(name, root, ledger, repo) for name in names)
         found = compare.Diff.of(before, after)
-    if as_json:
-        print_json(found)
-    else:
-        print_lines([str(found)])
+    print_found(found, [str(found)], as_json)
 
 
 @commands.command()
@@ -253,10 +280,7 @@ def show(number: int, as_json: bool) -> None:
 
     ledger = Ledger(run.process_root())
     record = ledger.record(number)
-    if as_json:
-        print_json(shown(ledger, record))
-    else:
-        print_lines(experiment_lines(ledger, record))
+    print_found(shown(ledger, record) if as_json else None, experiment_lines(ledger, record), as_json)
 
 
 @commands.command("verify")
@@ -272,10 +296,7 @@ def verify_command(head: str | None, as_json: bool) -> None:
     found = verify(Ledger(run.process_root()), head)
     lines = [*(f"wrong:    {line}" for line in found.problems), *(f"note:     {line}" for line in found.notes)]
     lines.append(f"journal:  {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
-    if as_json:
-        print_json(found)
-    else:
-        print_lines(lines)
+    print_found(found, lines, as_json)
     sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)
 
 

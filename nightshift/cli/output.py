@@ -1,7 +1,6 @@
-"""The only module that prints: results on stdout, everything else on stderr, one of them below the live line.
+"""The only module that prints: results on stdout, everything else on stderr.
 
-Nothing here has an escape code or a colour, so there is none to be turned off for a pipe, NO_COLOR or TERM=dumb. The
-live line is drawn by a carriage return and blanks, on terminals only; whatever else is said takes it away first.
+Nothing here has an escape code or a colour. The live line is drawn by a carriage return and blanks, on terminals only.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import sys
 import textwrap
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,22 +39,28 @@ def summary(record: Record, journal: str) -> str:
     scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
     games = record.evaluation.figures if record.evaluation else {}
     outcome = record.result.training.outcome if record.result else None
+    # A branch called by the day, as they usually are: autoresearch/nov23.
+    branch = f"{CAMPAIGN_PREFIX}{datetime.fromisoformat(record.started).astimezone():%b%d}".lower()
+
+    def figure(name: str, spec: str) -> tuple[str, str]:
+        return name, _number(values[name], spec)
+
     lines = (
-        ("eval_score", _number(values["eval_score"], ".6f")),
-        ("eval_stderr", _number(values["eval_stderr"], ".6f")),
+        figure("eval_score", ".6f"),
+        figure("eval_stderr", ".6f"),
         *((column_of(name), _number(score, ".6f")) for name, score in scores.items()),
-        ("strict_score", _number(values["strict_score"], ".6f")),
+        figure("strict_score", ".6f"),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
-        ("incumbent_score", _number(values["incumbent_score"], ".6f")),
-        ("effect_at_decision", _number(values["effect_at_decision"], "+.6f")),
-        ("p_better", _number(values["p_better"], ".2f")),
+        figure("incumbent_score", ".6f"),
+        figure("effect_at_decision", "+.6f"),
+        figure("p_better", ".2f"),
         ("decision", record.status),
         *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
         ("why", values["why"] or ""),
-        ("reward_mean", _number(values["reward_mean"], ".6f")),
-        ("num_steps", _number(values["num_steps"], ".0f")),
-        ("training_seconds", _number(values["training_seconds"], ".1f")),
-        ("total_seconds", _number(values["total_seconds"], ".1f")),
+        figure("reward_mean", ".6f"),
+        figure("num_steps", ".0f"),
+        figure("training_seconds", ".1f"),
+        figure("total_seconds", ".1f"),
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", values["run"]),
         *([("starts", record.starts)] if record.starts else []),
@@ -66,24 +71,9 @@ def summary(record: Record, journal: str) -> str:
         ("settled", record.settled or ""),
         *([("journal", journal)] if journal else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
-        *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {_campaign(record)}")]),
+        *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {branch}")]),
     )
     return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in lines)])
-
-
-def _campaign(record: Record) -> str:
-    """A branch for it, called by the day, as they usually are: autoresearch/nov23."""
-    return f"{CAMPAIGN_PREFIX}{datetime.fromisoformat(record.started).astimezone():%b%d}".lower()
-
-
-def dry_run(record: Record, starts: Sequence[str]) -> list[str]:
-    """What an experiment would run, without running it; `starts` is what the engine would start."""
-    against = "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
-    lines = [f"rules:    {record.rules_name} {record.rules_hash}", f"against:  {against}"]
-    lines += [f"change:   {line}" for line in record.diff] or ["change:   none"]
-    lines += [f"scaled:   {line}" for line in record.scaled]
-    lines += [f"unused:   {key}" for key in record.unused_keys]
-    return [*lines, *starts]
 
 
 def print_text(text: str) -> None:
@@ -100,6 +90,14 @@ def print_json(document: Any) -> None:
     """A Struct or mapping as one line of ASCII, whatever texts it holds. What is no finite number is null."""
     plain = json.dumps(msgspec.to_builtins(document, enc_hook=_plain))
     print_whole(json.dumps(json.loads(plain, parse_constant=lambda name: None)))
+
+
+def print_found(document: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Print what a command found: one JSON object with --json, else lines for people."""
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(lines)
 
 
 def _plain(value: Any) -> Any:
@@ -162,10 +160,9 @@ def told(code: Any) -> Any:
 
 
 def _say(name: str, text: str) -> None:
-    """Print on stdout or stderr, whatever they are: closed, a pipe without a reader, on a full disk, of few characters.
+    """Print on stdout or stderr, also if it is closed, a pipe without a reader, on a full disk, or of few characters.
 
-    Everything that is said comes through here, so no text of others reaches a terminal with a code of its own in it:
-    not by an error, not by what another process said, not by a click message about a hostile argument.
+    All output comes through here, so no foreign text reaches a terminal with a control code in it.
     """
     global _drawn
     with _lock:
@@ -176,8 +173,7 @@ def _say(name: str, text: str) -> None:
 
 
 def _write(name: str, text: str, end: str = "\n") -> None:
-    """What a stream has refused once is given nothing more: the flush at the interpreter's end would make the exit code
-    120."""
+    """Write to a stream, unless it refused before: the flush at the interpreter's end would make the exit code 120."""
     stream = getattr(sys, name)
     try:
         if stream is None:  # it was closed when this process began

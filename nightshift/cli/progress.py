@@ -1,8 +1,7 @@
 """What people see while they wait: on a terminal one live line, in a pipe a plain line every few seconds.
 
-A thread draws it, so that it goes on whatever the main thread waits for: an import, a lock, an agent. It reads what
-the runs in flight leave in their folders and what `waiting` was told, decides nothing, and takes no signal: those are
-the main thread's. It says at once what a signal handler may not print.
+A thread draws it, whatever the main thread waits for. The thread reads what the runs in flight leave in their folders
+and what `waiting` was told. It takes no signal: those are the main thread's.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class TerminalReporter:
             self._ticker.start()
 
     def note(self, text: str) -> None:
-        """One line of news on stderr."""
         output.print_error(" ".join(text.split("\n")))
         self._spoke = time.monotonic()
 
@@ -74,22 +72,18 @@ class TerminalReporter:
             try:
                 told = news.get(timeout=seconds)
             except Empty:
-                self._draw_safely()
+                try:
+                    self._draw()
+                except Exception as error:  # it reads folders where agents can write; signals are answered all the same
+                    self._runs = {}
+                    if self._failed != (failed := f"the live line cannot be drawn: {type(error).__name__}: {error}"):
+                        self._failed = failed
+                        self.note(failed)
                 seconds = _TICK_SECONDS
             else:
                 if told is None:
                     return
                 self.note(told)
-
-    def _draw_safely(self) -> None:
-        """What is drawn is read from folders where agents can write: whatever that raises, signals are answered."""
-        try:
-            self._draw()
-        except Exception as error:
-            self._runs = {}
-            if self._failed != (failed := f"the live line cannot be drawn: {type(error).__name__}: {error}"):
-                self._failed = failed
-                self.note(failed)
 
     def _draw(self) -> None:
         wait = innermost()
@@ -100,11 +94,8 @@ class TerminalReporter:
             wait = self._base = self._base or Wait(lambda: self._what)
         if output.is_terminal() and (width := output.terminal_columns("stderr") or 0) >= _LEAST_WIDTH:
             output.draw(live_line(wait, runs, width - 1))
-        else:
-            self._say_plain(wait, runs)
-
-    def _say_plain(self, wait: Wait | None, runs: Sequence[RunLine]) -> None:
-        """What a run began, and every few seconds how far all is. A refusal stays one line."""
+            return
+        # In a pipe: what a run began, and every few seconds how far all is. A refusal stays one line.
         is_due = time.monotonic() - self._spoke >= _PLAIN_SECONDS
         if wait is not None and is_due:
             self.note(str(wait))
@@ -129,10 +120,16 @@ def live_line(wait: Wait | None, runs: Sequence[RunLine], width: int) -> str:
 
 
 @contextmanager
+def reporting(what: str = "starting", told: str | None = None) -> Iterator[TerminalReporter]:
+    """Show progress, and raise Interrupted on a signal that stops; `told`: what is said then."""
+    from nightshift.executors.process import STOPPING, interruptible
+
+    with closing(TerminalReporter(what)) as reporter, interruptible(told or STOPPING, names_sender=True):
+        yield reporter
+
+
+@contextmanager
 def at_work(what: str) -> Iterator[None]:
     """For a command that takes its time and says nothing meanwhile: the live line says it."""
-    from nightshift.executors.process import interruptible
-
-    told = "it only looked; nothing was changed"
-    with closing(TerminalReporter(what)), interruptible(told, names_sender=True):
+    with reporting(what, "it only looked; nothing was changed"):
         yield

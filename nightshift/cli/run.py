@@ -1,20 +1,19 @@
-"""What stands between the flags of a command and its exit code: run, detach, prepare, compare, doctor."""
+"""What run.py and prepare.py do: one experiment, a plan, a process of its own, the keys, the preparation."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
-from nightshift.cli.output import dry_run, print_error, print_json, print_lines, print_text, summary
-from nightshift.cli.progress import TerminalReporter, at_work
+from nightshift.cli.output import print_error, print_lines, print_text, summary
+from nightshift.cli.progress import reporting
 from nightshift.cli.status import exit_code
 from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
@@ -26,7 +25,6 @@ from nightshift.files import read_file
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.experiment.certify import Certified
     from nightshift.experiment.setup import Setup
 
 _POLL_SECONDS = 0.05
@@ -37,14 +35,18 @@ _UNWRAPPED = 10_000  # columns: what prints it knows how many there are
 def run(root: Path, request: Request) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if request.keys:
-        print_lines(keys_here(root, request))
+        rules = rules_here(root, request.engine, num_gpus(os.environ))
+        engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
+        standard = parse(b"[orchestrator]\ngroup_size = 4\n")  # whatever train.toml holds: who asks may be mending it
+        unused = {key.path for key in KEYS} - used_keys(engine, standard)
+        lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
+        lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
+        print_lines([*lines, describe_keys(unused, _UNWRAPPED)])
         return ExitCode.MEASURED
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
     if request.detach:
         return detach(root)
-    from nightshift.executors.process import interruptible
-
-    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
+    with reporting() as reporter:
         from nightshift.executors.slurm import end_jobs
         from nightshift.experiment.experiment import require_ready, run_experiment
         from nightshift.experiment.setup import open_setup, sweep
@@ -61,8 +63,12 @@ def run(root: Path, request: Request) -> int:
             try:
                 record = run_experiment(request, setup)
             except Interrupted:
-                if left := left_in_train_toml(setup):
-                    reporter.note(left)
+                head = setup.repo.head()
+                committed = None if head.commit is None else setup.repo.config_at(head.commit)
+                if committed not in (None, read_file(root / CONFIG_NAME)):
+                    whose = "the incumbent's" if head.is_campaign else "the committed one"
+                    left = f"{CONFIG_NAME} still holds what was tried"
+                    reporter.note(f"{left}; git checkout {CONFIG_NAME} puts {whose} back")
                 raise
     print_text(summary(record, setup.ledger.journal.head))
     return exit_code(record)
@@ -77,8 +83,6 @@ def plan(request: Request, setup: Setup) -> list[str]:
     from nightshift.experiment.runs import next_seed
 
     class Elsewhere(Repo):
-        """The checkout, on no branch."""
-
         def head(self) -> Head:
             return Head("", None)
 
@@ -89,46 +93,32 @@ def plan(request: Request, setup: Setup) -> list[str]:
     config = load(setup.root / CONFIG_NAME)
     if (made := fitting_baseline(setup)) is not None:
         changes = [change.line for change in diff(setup.ledger.stored_config(made), config)]
-        told = (
-            f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}, begins this campaign"
-        )
+        where = made.branch or "a detached HEAD"
         setup.engine.validate(config)
-        return [told, *(f"change:   {line}" for line in changes or ("none: nothing is run",))]
+        return [
+            f"baseline: the run of {made.number:04d}, made on {where}, begins this campaign",
+            *(f"change:   {line}" for line in changes or ("none: nothing is run",)),
+        ]
     record = admit(config, request, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number())
-    starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
-    takes = f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run"
-    return [*joins, *dry_run(record, [takes, *starts])]
-
-
-def left_in_train_toml(setup: Setup) -> str | None:
-    """That an interrupted experiment's proposal is still there, and how it goes; None where git has the same."""
-    head = setup.repo.head()
-    committed = None if head.commit is None else setup.repo.config_at(head.commit)
-    if committed is None or committed == read_file(setup.root / CONFIG_NAME):
-        return None
-    whose = "the incumbent's" if head.is_campaign else "the committed one"
-    return f"{CONFIG_NAME} still holds what was tried; git checkout {CONFIG_NAME} puts {whose} back"
-
-
-def keys_here(root: Path, request: Request) -> list[str]:
-    """What --keys shows: every open key, and what the engine makes of it that would train here."""
-    rules = rules_here(root, request.engine, num_gpus(os.environ))
-    engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
-    standard = parse(b"[orchestrator]\ngroup_size = 4\n")  # whatever train.toml holds: who asks may be mending it
-    unused = {key.path for key in KEYS} - used_keys(engine, standard)
-    lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
-    lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-    return [*lines, describe_keys(unused, _UNWRAPPED)]
+    against = "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
+    return [
+        *joins,
+        f"rules:    {record.rules_name} {record.rules_hash}",
+        f"against:  {against}",
+        *(f"change:   {line}" for line in record.diff or ("none",)),
+        *(f"scaled:   {line}" for line in record.scaled),
+        *(f"unused:   {key}" for key in record.unused_keys),
+        f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run",
+        *setup.engine.describe(record.effective, next_seed(record, setup), run_dir),
+    ]
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
-    """What prepare.py does; the exit code."""
     from nightshift.engines.memory import on_cards
-    from nightshift.executors.process import interruptible
 
     began = time.monotonic()
-    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
+    with reporting() as reporter:
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         if flags.rebuild_base:
             from nightshift.engines.trl import base_model
@@ -141,69 +131,8 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     return ExitCode.MEASURED
 
 
-def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> Certified:
-    """Compare, but for a dry run. `options`: the arguments of certify.tasks."""
-    from nightshift.executors.process import interruptible
-    from nightshift.experiment.certify import Certified, certify, tasks
-    from nightshift.experiment.setup import open_setup, sweep
-
-    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
-        setup = open_setup(process_root(), request, reporter)
-        questions = tasks(setup, *options)  # a wrong question is refused before anything is ended
-        plan = tuple(line for task in questions for line in task.describe())
-        if dry_run:
-            return Certified(plan=plan, comparisons=())
-        with setup.ledger.controller():
-            sweep(setup.root, reporter.note)
-            return Certified(plan=plan, comparisons=tuple(certify(tasks(setup, *options))))
-
-
-def doctor(root: Path, flags: PrepareFlags, agent: str | None, as_json: bool = False) -> int:
-    """Print what was checked; the exit code."""
-    from nightshift.agents.agent import check_agent
-    from nightshift.engines.doctor import Doctor, checks
-
-    with at_work("looking at what experiments need"):
-        rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
-        found = checks(root, rules, dict(os.environ), flags)
-        found += [check_agent(agent, root, dict(os.environ))] if agent else []
-    report = Doctor.of(found, rules)
-    if as_json:
-        print_json(report)
-    else:
-        print_lines([report.table(flags.engine_meant)])
-    return ExitCode.MEASURED if report.is_ready else ExitCode.USAGE
-
-
-def look_at(root: Path, environment: str) -> None:
-    """Print what one environment is."""
-    from nightshift.evaluation.template import look
-
-    with at_work(f"loading {environment}"):
-        for line in look(root, environment):
-            print_lines([line])
-
-
-def probe(root: Path, request: Request) -> None:
-    """doctor --slurm: print what a job finds. EngineError where none answers."""
-    from nightshift.executors.process import interruptible
-    from nightshift.executors.slurm import SlurmExecutor, probe_node
-    from nightshift.experiment.runs import job_of
-    from nightshift.experiment.setup import open_setup
-
-    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
-        setup = open_setup(root, request, reporter)
-        assert isinstance(setup.executor, SlurmExecutor)
-        reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-        lines = probe_node(setup.executor, job_of({}, 0, setup, ""))
-    print_lines(lines)
-
-
 def detach(root: Path) -> int:
-    """Start the same command in a session of its own and return once its experiment runs.
-
-    Errors that come before the experiment are shown here, with their exit code.
-    """
+    """Start the same command in a session of its own and return once its experiment runs, or show its error."""
     import subprocess
 
     ledger = Ledger(root)

@@ -24,7 +24,6 @@ class RunLine:
     """A run in flight in words, from what its head and its worker leave in its folder."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: of the run."""
         self._folder, self._job, self._began = folder, _job(folder), _written(folder / JOB_NAME)
         self._reading: Progress | None = None
         self._first: tuple[float, float] | None = None  # of this phase: when it was read, and how far it was, 0..1
@@ -33,15 +32,12 @@ class RunLine:
 
     @property
     def phase(self) -> Phase | None:
-        """None before its worker began."""
         return None if self._reading is None else self._reading.phase
 
     def is_over(self) -> bool:
-        """Whether its worker has left its result: somebody is at work on that."""
         return (self._folder / RESULT_NAME).exists()
 
     def read(self, reading: Progress | None) -> None:
-        """How far it is, as its worker told; None: nothing yet."""
         self._job = self._job or _job(self._folder)
         if reading is None or reading == self._reading:
             return
@@ -81,15 +77,15 @@ class RunLine:
 
     @property
     def short(self) -> str:
-        """The same in a few characters."""
         return self._folder.name.replace("-", " ")
 
     @property
     def _num_examples(self) -> int | None:
         """That it will answer; None where that cannot be told: a game has several turns."""
-        if self._job is None or any(environment.is_game for environment in self._job.rules.environments):
+        environments = self._job.rules.environments if self._job else ()
+        if any(environment.is_game for environment in environments):
             return None
-        return sum(environment.num_selection for environment in self._job.rules.environments)
+        return sum(environment.num_selection for environment in environments) or None
 
     def _share(self, reading: Progress) -> float | None:
         if reading.phase is Phase.TRAINING and reading.seconds_left is not None and self._job:

@@ -27,7 +27,6 @@ class Finite(click.FloatRange):
     """A range that refuses nan, which is on no side of any bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As click's."""
         number = super().convert(value, param, ctx)
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
 
@@ -69,7 +68,7 @@ P = ParamSpec("P")
 
 
 def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
-    """Its errors are shown as one line, without a traceback; the exit code is theirs. click's are shown as click does.
+    """Show a command's errors as one line and return their exit code; click's errors as click does.
 
     Where all went well but stdout or stderr did not take it, the code is UNSAID.
     """
@@ -116,23 +115,19 @@ class Command(click.Command):
         self.params.append(show)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """As click's, but for how it ends."""
         sys.exit(in_one_line(partial(super().main, *args, standalone_mode=False, **extra))())
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """As click's; what it shows is printed by the console, which minds a closed pipe."""
+        """As click's, but printed by output.py, which minds a closed pipe."""
         if (option := super().get_help_option(ctx)) is not None:
             option.callback = _help
         return option
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """The first sentence to its end, in as many lines as it takes."""
         return super().get_short_help_str(10_000)
 
 
 class Group(Command, click.Group):
-    """Of such commands."""
-
     command_class = Command
 
 

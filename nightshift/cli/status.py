@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.campaign.records import Cost, Decision, Progress, Record
 from nightshift.campaign.standing import Z95, Counts, Expected, effect_at_decision
 from nightshift.cli.output import print_lines, print_text, summary
-from nightshift.cli.progress import TerminalReporter
+from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document
 from nightshift.text import clean, local
@@ -56,10 +55,7 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
 
 
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
-    """`name: value` by the names of record.json, what is inside another value indented. Scores are fractions 0..1.
-
-    First the verdict with its numbers, then the proposal; last hashes, versions and keys that nothing used.
-    """
+    """`name: value` by the names of record.json, inner values indented: verdict, proposal, the rest; last hashes."""
     fields = shown(ledger, record)
     del fields["kind"], fields["gain"], fields["since"], fields["files"]
     run = {"result": fields.pop("result")}
@@ -119,11 +115,9 @@ _SOMETHING = "a certificate, a night between experiments, or an experiment that 
 
 def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    from nightshift.executors.process import interruptible
-
     ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    with closing(TerminalReporter(f"waiting for {_SOMETHING}")) as reporter, interruptible(told, names_sender=True):
+    with reporting(f"waiting for {_SOMETHING}", told) as reporter:
         while ledger.is_running():
             if deadline is not None and time.monotonic() >= deadline:
                 print_lines(Status.of(ledger, datetime.now(UTC)).lines())
@@ -203,7 +197,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime) -> Status:
-        """As of `now`, aware."""
+        from nightshift.cli.running import RunLine
+
         records, damaged = ledger.readable()
         whose = last_campaign(records)
         campaign, unfit = fold_sound(ledger, records, *whose)
@@ -211,10 +206,22 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         sound = [record for record in ours if record.number not in unfit]  # as the page counts
         best, standing, is_running = campaign.incumbent, campaign.standing, ledger.is_running()
         started = [record for record in records if record.status == STARTED] if is_running else []
-        incumbent = (
-            None
-            if best is None
-            else Incumbent(
+        running = []
+        for record in started:
+            run, progress = RunLine(ledger.run_dir(record.number)), read_progress(ledger.run_dir(record.number))
+            run.read(progress)
+            experiment = Running(
+                number=record.number,
+                since=record.started,
+                seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
+                description=record.proposal.description,
+                progress=progress,
+                phase=run.text("run"),
+            )
+            running.append(experiment)
+        incumbent = None
+        if best is not None:
+            incumbent = Incumbent(
                 number=best.number,
                 description=best.proposal.description,
                 score=standing.incumbent if standing else None,
@@ -223,10 +230,9 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
                 gain_interval=standing.difference_interval if standing else None,
                 take_back=best.decision_rules.take_back,
             )
-        )
         return cls(
             is_running=is_running,
-            running=tuple(_running(ledger, record, now) for record in started),
+            running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
             counted=Counts.of(sound, {record.number for record in campaign.taken_back}),
@@ -239,12 +245,13 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         )
 
     def lines(self) -> list[str]:
-        """What is running and for how long; then what the last campaign holds, and what the night does."""
         from nightshift.night.summary import standing_text
 
         lines = [f"damaged:  {cause}" for cause in self.damaged]
         for running in self.running:
-            lines += running_lines(running)
+            began = datetime.fromisoformat(running.since).astimezone()
+            lasts = f"{lasted(running.seconds)}, since {began:%H:%M:%S %Z}"
+            lines += [f"running:  {running.number:04d} for {lasts}: {running.phase}", _quoted(running.description)]
         if not self.running:
             lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
         lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
@@ -253,43 +260,17 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         if (best := self.incumbent) is not None:
             believed = standing_text(best.number, best.score, best.baseline_score, best.take_back)
             lines += [f"incumbent: {believed}", _quoted(best.description)]
-        return lines + (night_lines(self.night) if self.night else [])
-
-
-def night_lines(night: Night) -> list[str]:
-    """How far the last night is and when it stops."""
-    agent = night.agent
-    if night.state == "over":
-        return [f"night:    {agent} is over: {clean(night.cause or '', 400)}"]
-    if night.state == "cut off":
-        left = [f"left:     {number} is the job {name} in SLURM" for number, name in night.left.items()]
-        how = ", and takes the jobs over; nightshift night --stop cancels them" if left else ""
-        return [*left, f"night:    {agent} was cut off: run the same command again to resume{how}"]
-    told = f"{agent} since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiments"
-    return [f"night:    {told}", f"stops:    {night.next_stop}"]
-
-
-def running_lines(running: Running) -> list[str]:
-    """How far an experiment in flight is."""
-    since = datetime.fromisoformat(running.since).astimezone()
-    lasts = f"{lasted(running.seconds)}, since {since:%H:%M:%S %Z}"
-    return [f"running:  {running.number:04d} for {lasts}: {running.phase}", _quoted(running.description)]
-
-
-def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
-    from nightshift.cli.running import RunLine
-
-    folder = ledger.run_dir(record.number)
-    run, progress = RunLine(folder), read_progress(folder)
-    run.read(progress)
-    return Running(
-        number=record.number,
-        since=record.started,
-        seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
-        description=record.proposal.description,
-        progress=progress,
-        phase=run.text("run"),
-    )
+        if (night := self.night) is None:
+            return lines
+        if night.state == "over":
+            return [*lines, f"night:    {night.agent} is over: {clean(night.cause or '', 400)}"]
+        if night.state == "cut off":
+            lines += [f"left:     {number} is the job {name} in SLURM" for number, name in night.left.items()]
+            how = ", and takes the jobs over; nightshift night --stop cancels them" if night.left else ""
+            return [*lines, f"night:    {night.agent} was cut off: run the same command again to resume{how}"]
+        since = local(datetime.fromisoformat(night.since))
+        lines.append(f"night:    {night.agent} since {since}, {night.num_experiments} experiments")
+        return [*lines, f"stops:    {night.next_stop}"]
 
 
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:

@@ -29,7 +29,7 @@ _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 
 
 class Watch:
-    """Counts from when it is made until `taken` is asked. Call `look` now and then for GPUs."""
+    """Measures contention from when it is made until `taken` is called. Call `look` now and then for GPUs."""
 
     def __init__(self, gpu_ids: Sequence[int] = (), nvml: Any = None, clock: Callable[[], float] = time.monotonic):
         """`nvml`: a session of gpus.nvml_session; without one GPUs are not looked at."""
@@ -54,7 +54,6 @@ class Watch:
                     self._shared.append(bool(pids - ours))
 
     def taken(self) -> Load:
-        """What others took since this was made."""
         seconds = max(self._clock() - self._began, 1e-9) * len(self._cores)
         busy, stolen = (now - before for now, before in zip(self._used(), self._machine, strict=True))
         others = busy - (_own_seconds() - self._ours)
@@ -94,10 +93,10 @@ def watching(watch: Watch) -> Iterator[Watch]:
         thread.join()
 
 
-def taken_now(seconds: float = _SAMPLE_SECONDS) -> Load:
-    """What others take of the processors for so long from now."""
+def taken_now() -> Load:
+    """What others take of the processors for two seconds from now."""
     watch = Watch()
-    time.sleep(seconds)
+    time.sleep(_SAMPLE_SECONDS)
     return watch.taken()
 
 
@@ -184,29 +183,20 @@ def parse_gpus(text: str, num: int) -> GpuIds:
     words = [word.strip() for word in text.split(",")]
     ids = tuple(int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 4)
     if not len(ids) == len(words) == num:
-        if num == 2:
-            fix = "Write two of nvidia-smi's numbers: --gpus 0,1; both on one: --gpus 0,0; or add --engine trl."
-            raise UsageError(f"--gpus {text!r} is no pair of GPU ids", fix)
-        fix = "Write one of nvidia-smi's numbers: --gpus 0; or add --engine prime-rl."
-        raise UsageError(f"--gpus {text!r} is no GPU id", fix)
+        fix = "Write nvidia-smi's numbers: --gpus 0,1 (or 0,0) for --engine prime-rl, --gpus 0 for --engine trl."
+        raise UsageError(f"--gpus {text!r} is no {'pair of GPU ids' if num == 2 else 'GPU id'}", fix)
     return ids
 
 
 def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that `ids` name, else the first `num` that are visible.
-
-    EngineError when there are not so many, when an id does not exist, or when CUDA_VISIBLE_DEVICES hides it.
-    """
+    """The GPUs that `ids` name, else the first `num` that are visible. EngineError if a GPU is missing or hidden."""
     visible = visible_gpus(gpus, environ)
     if ids is None:
         if len(visible) < num:
+            needs = "prime-rl needs two NVIDIA GPUs" if num == 2 else "this needs an NVIDIA GPU"
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            one = f"--gpus {visible[0].index},{visible[0].index} for both on that one, or with " if visible else ""
-            raise EngineError(
-                f"{'prime-rl needs two NVIDIA GPUs' if num == 2 else 'this needs an NVIDIA GPU'}, this machine has "
-                f"{len(visible)}{hidden}",
-                f"Run it with {one}--engine trl, or on a machine with more." if num == 2 else _CHOOSE_OTHERS,
-            )
+            fix = "Run it with --engine trl, with both on one GPU (--gpus 0,0), or on a machine with more."
+            raise EngineError(f"{needs}, this machine has {len(visible)}{hidden}", fix if num == 2 else _CHOOSE_OTHERS)
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}
     for index in ids:
@@ -225,29 +215,25 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     entries = visible_devices(environ)
     if entries is None:
         return list(gpus)
-    found: list[Gpu] = []
+    visible: list[Gpu] = []
     for entry in entries:
-        by_uuid = entry.startswith("GPU-")
-        matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if by_uuid else str(gpu.index) == entry)]
-        if len(matching) != 1 or matching[0] in found:
+        is_uuid = entry.startswith("GPU-")
+        matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if is_uuid else str(gpu.index) == entry)]
+        if len(matching) != 1 or matching[0] in visible:
             cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"
             raise EngineError(cause, "Write whole GPUs, as nvidia-smi -L lists them.")
-        found += matching
-    return found
+        visible += matching
+    return visible
 
 
 def gpu_problems(gpus: Sequence[Gpu], min_driver: int, nvml: Any = None) -> list[EngineError]:
     """What makes these GPUs unfit now: too old, too small, an old driver, memory in use. To show, not raised."""
-    each = dict.fromkeys(gpus)  # both may be the same one
-    return [problem for gpu in each for problem in (_unfit(gpu, min_driver), _busy(gpu, nvml)) if problem is not None]
+    problems = [(_unfit(gpu, min_driver), _busy(gpu, nvml)) for gpu in dict.fromkeys(gpus)]  # a pair may be one GPU
+    return [problem for of_one in problems for problem in of_one if problem is not None]
 
 
 class PeakMemory:
-    """The most memory seen in use on one of these GPUs while a run is alive. Call `sample` about once a second.
-
-    All of the GPU's memory counts, whoever uses it; peaks between two samples are missed. Nothing is
-    read after the fact: what was never sampled is None.
-    """
+    """The most memory in use on one of these GPUs, whoever uses it. Call `sample` about once a second."""
 
     def __init__(self, indices: Sequence[int], session: Any) -> None:
         """`session` is that of `nvml_session`; without one nothing is seen."""
@@ -263,14 +249,11 @@ class PeakMemory:
                 self.peak_gb = max(self.peak_gb or 0.0, used)
 
     def held_by(self, pids: Collection[int], seconds: float = RELEASE_SECONDS) -> list[str]:
-        """Which of these ended processes still hold memory after so long, as far as the driver tells. By process: on
-        one GPU the server goes on holding its own when the trainer has ended."""
+        """Which of these ended processes still hold memory after `seconds`, as far as the driver tells."""
         until = time.monotonic() + seconds
         while True:
-            holders = [
-                (index, _pids(self._nvml, index)) for index in dict.fromkeys(self._indices if self._nvml else ())
-            ]
-            held = [f"pid {pid} on GPU {index}" for index, found in holders for pid in found if pid in pids]
+            indices = dict.fromkeys(self._indices if self._nvml else ())
+            held = [f"pid {pid} on GPU {i}" for i in indices for pid in _pids(self._nvml, i) if pid in pids]
             if not held or time.monotonic() >= until:
                 return held
             time.sleep(_RELEASE_POLL_SECONDS)
@@ -317,10 +300,8 @@ def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
     major, minor = gpu.compute_capability
     if major not in _KERNEL_MAJORS:
         kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)
-        return EngineError(
-            f"{gpu} has compute capability {major}.{minor}; there are kernels for {kernels}",
-            _CHOOSE_OTHERS,
-        )
+        cause = f"{gpu} has compute capability {major}.{minor}; there are kernels for {kernels}"
+        return EngineError(cause, _CHOOSE_OTHERS)
     if (gpu.memory_gb or 0.0) < min(SIZES_GB):
         memory = "tells no memory of its own" if gpu.memory_gb is None else f"has {gpu.memory_gb:.1f} GB of memory"
         return EngineError(f"{gpu} {memory}, the least is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
@@ -332,16 +313,14 @@ def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
 
 
 def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
-    """Why a card cannot be used now."""
     if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
         return None
     with nvml_session(nvml) as session:
         pids = [] if session is None else _pids(session, gpu.index)
     by = f" by pid {', '.join(map(_who, pids))}" if pids else ""
     used = gpu.memory_gb - gpu.free_gb
-    return EngineError(
-        f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}", f"Wait, stop that. {_CHOOSE_OTHERS}"
-    )
+    cause = f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
+    return EngineError(cause, f"Wait, stop that. {_CHOOSE_OTHERS}")
 
 
 def _pids(nvml: Any, index: int) -> list[int]:

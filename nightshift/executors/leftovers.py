@@ -1,12 +1,10 @@
-"""Processes that an earlier head of this checkout left running, because its watchdog was killed with it.
+"""Processes that an earlier controller of this checkout left running, because its watchdog was killed with it.
 
-Two traces lead to them. What a head starts carries a digest of the checkout's path, and so does what that
-starts. And what a head has seen below its agent stands in a file, with the moment at which each began, for those that
-clear their environment. Who was never seen (looked at: twice a second) and carries nothing is not found; neither is
-what another program (cron, at, tmux, docker) started for an agent.
+They carry a digest of the checkout's path in their environment. Those below an agent, which may clear their
+environment, stand in a file with the time of their start.
 
-The file lies where agents can write. So nobody is ended because of it who began at another moment, is another user's,
-sits at a terminal, works for another checkout, or is this process or one that it descends from.
+The file lies where agents can write. So a process is spared if it began at another time, is another user's, sits at a
+terminal, works for another checkout, or is this process or an ancestor of it.
 """
 
 from __future__ import annotations
@@ -20,13 +18,7 @@ from pathlib import Path
 import psutil
 
 from nightshift.errors import NightshiftError, UsageError
-from nightshift.executors.watchdog import (
-    MARKER_NAME,
-    ProcessTree,
-    describe,
-    environment_of,
-    is_alive,
-)
+from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, describe, environment_of, is_alive
 from nightshift.files import read_json, write_json
 from nightshift.waiting import waiting
 
@@ -43,7 +35,7 @@ _rows: _Rows = []  # what stands there
 
 
 def mark() -> dict[str, str]:
-    """What a child in a group of this process carries: a worker passes on what its head gave it."""
+    """The variable that a child gets; a worker passes on what its controller gave it."""
     checkout = _checkout or os.environ.get(CHECKOUT_NAME)
     return {CHECKOUT_NAME: checkout} if checkout else {}
 
@@ -69,8 +61,7 @@ def remember(processes: Iterable[psutil.Process]) -> None:
 
 
 def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
-    """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller, which
-    then knows its checkout; takes a few hundredths of a second where there is nothing."""
+    """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller."""
     global _checkout, _seen_path
     _checkout, _seen_path = digest_of(root), root / SEEN_NAME
     marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
@@ -88,16 +79,14 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
 
 
 def _noted(path: Path) -> set[psutil.Process]:
-    found = set[psutil.Process]()
-    try:
-        rows = read_json(path, _Rows, "", _MAX_BYTES) or []
-    except UsageError:
-        return found
+    processes, rows = set[psutil.Process](), _Rows()
+    with suppress(UsageError):
+        rows = read_json(path, _Rows, "", _MAX_BYTES) or rows
     for pid, began in rows:
         with suppress(psutil.Error, OverflowError, ValueError):
             process = psutil.Process(pid)
-            is_it = is_alive(process) and abs(process.create_time() - began) < SAME_SECONDS
+            is_same = is_alive(process) and abs(process.create_time() - began) < SAME_SECONDS
             is_own = process.uids().real == os.getuid() and process.terminal() is None
-            if is_it and is_own and environment_of(process).get(CHECKOUT_NAME, _checkout) == _checkout:
-                found.add(process)
-    return found
+            if is_same and is_own and environment_of(process).get(CHECKOUT_NAME, _checkout) == _checkout:
+                processes.add(process)
+    return processes

@@ -19,8 +19,8 @@ from subprocess import PIPE
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, Job, Result
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.executors.base import read_result
 from nightshift.executors.process import Child, ProcessGroup, engine_environment
+from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot, layout
 from nightshift.files import write_json
 from nightshift.waiting import waiting
@@ -44,15 +44,10 @@ class _Worker:
     def has_ended(self) -> bool:
         return self.child.poll() is not None
 
-    def cause(self) -> str:
-        """How it ended, for people."""
-        last_words = self.child.tail(1)
-        return self.child.exit_cause() + (f"; last in {LOG_NAME}: {last_words[0]}" if last_words else "")
-
 
 @dataclass(slots=True)
 class LocalExecutor:
-    """`environ` is what workers inherit."""
+    """The slots of this machine. SlurmExecutor has the same methods. `environ` is what workers inherit."""
 
     root: Path
     environ: Mapping[str, str]
@@ -61,21 +56,21 @@ class LocalExecutor:
 
     @property
     def num_slots(self) -> int:
-        """As the protocol says."""
         return len(self.slots)
 
     @property
     def free_slots(self) -> list[Slot]:
-        """As the protocol says."""
+        """The places on this machine that the next runs take, in their order; none of a cluster."""
         taken = [worker.slot for worker in self._workers.values()]
         return [slot for slot in self.slots if slot not in taken]
 
     def hardware(self, of_engine: str) -> str:
-        """As the protocol says."""
+        """What its runs have, where the engine has this; empty where their results tell it."""
         return of_engine + layout(len(self.slots), len(self.slots[0].cores))
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-        """As the protocol says."""
+        """Write job.json into `folder`, call `enter`, which adds its hash to the journal, and only then start the
+        worker of that run. EngineError where none can be started."""
         if not self.free_slots:
             raise EngineError(f"all {len(self.slots)} slots are taken")
         slot = self.free_slots[0]
@@ -86,10 +81,10 @@ class LocalExecutor:
             layout=layout(len(self.slots), len(slot.cores)),
             place=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
         )
-        name = f"{folder.name}-{uuid.uuid4().hex}"
+        marker = f"{folder.name}-{uuid.uuid4().hex}"
         write_json(folder / JOB_NAME, job)
         enter()
-        group = ProcessGroup(name, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine], is_subreaper=True)
+        group = ProcessGroup(marker, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine], is_subreaper=True)
         try:
             child = group.start(
                 "worker",
@@ -99,44 +94,41 @@ class LocalExecutor:
                 cwd=self.root,
                 stdin=PIPE,
             )
-            self._take(folder, group, child, job, slot)
+            ends_at, pidfd = time.monotonic() + job.deadline_seconds + LATE_SECONDS, None
+            if hasattr(os, "pidfd_open"):
+                with suppress(ProcessLookupError):
+                    pidfd = os.pidfd_open(child.pid)
+            self._workers[folder] = _Worker(group, child, job, slot, ends_at, pidfd)
         except BaseException:
             group.stop()
             raise
 
-    def _take(self, folder: Path, group: ProcessGroup, child: Child, job: Job, slot: Slot) -> None:
-        ends_at, pidfd = time.monotonic() + job.deadline_seconds + LATE_SECONDS, None
-        if hasattr(os, "pidfd_open"):
-            with suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(child.pid)
-        self._workers[folder] = _Worker(group, child, job, slot, ends_at, pidfd)
-
     def is_over(self, folder: Path) -> bool:
-        """True as well for a worker that hangs past its own deadline, and where none was started."""
+        """True if nothing more will come of the run: also for a worker that hangs past its own deadline."""
         worker = self._workers.get(folder)
         return worker is None or worker.has_ended() or time.monotonic() > worker.ends_at
 
     def wait(self, timeout_seconds: float) -> None:
-        """Sleep until the kernel says that a worker has ended. One that had ended before may wait for its turn."""
+        """Return when a run in flight ends, at the latest after `timeout_seconds`; one that had ended may wait."""
         running = [worker for worker in self._workers.values() if not worker.has_ended()]
         pidfds = [worker.pidfd for worker in running if worker.pidfd is not None]
         can_wait = len(pidfds) == len(running)
         select.select(pidfds, [], [], timeout_seconds if can_wait else min(timeout_seconds, _POLL_SECONDS))
 
     def in_flight(self) -> dict[Path, Job]:
-        """As the protocol says."""
+        """The runs that were submitted and not collected, by their folders."""
         return {folder: worker.job for folder, worker in self._workers.items()}
 
     def has_begun(self, folder: Path) -> bool:
-        """As the protocol says."""
+        """Whether a run in flight is more than a job that waits."""
         return folder in self._workers
 
     def other_jobs(self) -> list[str]:
-        """As the protocol says."""
+        """Jobs of this person that it did not submit, `17 name`: of a cluster that answers."""
         return []
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """As the protocol says."""
+        """End the workers of these runs and all that they started; nothing where one was collected. Never fails."""
         ours = [folder for folder in folders if folder in self._workers]
         for folder in ours:  # all are asked before one is waited for
             self._workers[folder].child.terminate()
@@ -152,7 +144,8 @@ class LocalExecutor:
         return self._workers.pop(folder)
 
     def result(self, folder: Path) -> Result:
-        """The result of the worker, after whatever it left behind is gone. EngineError where there is none."""
+        """What came back of a run that is over, after whatever its worker left behind is gone. EngineError where that
+        cannot be relied on, or where nothing did."""
         if folder not in self._workers:
             raise EngineError(f"no worker was started for {folder}, which the record says is the run in flight")
         is_late = not self._workers[folder].has_ended()
@@ -160,5 +153,7 @@ class LocalExecutor:
         try:
             return read_result(folder, worker.job)
         except FileNotFoundError:
-            how = "did not end" if is_late else f"ended without a result: {worker.cause()}"
+            how = "did not end" if is_late else f"ended without a result: {worker.child.exit_cause()}"
+            if not is_late and (last_words := worker.child.tail(1)):
+                how += f"; last in {LOG_NAME}: {last_words[0]}"
             raise EngineError(f"the worker {how}", "Run it again.") from None

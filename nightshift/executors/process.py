@@ -1,18 +1,8 @@
 """Starts, watches and stops the processes of a run; nothing is ever left behind.
 
-    group = ProcessGroup(marker=run_id, grace_seconds=10)
-    try:
-        trainer = group.start("trainer", argv, log_path=run_dir / "trainer.log", env=engine_environment(os.environ, {}))
-        while training:
-            for child in group.check():
-                raise EngineError(f"{child.name} ended: {child.exit_cause()}", ...)
-    finally:
-        left = group.stop()
-
-Each child gets its own session, the group's marker in its environment, and a log file. While a group
-is open a watchdog process (watchdog.py) stands by, which ends the tree if the harness dies without doing so.
-
-Linux first. On macOS there is no child subreaper: an orphan is found by memory and marker only.
+Each child gets a session of its own, the group's marker in its environment, and a log file. While a group is open, a
+watchdog process (watchdog.py) ends the tree if this process dies. On macOS, which has no child subreaper, an orphan is
+found by memory and marker only.
 """
 
 from __future__ import annotations
@@ -22,7 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -48,7 +38,7 @@ class Child(subprocess.Popen[bytes]):
     log_path: Path
 
     def exit_cause(self) -> str:
-        """How it ended, for an error line: `exit code 1`, `killed by SIGKILL`, `still running`."""
+        """How it ended: `exit code 1`, `killed by SIGKILL`, `still running`."""
         code = self.poll()
         if code is None:
             return "still running"
@@ -57,15 +47,11 @@ class Child(subprocess.Popen[bytes]):
         return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
 
     def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-        """As `tail` of its log."""
         return tail(self.log_path, num_lines, line_length, num_bytes)
 
 
 def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-    """The last lines that say something in the last `num_bytes` of a log, as plain text of so many characters.
-
-    Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
-    """
+    """The last lines with text in the last `num_bytes` of a log, cleaned; of a progress bar its last state."""
     try:
         with open_regular(log_path) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
@@ -94,10 +80,9 @@ ENVIRONMENT_NAMES = """
 
 
 def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an engine's child: the named variables of `base`, then `extra` as it is.
+    """The named variables of `base`, then `extra`.
 
-    Left out on purpose: keys and tokens, what injects code into children (PYTHONPATH, LD_PRELOAD,
-    GIT_*), and proxies, because an engine talks to the loopback only.
+    Keys, tokens, proxies and what injects code (PYTHONPATH, LD_PRELOAD, GIT_*) are left out.
     """
     names = frozenset(ENVIRONMENT_NAMES.split())
     return {**{name: value for name, value in base.items() if name in names}, **extra}
@@ -105,10 +90,7 @@ def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
-    """Have `handler` take the stop signals meanwhile; one that the caller ignores (nohup) stays ignored.
-
-    Main thread only, like signal.signal.
-    """
+    """Let `handler` take the stop signals in the block. A signal that is ignored (nohup) stays ignored."""
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     previous = {number: signal.signal(number, handler) for number in handled}
     try:
@@ -127,10 +109,8 @@ def interruptible(
 ) -> Iterator[None]:
     """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
 
-    `told`: what follows from it, said at once. A signal that `is_noted` by the caller, which gets its number and
-    origin, is not the first. `names_sender`: find out which process sent a signal.
-    So a second Ctrl-C cannot cut short the clean-up that the first one caused, which is bounded by the
-    grace. Who cannot wait uses SIGQUIT or SIGKILL: then the watchdog does the rest.
+    `told`: said at once. `is_noted`: gets a signal's number and origin; True if the caller has handled that signal.
+    `names_sender`: find out which process sent a signal.
     """
     caught: list[int] = []
 
@@ -141,12 +121,8 @@ def interruptible(
             news.put(f"{origin}: {told}")
             raise Interrupted(f"stopped by {origin}")
 
-    with handling(interrupt) as handled:
-        if not names_sender:
-            yield
-            return
-        with watching(handled):
-            yield
+    with handling(interrupt) as handled, watching(handled) if names_sender else nullcontext():
+        yield
 
 
 @contextmanager
@@ -168,10 +144,9 @@ def _signals_deferred() -> Iterator[None]:
 
 
 class ProcessGroup:
-    """The processes of one part of a run that are stopped together. For the main thread only, like signals.
+    """The processes of one part of a run that are stopped together. Main thread only.
 
-    Everything in another session than the harness's is taken for part of a run, so start nothing with
-    `start_new_session` beside this class while a group is open; ordinary children (git) are left alone.
+    A child in another session than this process's belongs to a run: start nothing else with `start_new_session`.
     """
 
     def __init__(
@@ -207,10 +182,7 @@ class ProcessGroup:
         stdin: int | IO[bytes] | None = None,
         stdout: int | IO[bytes] | None = None,
     ) -> Child:
-        """Start a child in its own session; stderr, and stdout unless given, are appended to `log_path`.
-
-        stdin is empty unless given. Raises EngineError when the program cannot be started.
-        """
+        """Start a child in its own session; stderr, and stdout unless given, go to `log_path`. Raises EngineError."""
         with _signals_deferred():
             _open_groups.add(self)
             try:
@@ -226,26 +198,20 @@ class ProcessGroup:
                         start_new_session=True,
                     )
             except OSError as error:
-                raise EngineError(
-                    f"{name} cannot be started: {error.strerror}: {error.filename!r}",
-                    "Run prepare.py, which names what is missing.",
-                ) from error
+                cause = f"{name} cannot be started: {error.strerror}: {error.filename!r}"
+                raise EngineError(cause, "Run prepare.py, which names what is missing.") from error
             child.name, child.log_path = name, log_path
             self.children.append(child)
             return child
 
     def check(self) -> list[Child]:
-        """The children that have ended by themselves, whatever their exit code. Call about once a second.
-
-        Also looks at the whole tree: remembers its processes, and reaps orphans.
-        """
+        """The children that have ended by themselves. Call about once a second: it also remembers processes."""
         self._tree.sample()
         leftovers.remember(process for group in _open_groups for process in group._tree.seen)
         return [child for child in self.children if child.poll() is not None]
 
     @property
     def processes(self) -> frozenset[psutil.Process]:
-        """Those that the last look at the tree found."""
         return frozenset(self._tree.seen)
 
     def kill_below(self, child: Child) -> None:
@@ -256,10 +222,9 @@ class ProcessGroup:
                     process.kill()
 
     def stop(self) -> list[str]:
-        """End every process of the group; returns descriptions of what could not be killed, normally none.
+        """End every process of the group (see ProcessTree.end); returns what could not be killed, normally nothing.
 
-        SIGTERM, grace, SIGKILL, as ProcessTree.end says. Safe to call twice. A signal that arrives
-        meanwhile is delivered afterwards.
+        Safe to call twice. A signal that arrives meanwhile is delivered afterwards.
         """
         with _signals_deferred():
             _open_groups.add(self)  # if it has started nothing: what began meanwhile is its own all the same
@@ -303,9 +268,9 @@ def _owner(process: psutil.Process) -> ProcessGroup | None:
     for group in _open_groups:
         if marker == group.marker:
             return group
-    match [group for group in _open_groups if not group.is_subreaper]:
-        case [only] if process not in only._foreign:
-            return only  # an orphan that was never seen before, cleared its environment and made its own session
+    groups = [group for group in _open_groups if not group.is_subreaper]
+    if len(groups) == 1 and process not in groups[0]._foreign:
+        return groups[0]  # an orphan that was never seen before, cleared its environment and made its own session
     return None
 
 

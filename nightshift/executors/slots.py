@@ -21,30 +21,21 @@ class Slot:
 
 
 def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
-    """So many slots, 0: as many as there are GPUs for. Each has `gpus_each` GPUs, or none, and its share of the cores;
-    one slot has the whole machine. UsageError where there is not enough."""
+    """Divide a machine into slots; 0: as many as there are GPUs for; 1: the whole machine. Raises UsageError."""
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]
     if num_slots * gpus_each > len(gpu_ids):
-        most = len(gpu_ids) // gpus_each
-        raise UsageError(
-            f"--pairs {num_slots} needs {num_slots * gpus_each} GPUs, there are {len(gpu_ids)}",
-            f"Write --pairs {max(most, 1)}.",
-        )
+        cause = f"--pairs {num_slots} needs {num_slots * gpus_each} GPUs, there are {len(gpu_ids)}"
+        raise UsageError(cause, f"Write --pairs {max(len(gpu_ids) // gpus_each, 1)}.")
     if num_slots > len(cores):
-        raise UsageError(
-            f"--pairs {num_slots} needs a core each, there are {len(cores)}", f"Write --pairs {max(len(cores), 1)}."
-        )
-    share = len(cores) // num_slots
-    return [
-        Slot(
-            i,
-            ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None,
-            tuple(cores[share * i : share * (i + 1)]),
-        )
-        for i in range(num_slots)
-    ]
+        cause = f"--pairs {num_slots} needs a core each, there are {len(cores)}"
+        raise UsageError(cause, f"Write --pairs {max(len(cores), 1)}.")
+    slots, share = [], len(cores) // num_slots
+    for i in range(num_slots):
+        gpus = ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)]))
+        slots.append(Slot(i, gpus or None, tuple(cores[share * i : share * (i + 1)])))
+    return slots
 
 
 def own_cores() -> list[int]:
@@ -58,6 +49,5 @@ def layout(num_slots: int, num_cores: int) -> str:
 
 
 def num_slots_of(hardware: str) -> int:
-    """How many were side by side."""
     found = re.search(r", (\d{1,4}) side by side, \d+ cores? each$", hardware)
     return int(found[1]) if found else 1

@@ -1,9 +1,8 @@
-"""Workers as jobs of a SLURM cluster, by its own sbatch, squeue, scontrol and scancel; never sacct, which many lack.
+"""Workers as jobs of a SLURM cluster, by sbatch, squeue and scancel; never sacct, which many clusters lack.
 
-A job has a name of its own in job.json, which the journal holds before sbatch is called. A later controller finds the
-job by that name, also if the earlier one was killed while sbatch was being called. What SLURM does not answer is not
-known, and not lost; what it did not cancel is cancelled when it answers. A slurmctld that was killed may start a
-job a second time, whatever --no-requeue says: the second start finds `worker.started` and ends at once.
+The journal holds a job's name before sbatch is called, so a later controller finds the job, also after a kill during
+sbatch. What SLURM does not answer is unknown, not lost. SLURM may start a job twice, whatever --no-requeue says: the
+second start finds `worker.started` and ends.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, STARTED_NAME, Job, Result
 from nightshift.entry import isolated
 from nightshift.errors import EngineError, UsageError
-from nightshift.executors.base import read_result
 from nightshift.executors.leftovers import mark
-from nightshift.executors.process import engine_environment
+from nightshift.executors.local import PROGRAM
+from nightshift.executors.process import engine_environment, tail
+from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
 from nightshift.files import read_file, read_json, write_json
 from nightshift.signals import unblocked
@@ -85,7 +85,6 @@ def read(path: Path) -> SlurmConfig:
         raise UsageError(f"{path}: {error}", f"Its keys: {', '.join(SlurmConfig.__struct_fields__)}.") from None
 
 
-PROGRAM = (str(Path(__file__).parents[1] / "experiment" / "worker.py"),)
 FOUND_NAME = "probe.json"
 _PROBE_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two questions to slurmctld, for all jobs at once
@@ -120,34 +119,33 @@ class SlurmExecutor:
     root: Path
     environ: Mapping[str, str]
     config: SlurmConfig
-    free_slots: Sequence[Slot] = ()  # none is here
+    free_slots: Sequence[Slot] = ()  # none on this machine
     _works: dict[Path, _Work] = field(default_factory=dict)
     _unwanted: set[str] = field(default_factory=set)  # names of jobs that are to be cancelled yet
     _asked_at: float = -POLL_SECONDS
 
     @property
     def num_slots(self) -> int:
-        """As the protocol says."""
         return self.config.pairs
 
     def hardware(self, of_engine: str) -> str:
-        """What the nodes have is told by the first result."""
         return ""
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None], words: Sequence[str] = ()) -> None:
-        """As the protocol says. `words`: more of them for the worker. What became of a job that sbatch does not answer
-        for is asked like that of any other."""
+        """As LocalExecutor. `words`: more arguments for the worker. A job without an answer of sbatch is waited for."""
         name = f"nightshift-{uuid.uuid4().hex}"
         job = replace(job, layout=self.config.layout, name=name)
         write_json(folder / JOB_NAME, job)
         enter()
         options = (f"--job-name={name}", f"--output={folder / LOG_NAME}", f"--chdir={self.root}")
         fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
+        variables = engine_environment(self.environ, {}).items()
+        exports = [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
         command = isolated(*PROGRAM, *words, str(self.root), str(folder))
-        script = self.script(command)
+        script = "\n".join(["#!/bin/bash", *exports, *self.config.setup, f"exec {shlex.join(command)}"]) + "\n"
         self.take_over(folder, job)
         try:
-            _ask(["sbatch", *fixed, *options, *self.config.options], script)
+            _ask(["sbatch", *fixed, *options, *self.config.options], script.encode())
         except BaseException as error:
             self._drop([folder])
             if name in self._unwanted and isinstance(error, EngineError):
@@ -155,16 +153,6 @@ class SlurmExecutor:
                 self.take_over(folder, job)
                 return
             raise
-
-    def script(self, program: Sequence[str]) -> bytes:
-        """What the job runs: the person's lines, then the worker."""
-        variables = engine_environment(self.environ, {})
-        exports = [
-            f"export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in _OWN_OF_A_NODE
-        ]
-        lines = ["#!/bin/bash", *exports, *self.config.setup]
-        lines.append(f"exec {shlex.join(program)}")
-        return ("\n".join(lines) + "\n").encode()
 
     def take_over(self, folder: Path, job: Job) -> None:
         """Wait for the result of a job that was submitted, by this controller or an earlier one."""
@@ -181,18 +169,14 @@ class SlurmExecutor:
             return False
         # A job that was never seen may be one that sbatch has not handed over yet.
         patience = {"": ANSWER_SECONDS, "COMPLETED": COMPLETED_SECONDS}.get(work.state, OTHERWISE_SECONDS)
-        return self._has_result(folder, work) or time.monotonic() - work.gone_at > patience
-
-    def _has_result(self, folder: Path, work: _Work) -> bool:
         try:
             read_result(folder, work.job)
         except (FileNotFoundError, EngineError):
-            return False
+            return time.monotonic() - work.gone_at > patience
         return True
 
     def _poll(self) -> None:
-        """Ask for the state of all jobs, now and then. Who is not in the answer was forgotten, long after its end or by
-        a slurmctld that died."""
+        """Ask for the state of all jobs, now and then. A job that is not in the answer was forgotten by slurmctld."""
         if time.monotonic() - self._asked_at < POLL_SECONDS:
             return
         self._asked_at = time.monotonic()
@@ -209,7 +193,6 @@ class SlurmExecutor:
             work.gone_at = work.gone_at or time.monotonic() if is_gone else None
 
     def other_jobs(self) -> list[str]:
-        """As the protocol says."""
         own = {work.job.name for work in self._works.values()} | self._unwanted
         try:
             said = _ask([*_QUEUE, "--me", "--format=%A %j"])
@@ -218,21 +201,19 @@ class SlurmExecutor:
         return [line for line in said.splitlines() if line.partition(" ")[2] not in own]
 
     def wait(self, timeout_seconds: float) -> None:
-        """Sleep: SLURM calls nobody."""
         time.sleep(timeout_seconds)
 
     def in_flight(self) -> dict[Path, Job]:
-        """As the protocol says."""
         return {folder: work.job for folder, work in self._works.items()}
 
     def has_begun(self, folder: Path) -> bool:
-        """As the protocol says; a job that was never seen to wait counts as begun."""
+        """False for a job that was last seen to wait."""
         self._poll()
         return self._works[folder].state != "PENDING" or (folder / STARTED_NAME).exists()
 
     def cancel(self, folders: Collection[Path]) -> None:
-        """As the protocol says; returns when the jobs are gone from the cluster, at the latest after CANCEL_SECONDS,
-        or when slurmctld does not answer: then they are cancelled when it does."""
+        """Cancel jobs. Returns when they are gone from the cluster, at the latest after CANCEL_SECONDS, or when
+        slurmctld does not answer: then they are cancelled when it does."""
         names = self._drop(folders)
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
@@ -265,7 +246,6 @@ class SlurmExecutor:
 
 
 def _why(work: _Work) -> str:
-    """How a job ended, as far as slurmctld still knows."""
     try:
         said = _ask([*_QUEUE, "--states=all", f"--name={work.job.name}", "--format=%T, reason %r, node %N"]).strip()
     except EngineError as error:
@@ -274,20 +254,16 @@ def _why(work: _Work) -> str:
 
 
 def cancel_jobs(names: Collection[str]) -> None:
-    """End jobs that no controller has any more, by their names. EngineError where slurmctld does not answer."""
+    """Cancel jobs by their names. EngineError where slurmctld does not answer."""
     for name in names:
         _ask(["scancel", f"--name={name}"])
 
 
 def job_left(ledger: Ledger, folder: Path) -> Job | None:
-    """The job in SLURM that was submitted for the run in `folder`; None if there is none.
-
-    The journal holds a job.json before sbatch is called: a file that somebody else wrote names no job.
-    """
-    path = folder / JOB_NAME
+    """The job in SLURM of the run in `folder`; None if there is none, or if the journal does not hold that job.json."""
     with suppress(OSError, ValueError, RecursionError):  # none, or what somebody put in its place
-        job = msgspec.json.decode(read_file(path), type=Job)
-        return job if job.name and ledger.holds(path) else None
+        job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
+        return job if job.name and ledger.holds(folder / JOB_NAME) else None
     return None
 
 
@@ -305,6 +281,8 @@ def end_jobs(ledger: Ledger) -> None:
 @unblocked()
 def _ask(command: list[str], stdin: bytes = b"") -> str:
     """What a command of SLURM says. EngineError with its last line where it fails, or does not answer."""
+    options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables by which the commands take options
+    environment = {n: v for n, v in os.environ.items() if n == "SLURM_CONF" or not n.startswith(options)}
     try:
         done = subprocess.run(
             command,
@@ -312,7 +290,7 @@ def _ask(command: list[str], stdin: bytes = b"") -> str:
             capture_output=True,
             check=False,
             timeout=ANSWER_SECONDS,
-            env=_environment() | mark(),
+            env=environment | mark(),
             process_group=0,  # a Ctrl-C is the controller's to answer
         )
     except FileNotFoundError:
@@ -325,25 +303,6 @@ def _ask(command: list[str], stdin: bytes = b"") -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _environment() -> dict[str, str]:
-    """Its own settings would change what is asked."""
-    meant = ("SLURM_CONF",)
-    return {n: v for n, v in os.environ.items() if n in meant or not n.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))}
-
-
-@dataclass(frozen=True, slots=True)
-class NodeReport:
-    """What a node said of itself. `problems`: what its engine misses there."""
-
-    node: str
-    hardware: str
-    rules_hash: str
-    harness_tree: str
-    gpus: str
-    free_disk_gb: float
-    problems: tuple[str, ...]
-
-
 def probe_node(executor: SlurmExecutor, job: Job) -> list[str]:
     """Submit one job that looks around, and say what it found, a line each. EngineError where none comes back."""
     runs_dir = executor.root / "runs"
@@ -353,23 +312,12 @@ def probe_node(executor: SlurmExecutor, job: Job) -> list[str]:
         executor.submit(folder, job, lambda: None, ["--probe"])
         while not (folder / FOUND_NAME).is_file():
             if executor.is_over(folder):
-                said = read_file(folder / LOG_NAME).decode(errors="replace").strip().splitlines()
-                why = f": {said[-1]}" if said else ""
+                why = "".join(f": {line}" for line in tail(folder / LOG_NAME, 1))
                 raise EngineError(f"the probe job ended without an answer{why}", "Look at its node.")
             executor.wait(_PROBE_SECONDS)
         seconds = time.monotonic() - began
-        found = read_json(folder / FOUND_NAME, NodeReport, "")
-        assert found is not None
+        node, *lines = read_json(folder / FOUND_NAME, list[str], "") or [""]
+        return [f"probe:     answered after {seconds:.1f} s from node {node}", *lines]
     finally:
         executor.cancel([folder])
         shutil.rmtree(folder, ignore_errors=True)
-    same = "the same as here"
-    rules = same if found.rules_hash == job.rules_hash else f"PROBLEM: {found.rules_hash}, here {job.rules_hash}"
-    tree = same if found.harness_tree == job.harness_tree else "PROBLEM: other bytes than here"
-    lines = [
-        f"probe:     answered after {seconds:.1f} s from node {found.node}",
-        f"hardware:  {found.hardware}; GPUs of the job: {found.gpus}; {found.free_disk_gb:.0f} GB of disk free",
-        f"rules:     {rules}",
-        f"harness:   {tree}",
-    ]
-    return [*lines, *(f"PROBLEM:   {problem}" for problem in found.problems)]

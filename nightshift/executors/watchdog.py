@@ -1,13 +1,8 @@
-"""Ends a process tree, and goes on doing so when the harness itself has been killed.
+"""Ends a process tree, also when the controller or worker that started it (the harness) was killed.
 
-`ProcessTree` finds and ends what a harness started; process.py uses it to stop a run. As a script
-(`python -I watchdog.py HARNESS_PID`) this file is the watchdog: a process in a session of its own,
-whose stdin is a pipe that only the harness can write to. The harness writes a line
-`MARKER GRACE_SECONDS` for each group that it opens, and kills the watchdog when all of them are stopped.
-When the pipe closes (the harness crashed, or was killed with SIGKILL), the watchdog ends what is left,
-with the same code, and exits.
-
-Imports only psutil and little of the standard library: the watchdog must start quickly and weigh little.
+As a script (`python -I watchdog.py HARNESS_PID`) this file is the watchdog, in a session of its own. The harness holds
+the pipe to its stdin, and writes `MARKER GRACE_SECONDS` for each group that it opens. When the pipe closes, the
+watchdog ends what is left. It imports only psutil and little of the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -34,10 +29,7 @@ NUM_QUIET_SWEEPS = 2  # one look at /proc can miss a process that forks while it
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """True if this very process (pid and create time) still runs; a zombie does not.
-
-    A process whose main thread has ended reads as a zombie while its other threads run on.
-    """
+    """True if this very process (pid and create time) still runs. A zombie does not, unless other threads run on."""
     try:
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:
@@ -47,12 +39,9 @@ def is_alive(process: psutil.Process) -> bool:
 class ProcessTree:
     """The processes below one harness, found by descent, by memory and by marker.
 
-    Each of the three alone loses some: descent loses orphans (unless the harness is a child
-    subreaper), memory loses what was never seen, and the marker in the environment is lost to
-    setproctitle and to programs that clear their environment. Sessions and process groups are no
-    help, because torchrun and verifiers give their workers sessions of their own.
-
-    psutil compares the create time before each signal, so a recycled pid is never touched.
+    Each alone loses some: descent loses orphans, memory what was never seen, the marker programs that clear their
+    environment. Sessions are no help: torchrun and verifiers make their own. psutil compares the create time before
+    each signal, so a recycled pid is never touched.
     """
 
     def __init__(
@@ -69,18 +58,15 @@ class ProcessTree:
         self.markers: set[str] = set()
         self.seen: set[psutil.Process] = set()
 
-    def sample(self) -> set[psutil.Process]:
-        """The living processes of the tree. Each one is remembered until it is gone."""
-        alive, ended = self._look()
-        for process in ended:
+    def sample(self) -> None:
+        """Remember the living processes of the tree, each one until it is gone; reap those that have ended."""
+        for process in self._look()[1]:
             self.reap(process)
-        return alive
 
     def end(self, grace_seconds: float) -> list[str]:
         """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
 
-        Returns a description of each process that outlived KILL_SECONDS of SIGKILL, normally none. Never
-        signals the calling process or its ancestors.
+        Returns a description of each process that outlived KILL_SECONDS of SIGKILL, normally none.
         """
         spared = {psutil.Process(), *psutil.Process().parents()}
         asked: set[psutil.Process] = set()
@@ -88,7 +74,7 @@ class ProcessTree:
         kill_at = time.monotonic() + grace_seconds
         pause, num_quiet = FIRST_PAUSE_SECONDS, 0
         while True:
-            self.seen |= self._marked()
+            self.seen |= {process for process in psutil.process_iter() if marker_of(process) in self.markers}
             found |= self.seen
             alive, ended = self._look()
             left = alive - spared
@@ -119,19 +105,13 @@ class ProcessTree:
         if self.harness is None or not is_alive(self.harness):
             # Its orphans have gone to init: only what is remembered leads on.
             return {child for process in self.seen for child in children_of(process)}
-        found: set[psutil.Process] = set()
-        pids: set[int] = set()
+        below: dict[int, psutil.Process] = {}
         for process in children_of(self.harness):  # parents come before their children
             with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
-                if parent in pids or (parent == self.harness.pid and self.claims(process)):
-                    pids.add(process.pid)
-                    found.add(process)
-        return found
-
-    def _marked(self) -> set[psutil.Process]:
-        """This user's processes that carry one of the markers, wherever they hang."""
-        return {process for process in psutil.process_iter() if marker_of(process) in self.markers}
+                if parent in below or (parent == self.harness.pid and self.claims(process)):
+                    below[process.pid] = process
+        return {*below.values()}
 
 
 def marker_of(process: psutil.Process) -> str | None:
@@ -181,7 +161,6 @@ def _kill(process: psutil.Process) -> None:
 
 
 def describe(process: psutil.Process) -> str:
-    """For a line to a person."""
     try:
         return f"pid {process.pid} {process.name()!r} ({process.status()})"
     except psutil.Error:
@@ -225,17 +204,12 @@ class Watchdog:
 
 
 def become_subreaper() -> None:
-    """Have orphaned grandchildren become children of this process instead of init's.
-
-    So a worker whose parent died, or a daemon that forked twice, is still found below the harness,
-    whatever it did to its session, title or environment. Where the kernel refuses, memory and marker remain.
-    """
+    """Have orphaned grandchildren become children of this process, not of init, so that they are found below it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _watch(harness_pid: int) -> None:
-    """Watch until the harness's end, then end the tree."""
     parent = psutil.Process().parent()
     harness = parent if parent is not None and parent.pid == harness_pid else None  # it is dead already
     sessions_spared = {None, os.getsid(0), session_of(harness) if harness else None}

@@ -1,7 +1,7 @@
 """The first experiment of a campaign, which may have been made before there was a branch.
 
-Whoever calls run.py on `main` has measured what a branch made from that commit would measure first. Where everything
-that could tell the two apart is the same, the branch begins with that result: nobody trains a baseline twice.
+run.py on `main` measures what a branch made from that commit would measure first. If everything is the same, the branch
+begins with that result: no baseline is trained twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nightshift.campaign.finish import close
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import record_sha256, sha256
-from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME, Ledger
+from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME
 from nightshift.campaign.records import Proposal, Record, Request
 from nightshift.campaign.same_setup import baseline_of, differences
 from nightshift.config.train_toml import Config
@@ -36,9 +36,8 @@ def require_packaged(setup: Setup) -> None:
 
 
 def checked(record: Record, setup: Setup) -> Record:
-    """A baseline to come, once code and libraries were looked at as a campaign's are. Edited libraries are refused
-    there with a UsageError; elsewhere the record says where all was as committed and published, and a campaign may
-    begin with its result then."""
+    """A baseline after the check of code and libraries. Edited libraries are refused on a campaign branch (UsageError);
+    elsewhere the record notes the commit if all was as committed, so that a campaign may begin with its result."""
     head = Head(record.branch, record.commit)
     if head.is_campaign:
         require_packaged(setup)
@@ -50,8 +49,7 @@ def checked(record: Record, setup: Setup) -> Record:
 
 
 def fitting_baseline(setup: Setup) -> Record | None:
-    """Of a campaign that has no experiment yet, the one that measured its baseline before there was a branch: the
-    first, so that nobody can try until one is low. UsageError where code is not as committed."""
+    """The record that measured this new campaign's baseline before its branch: the first, so that nobody picks one."""
     head, records = setup.repo.head(), setup.ledger.records()
     is_new = head.is_campaign and baseline_of(records, head) is None and not setup.experiments_in_flight()
     committed = setup.repo.config_at(head.commit) if is_new and head.commit else None
@@ -93,24 +91,21 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
 def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
     """Whether a record outside of any campaign measured what this one would measure first, and is as it was written."""
     here = setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables
-    return (
-        record.is_keep
-        and record.parent is None
-        and not Head(record.branch, record.commit).is_campaign
-        and record.evaluation is not None
-        and not differences(record, *here)
-        and record.harness_tree == setup.harness_tree
-        and record.commit == record.versions.get(_CHECKED) == head.commit
-        and _is_as_written(record, committed, setup.ledger)
-    )
-
-
-def _is_as_written(record: Record, submitted: bytes, ledger: Ledger) -> bool:
-    """Whether its files are those for which their writer added a line to the journal: agents can write in runs/."""
-    folder = ledger.run_dir(record.number)
+    if (
+        not record.is_keep
+        or record.parent is not None
+        or Head(record.branch, record.commit).is_campaign
+        or record.evaluation is None
+        or differences(record, *here)
+        or record.harness_tree != setup.harness_tree
+        or not record.commit == record.versions.get(_CHECKED) == head.commit
+    ):
+        return False
+    # Its files are those for which their writer added a line to the journal: agents can write in runs/.
+    folder = setup.ledger.run_dir(record.number)
     try:
-        hashes = {CONFIG_NAME: sha256(submitted), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}
+        hashes = {CONFIG_NAME: sha256(committed), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}
     except (OSError, ValueError):
         return False
-    lines = {name: ledger.journal.last(f"{folder.name}/{name}") for name in hashes}
+    lines = {name: setup.ledger.journal.last(f"{folder.name}/{name}") for name in hashes}
     return all(line and not line.recovered and line.sha256 == hashes[name] for name, line in lines.items())

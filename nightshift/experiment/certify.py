@@ -24,7 +24,7 @@ from typing import Any, Literal
 from nightshift.campaign.journal import Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Job, Result
+from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Result
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.campaign.scores import BUSY, split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
@@ -49,7 +49,7 @@ FOLDER = "certify"
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
 _NUM_BLOCKS = 10_000_000  # of seeds; the last seed is below 2^32
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # of a run's files, beside its logs
-_CHOSEN_THERE = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
+_COMPARED = ("branch", "rules_hash", "configs")  # of a plan, and of an access to the test split
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,6 @@ class Plan:
     num_seeds: int
     first_seed_index: int
     access: int | None = None  # number of the test-set access, counted over the checkout
-
-    def is_same(self, other: Plan) -> bool:
-        """True if both compare the same configs in the same way."""
-        fields = ("branch", "rules_hash", "split", "configs")
-        return all(getattr(self, name) == getattr(other, name) for name in fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,30 +126,32 @@ class Task:
     @property
     def runs(self) -> dict[str, tuple[str, int]]:
         """Side and seed of each run, by the name of its folder."""
-        pairs = (SIDES if index % 2 == 0 else SIDES[::-1] for index in range(self.plan.num_seeds))
-        sides = [side for pair in pairs for side in pair]
-        first, rules = self.plan.first_seed_index, self.setup.rules
-        seeds = [(side, rules.seed(first + offset)) for offset, side in enumerate(sides)]
-        return {f"{side}-{seed}": (side, seed) for side, seed in seeds}
+        runs = dict[str, tuple[str, int]]()
+        for index in range(2 * self.plan.num_seeds):
+            side = "incumbent" if index % 4 in (1, 2) else "baseline"
+            seed = self.setup.rules.seed(self.plan.first_seed_index + index)
+            runs[f"{side}-{seed}"] = side, seed
+        return runs
 
     def done(self) -> dict[str, FreshRun]:
         """Finished runs, by the name of their folder: those that the journal holds as they are."""
-        paths = [self.folder / name / RUN_NAME for name in self.runs]
-        sound = [path for path in paths if path.is_file() and self.setup.ledger.holds(path)]
-        runs = {path.parent.name: read_json(path, FreshRun, f"Make it again: rm -r {path.parent}") for path in sound}
-        return {name: run for name, run in runs.items() if run}
+        runs = dict[str, FreshRun]()
+        for path in (self.folder / name / RUN_NAME for name in self.runs):
+            if path.is_file() and self.setup.ledger.holds(path):
+                run = read_json(path, FreshRun, f"Make it again: rm -r {path.parent}")
+                runs |= {path.parent.name: run} if run else {}
+        return runs
 
     def describe(self) -> list[str]:
-        """The plan as lines for people."""
-        rules, plan, num_done = self.setup.rules, self.plan, len(self.done())
+        rules, plan = self.setup.rules, self.plan
         num_examples = sum(environment.num_selection for environment in rules.environments)
-        minutes = 2 * plan.num_seeds * rules.budget_seconds / 60
+        num_runs, num_done = 2 * plan.num_seeds, len(self.done())
+        done = f", {num_done} of {num_runs} runs are done" if num_done else ""
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {plan.num_seeds} new seeds each, {num_examples} examples of the {plan.split} split",
-            f"time:     at least {minutes:.0f} min"
-            + (f", {num_done} of {2 * plan.num_seeds} runs are done" if num_done else ""),
+            f"time:     at least {num_runs * rules.budget_seconds / 60:.0f} min{done}",
         ]
         if plan.access is not None:
             number = _access_of_campaign(self.setup, plan)
@@ -174,8 +171,7 @@ def tasks(
     """What is to be compared; nothing is run and nothing of the test split is read.
 
     `environments`: names, several joined by +; with one of them, or a budget, it is their validation split.
-    `revisions`: by side, a commit whose train.toml takes the place of the campaign's own. UsageError if there is
-    nothing to compare, data is missing, or a config is invalid there.
+    `revisions`: by side, a commit. UsageError if there is nothing to compare, or a config is invalid there.
     """
     configs, names = _contenders(setup, revisions or {})
     if not environments and budget_seconds is None:
@@ -187,13 +183,13 @@ def tasks(
 
 def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict[str, Config], dict[str, str]]:
     """Config and name by side."""
-    configs, names, head = dict[str, Config](), dict[str, str](), setup.repo.head()
-    for side, revision in revisions.items():
-        if revision is not None:
-            source = setup.repo.config_at(revision)
-            if source is None:
-                raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
-            configs[side], names[side] = parse(source, f"train.toml of {revision}"), revision
+    configs, head = dict[str, Config](), setup.repo.head()
+    names = {side: revision for side, revision in revisions.items() if revision is not None}
+    for side, revision in names.items():
+        source = setup.repo.config_at(revision)
+        if source is None:
+            raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
+        configs[side] = parse(source, f"train.toml of {revision}")
     first = baseline_of(setup.ledger.records(), head)
     if first is not None:
         require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables)
@@ -210,8 +206,7 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
     incumbent = setup.campaign(head.branch).incumbent
     if incumbent is None or (incumbent.number == first.number and not configs):
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
-    records = dict(zip(SIDES, (first, incumbent), strict=True))
-    for side, record in records.items():
+    for side, record in zip(SIDES, (first, incumbent), strict=True):
         configs.setdefault(side, setup.ledger.stored_config(record))
         names.setdefault(side, f"experiment {record.number:04d}")
     return configs, names
@@ -254,6 +249,7 @@ def _task(
         except ConfigError as error:
             raise UsageError(f"{names[side]} is invalid under {setup.rules.name}: {error.cause}", error.fix) from None
     ledger = setup.ledger
+    last = _last_access(ledger) if split == "test" else 0
     plan = Plan(
         branch=setup.repo.head().branch,
         rules_hash=setup.rules_hash,
@@ -262,8 +258,10 @@ def _task(
         names=dict(names),
         num_seeds=num_seeds or DEFAULT_SEEDS,
         first_seed_index=FIRST_SEED_INDEX + 2 * MAX_SEEDS * secrets.randbelow(_NUM_BLOCKS),
-        access=_last_access(ledger) + 1 if split == "test" else None,
+        access=last + 1 if split == "test" else None,
     )
+    settings = {side: effective.settings for side, effective in validated.items()}
+    unused = validated["incumbent"].unused
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
@@ -273,26 +271,22 @@ def _task(
             folder = folder if any(begun.glob("*-*")) else begun
             continue
         old = read_json(begun / PLAN_NAME, Plan, f"Give it up: rm -r {begun}")
-        if old is not None and old.is_same(plan) and _can_resume(old, setup):
+        if old is None or any(getattr(old, name) != getattr(plan, name) for name in (*_COMPARED, "split")):
+            continue
+        # Workers get an access only if it is the last one, or was not counted yet.
+        accesses = ledger.journal.accesses()[-1:] if old.access else []
+        if accesses and accesses[0].number == old.access:
+            can_resume = all(getattr(accesses[0], name) == getattr(plan, name) for name in _COMPARED)
+        else:
+            can_resume = old.access in (None, last + 1)
+        if can_resume:
             # Elsewhere the same question has the same answer: nobody asks until one is better.
             if num_seeds not in (None, old.num_seeds):
                 cause = f"{begun} began with {old.num_seeds} seeds"
                 fix = f"Resume with --seeds {old.num_seeds}, or give it up (an access stays counted): rm -r {begun}"
                 raise UsageError(cause, fix)
-            plan, folder = old, begun
-            break
-    settings = {side: effective.settings for side, effective in validated.items()}
-    return Task(setup, plan, folder, settings, validated["incumbent"].unused)
-
-
-def _can_resume(plan: Plan, setup: Setup) -> bool:
-    """True if the test-set access of a plan is the last one, or was not counted yet: only then do workers get it."""
-    if plan.access is None:
-        return True
-    last = setup.ledger.journal.accesses()[-1:]
-    if not last or plan.access != last[0].number:
-        return plan.access == _last_access(setup.ledger) + 1
-    return all(getattr(last[0], name) == getattr(plan, name) for name in ("branch", "rules_hash", "configs"))
+            return Task(setup, old, begun, settings, unused)
+    return Task(setup, plan, folder, settings, unused)
 
 
 def _last_access(ledger: Ledger) -> int:
@@ -303,8 +297,8 @@ def _last_access(ledger: Ledger) -> int:
 def certify(questions: Sequence[Task]) -> list[Comparison]:
     """Make the runs that are not done, and compare. Call it as the controller.
 
-    A run whose training fails leaves one seed less; a run that the infrastructure lost is tried once more. Raises
-    EngineError if no run of a side could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
+    A run whose training fails leaves one seed less. Raises EngineError if no run of a side could be evaluated, and
+    Interrupted: finished runs are kept.
     """
     setup = questions[0].setup
     for task in questions:
@@ -314,11 +308,12 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     measured = [(task, _make_runs(task)) for task in questions]
     estimates = [_estimate(task, runs) for task, runs in measured]
     # One question on the test split, or several elsewhere that are corrected together.
-    number = _access_of_campaign(setup, questions[0].plan)
-    level = LEVEL if questions[0].plan.access is None else level_of_access(number)
+    plan = questions[0].plan
+    access = None if plan.access is None else _access_of_campaign(setup, plan)
+    level = LEVEL if access is None else level_of_access(access)
     comparisons = []
     for (task, runs), result, verdict in zip(measured, estimates, verdicts(estimates, level), strict=True):
-        comparison = _comparison(task, runs, result, verdict, level, number)
+        comparison = _comparison(task, runs, result, verdict, level, access)
         path = task.folder / COMPARISON_NAME  # its presence says that the comparison is finished
         with setup.ledger.lock():
             write_json(path, comparison)
@@ -334,35 +329,15 @@ def _access_of_campaign(setup: Setup, plan: Plan) -> int:
     return len({each.number for each in ours if each.number < (plan.access or 0)}) + 1
 
 
-def _begin(task: Task) -> None:
-    """Write the plan."""
-    plan, ledger = task.plan, task.setup.ledger
-    task.folder.mkdir(parents=True, exist_ok=True)
-    with ledger.lock():
-        if not (task.folder / PLAN_NAME).exists() or not ledger.holds(task.folder / PLAN_NAME):
-            write_json(task.folder / PLAN_NAME, plan)
-            ledger.enter(task.folder / PLAN_NAME)
-
-
-def _access(plan: Plan, job: Job) -> Access | None:
-    """What the journal says of a job that reads the test split; None on the validation split."""
-    if plan.access is None:
-        return None
-    return Access(
-        number=plan.access,
-        branch=plan.branch,
-        rules_hash=plan.rules_hash,
-        configs=plan.configs,
-        token=job.token,
-    )
-
-
 def _make_runs(task: Task) -> list[FreshRun]:
-    """All runs that could be made."""
-    setup = task.setup
+    setup, path = task.setup, task.folder / PLAN_NAME
     setup.engine.prepare_at_start(setup.reporter.note)
     require_ready(setup)
-    _begin(task)
+    task.folder.mkdir(parents=True, exist_ok=True)
+    with setup.ledger.lock():
+        if not path.exists() or not setup.ledger.holds(path):
+            write_json(path, task.plan)
+            setup.ledger.enter(path)
     order, done = task.runs, task.done()
     for name, (side, seed) in 2 * [*order.items()]:  # a run that the infrastructure lost is tried once more at the end
         if name not in done:
@@ -374,16 +349,20 @@ def _make_runs(task: Task) -> list[FreshRun]:
 
 def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None:
     """One run, stored once it was evaluated or its training failed; None if the infrastructure failed."""
-    setup = task.setup
-    job = job_left(setup.ledger, folder)
+    setup, plan, ledger = task.setup, task.plan, task.setup.ledger
+    job, job_path = job_left(ledger, folder), folder / JOB_NAME
     try:
         if isinstance(setup.executor, SlurmExecutor) and job is not None:
             setup.executor.take_over(folder, job)  # an earlier start of this command submitted it
         else:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
-            job = job_of(task.settings[side], seed, setup, setup.hardware, task.plan.split)
-            submit_job(folder, job, setup, _access(task.plan, job))
+            job = job_of(task.settings[side], seed, setup, setup.hardware, plan.split)
+            access = None
+            if plan.access is not None:
+                compared = {name: getattr(plan, name) for name in _COMPARED}
+                access = Access(number=plan.access, token=job.token, **compared)
+            submit_job(folder, job, setup, access)
         while not setup.executor.is_over(folder):
             setup.wait()
         result = setup.executor.result(folder)
@@ -395,28 +374,25 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         proof = setup.engine.prove(folder, evaluation.weights, setup.reporter.note) if evaluation else None
     except Interrupted:
         setup.executor.cancel([folder])
-        (folder / JOB_NAME).unlink(missing_ok=True)  # nothing more will come of it
+        job_path.unlink(missing_ok=True)  # nothing more will come of it
         raise
     except EngineError as error:
-        (folder / JOB_NAME).unlink(missing_ok=True)
+        job_path.unlink(missing_ok=True)
         setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
         return None
     finally:
         for path in folder.iterdir():  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    run = FreshRun(side, seed, result, proof, _num_starts(setup.ledger, folder))
-    with setup.ledger.lock():
+    # Each start has a job.json of its own, whose hash the journal holds.
+    num_starts = ledger.journal.num_lines(job_path.relative_to(ledger.runs_dir).as_posix())
+    run = FreshRun(side, seed, result, proof, num_starts)
+    with ledger.lock():
         write_json(folder / RUN_NAME, run)
-        setup.ledger.enter(folder / RUN_NAME)
+        ledger.enter(folder / RUN_NAME)
     text = f"crashed: {result.training.cause}" if evaluation is None else f"{evaluation.eval_score:.4f}"
     setup.reporter.note(f"{side}, seed {seed}: {text}")
     return run
-
-
-def _num_starts(ledger: Ledger, folder: Path) -> int:
-    """How often a run was started: each start has a job.json of its own, whose hash the journal holds."""
-    return ledger.journal.num_lines((folder / JOB_NAME).relative_to(ledger.runs_dir).as_posix())
 
 
 def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
@@ -428,10 +404,8 @@ def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
     sides = {side: _evaluations(runs, side) for side in SIDES}
     for side, evaluations in sides.items():
         if not evaluations:
-            cause = next(
-                (run.result.training.cause for run in runs if run.side == side),
-                "all runs were lost to infrastructure failures",
-            )
+            causes = [run.result.training.cause for run in runs if run.side == side]
+            cause = [*causes, "all runs were lost to infrastructure failures"][0]
             raise EngineError(f"no run of the {side} was evaluated: {cause}", "Fix that, then repeat the command.")
     if len({evaluation.examples_sha256 for evaluations in sides.values() for evaluation in evaluations}) > 1:
         fix = f"Give it up and begin another: rm -r {task.folder}"
@@ -441,11 +415,10 @@ def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
 
 
 def _comparison(
-    task: Task, runs: Sequence[FreshRun], result: Estimate, verdict: str, level: float, access: int
+    task: Task, runs: Sequence[FreshRun], result: Estimate, verdict: str, level: float, access: int | None
 ) -> Comparison:
     setup, sides = task.setup, [_evaluations(runs, side) for side in SIDES]
     strict = [[e.strict_score for e in evaluations if e.strict_score is not None] for evaluations in sides]
-    has_strict = all(len(known) == len(evaluations) for known, evaluations in zip(strict, sides, strict=True))
     return Comparison(
         plan=task.plan,
         created=setup.now().isoformat(timespec="milliseconds"),
@@ -454,13 +427,13 @@ def _comparison(
         model=setup.rules.model,
         verdict=verdict,
         level=level,
-        access=None if task.plan.access is None else access,
+        access=access,
         estimate=result,
         baseline_score=fmean(e.eval_score for e in sides[0]),
         incumbent_score=fmean(e.eval_score for e in sides[1]),
         num_seeds={side: len(evaluations) for side, evaluations in zip(SIDES, sides, strict=True)},
         num_examples=len(sides[0][0].example_scores),
-        strict_scores=(fmean(strict[0]), fmean(strict[1])) if has_strict else None,
+        strict_scores=(fmean(strict[0]), fmean(strict[1])) if [*map(len, strict)] == [*map(len, sides)] else None,
         by_environment=_by_environment(task, sides),
         notes=tuple(_notes(task, runs, result)),
         journal=setup.ledger.journal.head,
@@ -491,9 +464,8 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     if task.unused_keys:
         notes.append(f"keys of the incumbent that change nothing there: {', '.join(task.unused_keys)}")
     first = baseline_of(task.setup.ledger.records(), task.setup.repo.head())
-    is_own = first is not None and not {*first.environments}.isdisjoint(task.setup.rules.environment_names)
-    if task.plan.split == "validation" and is_own:
-        notes.append(_CHOSEN_THERE)
+    if task.plan.split == "validation" and first and {*first.environments} & {*task.setup.rules.environment_names}:
+        notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
     return notes
 
 

@@ -48,7 +48,6 @@ class Estimate:
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of no difference."""
         return t_probability(self.difference / self.stderr, self.df) if self.stderr else float(self.difference == 0)
 
 
@@ -84,10 +83,8 @@ def level_of_access(number: int) -> float:
 
 
 def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
-    """`better`, `worse` or `not told apart`, for questions that were asked together.
-
-    Holm's procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`.
-    """
+    """`better`, `worse` or `not told apart`, for questions that were asked together: Holm's procedure (Scandinavian
+    Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`."""
     answers, is_open = ["not told apart"] * len(estimates), True
     for rank, index in enumerate(sorted(range(len(estimates)), key=lambda index: estimates[index].p_value)):
         is_open = is_open and estimates[index].p_value <= level / (len(estimates) - rank)

@@ -1,7 +1,7 @@
 """One experiment: from train.toml to a verdict in the ledger.
 
-`start` admits and submits, `collect` judges and settles what came back; between the two a worker (worker.py) trains
-and evaluates in a process of its own. Both find all they need in the ledger, so that a kill costs no more than a run.
+`start` admits and submits; a worker (worker.py) trains and evaluates in a process of its own; `collect` judges and
+settles. Both find all they need in the ledger, so that a kill costs no more than a run.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ _LONGEST = 200  # characters of a list in a refusal, which is one line
 
 
 def run_experiment(request: Request, setup: Setup) -> Record:
-    """Train, evaluate, decide, record, settle; returns the closed record of one experiment.
+    """Train, evaluate, decide, record, settle; returns the closed record. Call as the controller (Ledger.controller).
 
-    Call as the controller (Ledger.controller). Raises ConfigError or UsageError before anything is recorded,
-    EngineError when the machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run
-    is a record.
+    Raises ConfigError or UsageError before anything is recorded, EngineError, and Interrupted after closing the record.
+    A failed run is a record.
     """
     try:
         record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md
@@ -96,24 +95,18 @@ def collect(number: int, setup: Setup) -> Record | None:
         failure = Failure.MACHINERY, str(error)
     if failure:
         return conclude(crash(record, *failure), setup)
-    return conclude(proven(setup.campaign(record.branch).judge(record), setup), setup)
-
-
-def proven(record: Record, setup: Setup) -> Record:
-    """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
-    lines: list[str | None] = []
-    evaluation = record.evaluation
+    record = setup.campaign(record.branch).judge(record)
+    lines, evaluation = list[str | None](), record.evaluation
     if evaluation is None:
-        return record
-    try:
-        if record.is_keep:
-            folder = setup.ledger.files_dir(record)
-            lines.append(setup.engine.prove(folder, evaluation.weights, setup.reporter.note))
-    except EngineError as error:
-        return crash(record, Failure.MACHINERY, str(error))
+        return conclude(record, setup)
+    if record.is_keep:  # the engine proves that the weights that stay were scored
+        try:
+            lines.append(setup.engine.prove(run_dir, evaluation.weights, setup.reporter.note))
+        except EngineError as error:
+            return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     if (share := evaluation.repeated_share) is not None:
         lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
-    return replace(record, health="\n".join(filter(None, lines)))
+    return conclude(replace(record, health="\n".join(filter(None, lines))), setup)
 
 
 def conclude(record: Record, setup: Setup) -> Record:
@@ -145,8 +138,17 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     effective_hash = hash_of(validated.settings)
     if not request.again:
         if head.is_campaign:
-            refuse_tried(campaign.tried(candidate.hash))
-            refuse_running(candidate.hash, [r for r in records if r.number in setup.experiments_in_flight()])
+            tried, in_flight = campaign.tried(candidate.hash), setup.experiments_in_flight()
+            if tried and tried.judgement:
+                delta = tried.judgement.delta
+                outcome = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
+                cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
+                raise UsageError(cause, "Change train.toml, or repeat it with new seeds: --again.")
+            for record in records:
+                if record.number in in_flight and record.config_hash == candidate.hash:
+                    raise UsageError(
+                        f"this config is in flight as experiment {record.number:04d}", "Change train.toml."
+                    )
         if made_from and changes and setup.engine.validate(made_from).settings == validated.settings:
             keys = shorten("; ".join(changes), _LONGEST)
             cause = f"the only changes are to keys that this engine does not use: {keys}"
@@ -178,24 +180,8 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     )
 
 
-def refuse_tried(tried: Record | None) -> None:
-    """Raise UsageError for a config that was decided before."""
-    if tried and tried.judgement:
-        delta = tried.judgement.delta
-        result = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
-        cause = f"this config was already tried in experiment {tried.number:04d} ({result})"
-        raise UsageError(cause, "Change train.toml, or repeat it with new seeds: --again.")
-
-
-def refuse_running(config_hash: str, in_flight: Sequence[Record]) -> None:
-    """Raise UsageError for a config that is being run now."""
-    if same := [record.number for record in in_flight if record.config_hash == config_hash]:
-        raise UsageError(f"this config is in flight as experiment {same[0]:04d}", "Change train.toml.")
-
-
 def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
-    """Raise EngineError with the first problem that makes a run impossible in these slots of this machine; for None in
-    that of the next run. A cluster's nodes tell it themselves."""
+    """Raise EngineError with the first problem of these slots of this machine; None: of the next run's slot."""
     for slot in setup.executor.free_slots[:1] if slots is None else slots:
         if problems := setup.engine_of.get(slot.gpus, setup.engine).check():
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -214,37 +200,36 @@ def interrupt(cause: str, setup: Setup) -> None:
     cancel(setup)
     records = setup.ledger.records()
     for record in records:
-        if (record.number in numbers or record is records[-1]) and record.settled is None:
-            if record.status == STARTED:
-                conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
-            else:  # its verdict is in the journal, and stays as it is
-                with setup.ledger.lock():
-                    close(record, setup.ledger, setup.repo)
+        if record.settled is not None or (record.number not in numbers and record is not records[-1]):
+            continue
+        if record.status == STARTED:
+            conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
+        else:  # its verdict is in the journal, and stays as it is
+            with setup.ledger.lock():
+                close(record, setup.ledger, setup.repo)
 
 
-def examine(record: Record, setup: Setup) -> str | None:
-    """What the curves of the record's run say; None where it left none."""
+def examine(record: Record, setup: Setup) -> str:
+    """What the curves of the record's run say; empty where it left none."""
     if record.result is None:
-        return None
+        return ""
     try:
         candidate = setup.ledger.stored_config(record)
     except UsageError as error:  # no reason to lose a verdict
         return f"the curves were not examined: {error}"
     steps = read_steps(setup.ledger.files_dir(record) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
-    told = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
-    return digest(steps, Conditions(record.result, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
+    remarks = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
+    return digest(steps, Conditions(record.result, setup.rules.budget_seconds, candidate.resolved, used, remarks))
 
 
 def _failure(result: Result, record: Record, setup: Setup) -> tuple[Failure, str] | None:
     """Why the result of a record counts for nothing; None if it was measured by the harness that was agreed."""
     head = Head(record.branch, record.commit)
-    agreed = baseline_of(setup.ledger.records(), head) or record
+    agreed, changed = baseline_of(setup.ledger.records(), head) or record, list[str]()
     if head.is_campaign and agreed.commit:
-        changed = changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
-        if changed:
-            return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
-    if changed := setup.surroundings.changed():
+        changed += changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
+    if changed := changed or setup.surroundings.changed():
         return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if result.hardware not in ("", record.hardware):
         return Failure.MACHINERY, f"it was made on {result.hardware}, and the campaign on {record.hardware}"

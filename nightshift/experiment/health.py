@@ -15,22 +15,21 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
 from nightshift.campaign.records import Outcome, Result
 from nightshift.campaign.standing import Z95
 
+Steps = Sequence[Step]
 MAX_FINDINGS = 5
 MAX_KEYS = 3  # a finding; more is no pointer
 
 
-def digest(steps: Sequence[Step], conditions: Conditions) -> str:
-    """`examine` as plain text, one finding a line."""
+def digest(steps: Steps, conditions: Conditions) -> str:
     return "\n".join(map(str, examine(steps, conditions)))
 
 
-def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
+def examine(steps: Steps, conditions: Conditions) -> list[Finding]:
     """At most five findings, the worst first; one line that says so when all is well; empty without steps."""
     if not steps:
         return []
@@ -44,8 +43,6 @@ def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
         for finding in found[:MAX_FINDINGS]
     ]
 
-
-Curve = NDArray[np.float64]
 
 MAX_POINTS = 200  # longer curves are averaged down to so many: the pairwise slopes grow with the square
 _MAD = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
@@ -69,9 +66,9 @@ class Trend:
     @property
     def z(self) -> float:
         """Change in standard errors; 0 where there is no change."""
-        if self.change == 0:
-            return 0.0
-        return self.change / self.stderr if self.stderr > 0 else float("inf") * self.change
+        if self.stderr > 0:
+            return self.change / self.stderr
+        return float("inf") * self.change if self.change else 0.0
 
 
 def trend(values: Sequence[float]) -> Trend:
@@ -93,8 +90,11 @@ def trend(values: Sequence[float]) -> Trend:
     residuals -= np.median(residuals)
     robust = _MAD * float(np.median(np.abs(residuals)))
     residuals = np.clip(residuals, -_WINSOR * robust, _WINSOR * robust)
-    scale = float(np.sqrt((residuals**2).sum() / max(len(y) - 2, 1))) * (1 + _FEW_POINTS / len(y))
-    r = _autocorrelation(residuals)
+    total, r = float((residuals**2).sum()), 0.0
+    scale = float(np.sqrt(total / max(len(y) - 2, 1))) * (1 + _FEW_POINTS / len(y))
+    if total > 0 and len(residuals) > 2:
+        autocorrelation = float((residuals[1:] * residuals[:-1]).sum()) / total
+        r = min(max(autocorrelation, 0.0), _MAX_AUTOCORRELATION)
     spread = float(np.sqrt(((x - x.mean()) ** 2).sum() * _EFFICIENCY))
     span = len(y) - 1
     return Trend(slope * span, scale / spread * span * float(np.sqrt((1 + r) / (1 - r))))
@@ -112,7 +112,6 @@ def levels(values: Sequence[float], num_parts: int) -> list[float]:
 
 
 def last_half(values: Sequence[float]) -> Sequence[float]:
-    """The later half of a curve."""
     return values[len(values) // 2 :]
 
 
@@ -120,13 +119,6 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     """Levels of the first and the last tenth (two points at least)."""
     parts = levels(values, min(10, len(values) // 2))
     return parts[0], parts[-1]
-
-
-def _autocorrelation(residuals: Curve) -> float:
-    total = float((residuals**2).sum())
-    if total == 0 or len(residuals) < 3:
-        return 0.0
-    return min(max(float((residuals[1:] * residuals[:-1]).sum()) / total, 0.0), _MAX_AUTOCORRELATION)
 
 
 class Severity(IntEnum):
@@ -152,11 +144,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the digest knows of a run beside its curves.
-
-    `values`: the config's keys with defaults (Config.resolved). `used_keys`: what the engine uses, None for every
-    key; a finding points to no other. `remarks`: what its scores hide (Campaign.remarks).
-    """
+    """What the digest knows of a run beside its curves. `values`: the config's keys with defaults. `used_keys`: what
+    the engine uses, None for all; a finding points to no other. `remarks`: what its scores hide (Campaign.remarks)."""
 
     run: Result
     budget_seconds: float
@@ -165,6 +154,7 @@ class Conditions:
     remarks: Sequence[str] = ()
 
 
+Findings = Iterator[Finding]
 LIMIT = 1e30  # a diverging run writes any finite number: sums and squares of these stay finite
 MIN_STEPS = 8  # fewer points carry no trend
 SURE = 3.0  # standard errors for "it moved": not two, because a digest makes a dozen such tests
@@ -232,7 +222,7 @@ _SPEED = ("trainer.model.optim_cpu_offload", "trainer.model.ac", _COMPILE, "seq_
 _SERVING = ("inference.vllm.max_num_seqs", "inference.vllm.gpu_memory_utilization", _INFLIGHT)
 
 
-def reward(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def reward(steps: Steps, _: Conditions) -> Findings:
     """Collapsed, falling, flat or still rising: at most one of them."""
     values = _curve(steps, "reward_mean")
     if not values:
@@ -254,12 +244,11 @@ def reward(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         text = f"reward still rising: {late} over the last half, {last:.2f} at the end"
         yield Finding(f"{text}: more or larger steps pay", (_LR, _BATCH, _GROUP), Severity.HINT)
     elif whole.change < 2 * whole.stderr and whole.change + whole.stderr < FLAT_REWARD and last < SOLVED_REWARD:
-        change = str(whole)
-        text = f"reward flat: {change} over {len(values)} steps, at {median(values):.2f}"
+        text = f"reward flat: {whole} over {len(values)} steps, at {median(values):.2f}"
         yield Finding(text, (_LR, _GROUP, _BATCH, _TEMPERATURE), Severity.BROKEN)
 
 
-def entropy(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def entropy(steps: Steps, _: Conditions) -> Findings:
     """Used up, or rising."""
     values, rewards = _curve(steps, "entropy"), _curve(steps, "reward_mean")
     first, last = ends(values) if values else (0.0, 0.0)
@@ -274,7 +263,7 @@ def entropy(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(text, (_LR, _MAX_NORM, _TEMPERATURE), Severity.COSTLY)
 
 
-def truncation(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+def truncation(steps: Steps, conditions: Conditions) -> Findings:
     """Completions that were cut, in training and at evaluation."""
     values, limit = _curve(steps, "truncated_share", 1), conditions.values.get(_MAX_TOKENS)
     shares = []
@@ -288,7 +277,7 @@ def truncation(steps: Sequence[Step], conditions: Conditions) -> Iterator[Findin
         yield Finding(f"cut and so scored 0: {text}", (_MAX_TOKENS, _PENALTY, "seq_len"), Severity.COSTLY)
 
 
-def length(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def length(steps: Steps, _: Conditions) -> Findings:
     """Completions that grew or shrank, and whether it paid."""
     values, rewards = _curve(steps, "completion_tokens_mean"), _curve(steps, "reward_mean")
     first, last = ends(values) if values else (0.0, 0.0)
@@ -300,7 +289,7 @@ def length(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     yield Finding(text, (_PENALTY, _MAX_TOKENS, _LR), Severity.HINT if pays else Severity.COSTLY)
 
 
-def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def groups(steps: Steps, _: Conditions) -> Findings:
     """Groups without a gradient, and which way."""
     right, wrong = _curve(steps, "all_right_share", 1), _curve(steps, "all_wrong_share", 1)
     if not right or not wrong or num_without_gradient(steps) >= NO_GRADIENT_STEPS:  # no_gradient says it
@@ -308,13 +297,13 @@ def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     all_right, all_wrong = fmean(last_half(right)), fmean(last_half(wrong))
     share = all_right + all_wrong
     if share >= NO_GRADIENT_HINT:
-        which = f"{all_right:.0%} all right, {all_wrong:.0%} all wrong"
-        text = f"{share:.0%} of the groups teach nothing in the last half ({which})"
+        text = f"{share:.0%} of the groups teach nothing in the last half"
+        text += f" ({all_right:.0%} all right, {all_wrong:.0%} all wrong)"
         keys = (_SAMPLER, _GROUP, _TEMPERATURE) if all_right > all_wrong else (_GROUP, _TEMPERATURE, _SAMPLER)
         yield Finding(text, keys, Severity.COSTLY if share >= NO_GRADIENT_COSTLY else Severity.HINT)
 
 
-def no_gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+def no_gradient(steps: Steps, conditions: Conditions) -> Findings:
     """The step from which on there was no gradient, and why. prime-rl's own empty batches are no steps."""
     num_steps = num_without_gradient(steps)
     if num_steps < NO_GRADIENT_STEPS:
@@ -337,7 +326,7 @@ def no_gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Findi
     yield Finding(f"no gradient from step {rows[0].step} on: {why}", keys, severity)
 
 
-def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def mismatch(steps: Steps, _: Conditions) -> Findings:
     """Between the policy that trains and the one that sampled: KL, masked tokens, age."""
     if kl := _curve(steps, "kl", 2):
         (first, last), late = ends(kl), last_half(kl)
@@ -358,7 +347,7 @@ def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(f"{fmean(errors):.0%} of the rollouts failed", (_INFLIGHT, _MAX_TOKENS), Severity.COSTLY)
 
 
-def gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+def gradient(steps: Steps, conditions: Conditions) -> Findings:
     """Spikes, and a norm that is clipped most of the time."""
     values = _curve(steps, "grad_norm")
     if not values:
@@ -376,7 +365,7 @@ def gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]
         yield Finding(f"{text}: max_norm sets the step", (_MAX_NORM, _LR), Severity.HINT)
 
 
-def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+def waiting(steps: Steps, _: Conditions) -> Findings:
     """prime-rl: which side idles. The first step waits for the start and is left out."""
     idle, busy, broadcast, blocked = (
         median(values) if (values := _curve(steps[1:], f"{name}_seconds", 3)) else None
@@ -396,22 +385,19 @@ def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         yield Finding(text, _SPEED, Severity.HINT)
 
 
-def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
-    """What the budget was used for."""
+def budget(steps: Steps, conditions: Conditions) -> Findings:
     training, evaluation = conditions.run.training, conditions.run.evaluation
     outcome, used, whole = training.outcome, steps[-1].time, conditions.budget_seconds
     max_steps, ended = conditions.values.get("max_steps"), outcome is Outcome.BUDGET
     if outcome is Outcome.FINISHED and used is not None and used < (1 - UNUSED_SHARE) * whole:
-        unused = f"{whole - used:.0f} s of the budget unused"
-        text = f"max_steps = {max_steps} ended training after {used:.0f} s: {unused}"
+        text = f"max_steps = {max_steps} ended training after {used:.0f} s: {whole - used:.0f} s of the budget unused"
         yield Finding(text, ("max_steps",), Severity.COSTLY)
     has_schedule = conditions.values.get("trainer.scheduler.type") in ("linear", "cosine")
     if ended and has_schedule and max_steps is not None and len(steps) < SCHEDULE_SHARE * max_steps:
         text = f"the budget ended at step {steps[-1].step} of max_steps {max_steps}: the schedule was cut off"
         yield Finding(text, ("max_steps", "trainer.scheduler.decay_steps"), Severity.HINT)
     if ended and len(steps) < FEW_STEPS:
-        text = f"only {len(steps)} steps in {whole:.0f} s"
-        yield Finding(text, (_BATCH, _MAX_TOKENS, *_SPEED), Severity.COSTLY)
+        yield Finding(f"only {len(steps)} steps in {whole:.0f} s", (_BATCH, _MAX_TOKENS, *_SPEED), Severity.COSTLY)
     first, typical = steps[0].time or 0.0, _step_seconds(steps) or 0.0
     if steps[0].step == 1 and 0 < whole * FIRST_STEP_SHARE < first > FIRST_STEP_RATIO * typical > 0:
         text = f"the first step took {first:.0f} s, {first / whole:.0%} of the budget (later ones {typical:.1f} s)"
@@ -426,7 +412,7 @@ def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
 CHECKS = (no_gradient, reward, entropy, mismatch, gradient, truncation, length, groups, budget, waiting)
 
 
-def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
+def pace(steps: Steps) -> tuple[str, tuple[str, ...]]:
     """Number and length of the steps and what fills them (prime-rl generates beside it), the larger part's keys."""
     typical = _step_seconds(steps)
     text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
@@ -438,8 +424,7 @@ def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
     return text, ()
 
 
-def note(steps: Sequence[Step], conditions: Conditions) -> Finding:
-    """The last line, where there is room for it."""
+def note(steps: Steps, conditions: Conditions) -> Finding:
     (text, keys), run = pace(steps), conditions.run
     parts = (
         ("start-up", run.startup_seconds),
@@ -450,8 +435,7 @@ def note(steps: Sequence[Step], conditions: Conditions) -> Finding:
     return Finding(f"time: {text}" + (f"; {spent}" if spent else ""), keys, Severity.NOTE)
 
 
-def healthy(steps: Sequence[Step]) -> Finding:
-    """The one line when no check found anything."""
+def healthy(steps: Steps) -> Finding:
     parts = []
     if rewards := _curve(steps, "reward_mean"):
         first, last = ends(rewards)
@@ -463,20 +447,20 @@ def healthy(steps: Sequence[Step]) -> Finding:
     return Finding(f"healthy: {', '.join([*parts, pace(steps)[0]])}", (), Severity.NOTE)
 
 
-def _step_seconds(steps: Sequence[Step]) -> float | None:
+def _step_seconds(steps: Steps) -> float | None:
     """The median time from one step to the next; None when it was not measured."""
     times = [step.time for step in steps if step.time is not None]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return median(gaps) if gaps else None
 
 
-def _mean(steps: Sequence[Step], name: str) -> float | None:
+def _mean(steps: Steps, name: str) -> float | None:
     """The mean of the measured values of a field."""
     values = _curve(steps, name, 1)
     return fmean(values) if values else None
 
 
-def _curve(steps: Sequence[Step], name: str, at_least: int = MIN_STEPS) -> list[float]:
+def _curve(steps: Steps, name: str, at_least: int = MIN_STEPS) -> list[float]:
     """The measured values of a field; empty when there are too few to say anything."""
     found = (getattr(step, name) for step in steps)
     values = [min(max(value, -LIMIT), LIMIT) for value in found if value is not None]

@@ -18,7 +18,6 @@ from nightshift.experiment.setup import Setup
 
 
 def submit(record: Record, setup: Setup) -> None:
-    """Start the worker of an experiment's run."""
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
     if record.parent is not None:  # checked again: its record lies where agents can write
         parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
@@ -27,8 +26,7 @@ def submit(record: Record, setup: Setup) -> None:
 
 
 def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = None) -> None:
-    """Start a worker, once it is known how all is that it will import. `access`: to the test split, if the job reads
-    that; the journal holds it before the worker starts."""
+    """Start a worker. `access`: to the test split; the journal holds it before the worker starts."""
     if not setup.executor.in_flight():  # else it is still to be as the first of them found it
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
 
@@ -40,9 +38,9 @@ def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = No
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """Of the record's run: the first seed that no evaluated run of the same settings had, and that none in flight has.
+    """The first seed that no evaluated run of the same settings had, and that no run in flight has.
 
-    So the settings never see a seed twice, and a run that was lost is run again with the seed that it had.
+    So the settings never see a seed twice, and a lost run is run again with its seed.
     """
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
     used |= {job.seed for job in setup.executor.in_flight().values() if hash_of(job.settings) == record.effective_hash}
@@ -79,7 +77,6 @@ def cancel(setup: Setup, number: int | None = None) -> None:
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """As it is stored and hashed."""
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode()
 
 

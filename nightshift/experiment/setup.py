@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,15 +25,13 @@ from nightshift.engines.memory import on_cards
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load
-from nightshift.executors.base import Executor
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.executors.leftovers import end_leftovers
 from nightshift.executors.local import LocalExecutor
-from nightshift.executors.slots import Slot, divide, num_slots_of, own_cores
+from nightshift.executors.slots import divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.surroundings import Surroundings
-from nightshift.waiting import waiting
 
 _TICK_SECONDS = 0.5
 
@@ -59,7 +57,7 @@ class Setup:
     engine: Engine
     ledger: Ledger
     repo: Repo
-    executor: Executor
+    executor: LocalExecutor | SlurmExecutor
     surroundings: Surroundings
     reporter: Reporter
     request: Request
@@ -82,17 +80,11 @@ class Setup:
         return first.hardware if first else ""
 
     def experiments_in_flight(self) -> set[int]:
-        """Their numbers."""
-        runs_dir = self.ledger.runs_dir
-        return {
-            int(folder.name)
-            for folder in self.executor.in_flight()
-            if folder.parent == runs_dir and folder.name.isdigit()
-        }
+        """The numbers of the experiments whose runs are in flight; a certificate's runs have other names."""
+        return {int(folder.name) for folder in self.executor.in_flight() if folder.name.isdigit()}
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
-        """Their records."""
         return tuple(map(self.ledger.record, sorted(self.experiments_in_flight())))
 
     def wait(self) -> None:
@@ -101,40 +93,22 @@ class Setup:
         self.tell()
 
     def tell(self) -> None:
-        """Show how far the runs in flight are."""
-        starting, executor = Progress(Phase.STARTING, 0), self.executor
-        self.reporter.show(
-            {f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in executor.in_flight()}
-        )
+        readings = dict[Path, Progress | None]()
+        for folder in self.executor.in_flight():
+            starting = Progress(Phase.STARTING, 0) if self.executor.has_begun(folder) else None
+            readings[folder] = read_progress(folder) or starting
+        self.reporter.show(readings)
 
 
 def sweep(root: Path, note: Callable[[str], None]) -> None:
-    """End the processes that a killed controller of this checkout left, and remove its weights and shared memory.
-
-    Call it at the start of every controller.
-    """
+    """End what a killed controller left running; remove its weights and shared memory. Call as the controller."""
     end_leftovers(root, note)
     remains.sweep(root / "runs")
 
 
-class _ToldLedger(Ledger):
-    """One whose lock is waited for where people see it: another process may hold it for half a minute."""
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        with ExitStack() as held:
-            with waiting(f"waiting for {self.runs_dir.name}/.lock, which another process holds"):
-                held.enter_context(super().lock())
-            yield
-
-
 def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
-    """Everything an experiment needs, for this machine and these flags.
-
-    On a campaign branch engine and budget are those of its first experiment, where no flag says otherwise. UsageError
-    where Python would not import what the rules hash.
-    """
-    ledger, repo, environ = _ToldLedger(root), Repo(root), dict(os.environ)
+    """Everything an experiment needs here; a campaign branch gives engine and budget unless a flag does."""
+    ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     first = baseline_of(ledger.records(), repo.head())
     cluster = None if request.slurm is None else read_slurm(request.slurm)
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
@@ -143,8 +117,10 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     rules = on_cards(rules, root, environ, request.gpus)
-    if first is not None and request.budget_seconds is None:
-        rules = _in_its_budget(rules, first, root)
+    if first is not None and request.budget_seconds is None and first.budget_seconds != rules.budget_seconds:
+        with suppress(UsageError):  # no budget: the record lies where agents can write
+            in_its_budget = rules.with_budget(first.budget_seconds or 0.0)
+            rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
     if cluster is not None and 60.0 * cluster.time_minutes < rules.deadline_seconds + LATE_SECONDS:
         least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
@@ -153,11 +129,16 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     num_slots = request.pairs
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1
-    executor: Executor = (
-        LocalExecutor(root, environ, slots_of(engine, num_slots, request, environ))
-        if cluster is None
-        else SlurmExecutor(root, environ, cluster)
-    )
+    executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
+    if cluster is not None:
+        executor = SlurmExecutor(root, environ, cluster)
+    elif num_slots != 1:
+        if request.gpus is not None:
+            fix = "Leave it out: --pairs takes them in order."
+            raise UsageError(f"--gpus {request.gpus} names the GPUs of one run", fix)
+        num_each = len({*engine.gpu_ids()})
+        ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
+        executor = LocalExecutor(root, environ, tuple(divide(num_slots, ids, num_each, own_cores())))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
     return Setup(
         root=root,
@@ -175,27 +156,3 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         clock=time.monotonic,
         engine_of={each: open_engine(rules, root, environ, each, request.keep_all, request.prime_rl) for each in gpus},
     )
-
-
-def _in_its_budget(rules: Rules, first: Record, root: Path) -> Rules:
-    """These rules with the budget of a campaign's `first` experiment, if that is how the two differ."""
-    if first.budget_seconds in (None, rules.budget_seconds):
-        return rules
-    try:
-        its = rules.with_budget(first.budget_seconds or 0.0)
-    except UsageError:  # the record lies where agents can write
-        return rules
-    return its if its.hash(root) == first.rules_hash else rules
-
-
-def slots_of(engine: Engine, num_slots: int, request: Request, environ: Mapping[str, str]) -> tuple[Slot, ...]:
-    """Where the runs of this machine go. UsageError where there is no room for so many."""
-    if num_slots == 1:
-        return (Slot(),)
-    if request.gpus is not None:
-        raise UsageError(
-            f"--gpus {request.gpus} names the GPUs of one run", "Leave it out: --pairs takes them in order."
-        )
-    num_each = len({*engine.gpu_ids()})
-    ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
-    return tuple(divide(num_slots, ids, num_each, own_cores()))

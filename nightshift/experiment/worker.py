@@ -1,10 +1,8 @@
-"""One run, made in a process of its own: `worker.py ROOT FOLDER`, begun by entry.py. `--probe` before them: only look
-at this machine, for `doctor --slurm`.
+"""One run in a process of its own: `worker.py [--probe] ROOT FOLDER`. `--probe`: only look at this machine.
 
-ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
-the engine, trains within the budget, evaluates the final weights, and leaves no process. The result goes to
-`result.json`, with the token of the job. On this machine the controller holds the pipe to stdin open as long as it
-lives: a worker ends with its controller. A job of a cluster ends at its own limit of time.
+ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness of the job, trains within the
+budget, evaluates the final weights, leaves no process, and writes `result.json`. On this machine the controller holds
+the pipe to stdin: a worker ends with its controller.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from nightshift.campaign.records import (
     Result,
     Training,
 )
-from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine, NoGradient, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import NUM_AGAIN, evaluate, selection_set
@@ -57,7 +54,7 @@ _CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends th
 def reporter(path: Path, place: str) -> ProgressCallback:
     """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
     last_phase: Phase | None = None
-    last = -_PROGRESS_SECONDS
+    last = 0.0
 
     def report(reading: Progress) -> None:
         nonlocal last_phase, last
@@ -86,9 +83,8 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
             return
         before = reading.num_steps - row
         without = before - reading.num_with_gradient
-        chance = math.comb(without + row, row) / math.comb(
-            before + 1 + row, row
-        )  # of the next `row` steps, all without
+        # Of the next `row` steps, all without a gradient.
+        chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
         is_over = chance < _CHANCE if before else left <= budget_seconds / 2
         if is_over:
             raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
@@ -136,10 +132,9 @@ def _end_with_the_controller() -> None:
 
 
 def make_run(job: Job, root: Path, folder: Path) -> Result:
-    """Start, train within the budget, evaluate the final weights, leave no process behind; all files go to `folder`.
+    """Train within the budget and evaluate the final weights; all files go to `folder`, no process is left.
 
-    The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame. A
-    refusal is a result, too.
+    If there is nothing to evaluate, `training` has the cause and who is to blame. A refusal is a result, too.
     """
     began = time.monotonic()
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
@@ -153,7 +148,13 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         # A cluster's node adds what a login there brings, with its tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
         hardware = engine.hardware() + job.layout  # before this process is pinned to its part of it
-        _require_same(job, root, hardware)
+        for what, wanted, found in (
+            ("rules", job.rules_hash, rules.hash(root)),
+            ("harness", job.harness_tree, rules.harness_tree(root)),
+            ("hardware", job.hardware, hardware),
+        ):
+            if wanted not in (None, found):
+                raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
         if job.cores:
             os.sched_setaffinity(0, job.cores)
         if job.split == "test":  # nothing of it is written but the scores: runs/ is where agents read
@@ -169,10 +170,14 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                 callback = ending(progress, rules.budget_seconds) if job.ends_without_gradient else progress
                 result = replace(result, training=session.train(rules.budget_seconds, callback))
             steps = read_steps(folder / METRICS_NAME)
-            load = replace(watch.taken(), step_seconds=_step_seconds(steps))
+            times = [step.time for step in steps if step.time]
+            load = replace(watch.taken(), step_seconds=max(times) / len(steps) if times else None)
             result = replace(result, load=load, curve=curve(steps, rules.budget_seconds))
             if result.training.outcome.is_success:
-                _require_step(result.training, rules)
+                if result.training.num_steps < 1:  # the model as it came is no result of this config
+                    cause = f"no step fitted into the budget of {rules.budget_text}"
+                    fix = "Lower orchestrator.batch_size or max_completion_tokens."
+                    raise EngineError(cause, fix, is_config_fault=True)
                 num_again = NUM_AGAIN if job.incumbent is None and job.split != "test" else 0
                 evaluation = evaluate(session, examples, rules, answers, progress, num_again)
                 result = replace(result, evaluation=evaluation)
@@ -210,48 +215,29 @@ def _start_incumbent(
     return True, "the incumbent starts, so it is the config's fault"
 
 
-def _require_same(job: Job, root: Path, hardware: str) -> None:
-    """Refuse a job that was made for another harness or other hardware."""
-    for what, wanted, found in (
-        ("rules", job.rules_hash, job.rules.hash(root)),
-        ("harness", job.harness_tree, job.rules.harness_tree(root)),
-        ("hardware", job.hardware, hardware),
-    ):
-        if wanted not in (None, found):
-            raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
-
-
-def _require_step(training: Training, rules: Rules) -> None:
-    """Refuse to evaluate the model as it came: that is no result of this config."""
-    if training.num_steps < 1:
-        cause = f"no step fitted into the budget of {rules.budget_text}"
-        fix = "Lower orchestrator.batch_size or max_completion_tokens."
-        raise EngineError(cause, fix, is_config_fault=True)
-
-
-def _step_seconds(steps: list[Step]) -> float | None:
-    """The mean, on the budget's clock; None without a step."""
-    return max(times) / len(steps) if (times := [step.time for step in steps if step.time]) else None
-
-
-def probe(job: Job, root: Path) -> NodeReport:
-    """Open the engine here, and tell what this node is. `problems`: what the engine misses."""
-    engine: Engine | None = None
+def probe(job: Job, root: Path) -> list[str]:
+    """Open the engine here. Returns this node's name, then lines on what the node is and what the engine misses."""
     try:
         engine = open_engine(job.rules, root, dict(os.environ), job.gpus, job.keep_all)
-        hardware, problems = engine.hardware(), tuple(engine.check())
+        hardware, problems = engine.hardware(), [*engine.check()]
     except NightshiftError as error:
-        hardware, problems = "unknown", (str(error),)
-    node = os.environ.get("SLURMD_NODENAME", platform.node())
-    digests = job.rules.hash(root), job.rules.harness_tree(root)
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
-    return NodeReport(node, hardware, *digests, gpus, free_disk_gb(root), problems)
+        hardware, problems = "unknown", [str(error)]
+    gpus, rules_hash, same = os.environ.get("CUDA_VISIBLE_DEVICES", "none"), job.rules.hash(root), "the same as here"
+    rules = same if rules_hash == job.rules_hash else f"PROBLEM: {rules_hash}, here {job.rules_hash}"
+    is_same_tree = job.rules.harness_tree(root) == job.harness_tree
+    return [
+        os.environ.get("SLURMD_NODENAME", platform.node()),
+        f"hardware:  {hardware}; GPUs of the job: {gpus}; {free_disk_gb(root):.0f} GB of disk free",
+        f"rules:     {rules}",
+        f"harness:   {same if is_same_tree else 'PROBLEM: other bytes than here'}",
+        *(f"PROBLEM:   {problem}" for problem in problems),
+    ]
 
 
 if __name__ == "__main__":
     words = sys.argv[1:]
     if words[0] == "--probe":
-        from nightshift.executors.slurm import FOUND_NAME, NodeReport
+        from nightshift.executors.slurm import FOUND_NAME
 
         asked = msgspec.json.decode(read_file(Path(words[2]) / JOB_NAME), type=Job)
         write_json(Path(words[2]) / FOUND_NAME, probe(asked, Path(words[1])))

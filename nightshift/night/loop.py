@@ -1,8 +1,7 @@
-"""The overnight loop: propose, run_experiment, record; stoppable at any time, resumable after any end.
+"""The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
 
-One `_step` does one thing and leaves its result on disk, so a night that was killed anywhere goes on with the same
-command: a proposal waits in night.json until it is decided, and jobs of a cluster are taken over. Runs are side by
-side, one in each slot of the executor, and are decided as they end; train.toml is the incumbent's all the time.
+One `_step` does one thing and leaves its result on disk: a proposal waits in night.json until it is decided. Runs are
+side by side, one in each slot, and are decided as they end; train.toml is the incumbent's all the time.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -27,7 +25,6 @@ from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.recombine import base_of, next_base
 from nightshift.campaign.records import Cost, Failure, Load, Proposal, Record, Request
 from nightshift.campaign.scores import BUSY, to_repeat
-from nightshift.config.rules import covered_files
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import used_keys
@@ -35,7 +32,6 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.gpus import taken_now
 from nightshift.executors.process import interruptible
-from nightshift.executors.slurm import SlurmExecutor, jobs_left
 from nightshift.experiment.experiment import admit, collect, interrupt, start, withdraw
 from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
@@ -46,7 +42,6 @@ from nightshift.night.state import (
     NightState,
     Stop,
     decided,
-    is_full,
     is_spent,
     night_cost,
     num_since_keep,
@@ -79,156 +74,12 @@ def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
     return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
 
 
-def not_started(state: NightState, in_flight: Sequence[Record]) -> list[Answer]:
-    """Those that nothing runs."""
-    running = [record.config_hash for record in in_flight]
-    found = []
-    for pending in state.pending:
-        config_hash = _hash(pending.source or b"")
-        if config_hash in running:
-            running.remove(config_hash)
-        else:
-            found.append(pending)
-    return found
-
-
-def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
-    """Take back what waits for its turn on a cluster: it would begin when the night is over."""
-    for record in in_flight:
-        if not setup.executor.has_begun(setup.ledger.run_dir(record.number)):
-            withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
-
-
-def take_over_jobs(state: NightState, setup: Setup) -> None:
-    """Take over the jobs in SLURM that an earlier controller of this night submitted, or their results."""
-    jobs = jobs_left(setup.ledger, state.first)
-    if not isinstance(setup.executor, SlurmExecutor) or not jobs:
-        return
-    for folder, job in jobs.items():
-        setup.executor.take_over(folder, job)
-    setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
-    numbers = ", ".join(sorted(folder.name for folder in jobs))
-    setup.reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
-
-
 def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: Ledger) -> Answer:
     """An experiment's train.toml once more, with another seed; it is the first to run that `after` that one."""
     base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
     said = record.proposal
     proposal = Proposal(description=f"{why}: {said.description}", prediction=said.prediction, base=base)
     return Answer(source, proposal, repeats=after)
-
-
-def request_of(pending: Answer, own: Sequence[Record]) -> Request:
-    """What its experiment is asked for. Only the first experiment of a proposal has the proposal's cost."""
-    answer = pending.with_proposal(cost=None) if attempts(pending, own) else pending
-    return Request(answer.proposal, again=pending.repeats is not None)
-
-
-def ask(
-    proposer: Proposer,
-    state: NightState,
-    setup: Setup,
-    campaign: Campaign,
-    incumbent: Record,
-    queued: Sequence[Answer],
-) -> Answer:
-    """One answer, with the base that it was made from and who made it. `queued`: those that nothing runs yet."""
-    own, now, in_flight = state.own(setup.ledger.records()), setup.now(), setup.in_flight
-    num_open = len(in_flight) + len(queued)
-    base, config = next_base(
-        campaign, used(state, own, now), setup.ledger.stored_config, setup.engine.validate, num_open
-    )
-    admit(config, Request(Proposal(base=base), again=True), setup)  # no proposal is to blame for the set-up
-    plateau, last = state.request.plateau, campaign.decided[-1]
-    parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
-    flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
-    context = Context(
-        number=setup.ledger.next_number(),
-        incumbent=incumbent,
-        source=config.source,
-        base=base,
-        campaign=campaign,
-        rules=setup.rules,
-        ledger=setup.ledger,
-        used_keys=used_keys(setup.engine, config),
-        refusals=state.refusals,
-        in_flight=in_flight,
-        waiting=tuple(queued),
-        flips=tuple(f"{each.name}: {each.fixed} fixed, {each.broken} broken of {each.num_examples}" for each in flips),
-        new_direction=plateau is not None and num_since_keep(own) >= plateau,
-        seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
-    )
-    setup.reporter.note(what := f"{proposer.name} proposes experiment {context.number:04d}")
-    with waiting(what):
-        answer = proposer.propose(context, setup.is_stopping)
-    if answer.cause is None and answer.source in [other.source for other in queued]:
-        answer = replace(answer, cause="this config waits for its turn already. Change train.toml.")
-    return answer.with_proposal(base=base, proposer=proposer.name)
-
-
-def learn(answer: Answer, last: Record, setup: Setup) -> None:
-    """Write down what a proposer says that the `last` experiment taught, unless that is known."""
-    if answer.lesson and last.proposal.lesson is None:
-        proposal = structs.replace(last.proposal, reported_outcome=answer.reported_outcome, lesson=answer.lesson)
-        with setup.ledger.lock():
-            setup.ledger.write(structs.replace(last, proposal=proposal))
-
-
-def unpriced(proposer: Proposer, answer: Answer, max_cost: float | None) -> str | None:
-    """What to tell a person who gave `max_cost` dollars, where it is not known what this proposal cost."""
-    cost = answer.proposal.cost
-    if max_cost is None or (cost is not None and cost.is_whole("dollars")):
-        return None
-    told = f"{proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
-    return f"--max-cost {max_cost:g}: {told}, so this rule cannot hold; others stop it"
-
-
-def place(incumbent: Record, setup: Setup) -> None:
-    """Write train.toml as the incumbent has it; what somebody else wrote there is kept aside. On another branch than
-    its own it is left alone."""
-    path, source = setup.root / CONFIG_NAME, setup.ledger.source(incumbent.number)
-    try:
-        present = read_source(path)
-    except ConfigError:
-        present = None
-    if present == source or setup.repo.head().branch != incumbent.branch:
-        return
-    known = {setup.ledger.source(record.number) for record in setup.ledger.records()}
-    if present is not None and present not in known | {setup.repo.config_at("HEAD")}:
-        aside = setup.ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
-        write_atomically(aside, present)
-        setup.reporter.note(f"train.toml was edited by somebody else: kept as {aside}")
-    write_atomically(path, source)
-
-
-class Interrupt:
-    """Two-stage Ctrl-C. `asked`: the first one came, so nothing new is to be started; `origin`: from where. A
-    `stop_file` says the same."""
-
-    def __init__(self, stop_file: Path) -> None:
-        self.asked, self.origin, self._stop_file = False, "", stop_file
-
-    @property
-    def has_file(self) -> bool:
-        """Whether the file lies there now."""
-        return self._stop_file.exists()
-
-    @property
-    def signs(self) -> tuple[bool, bool]:
-        """What a night that waits has to look at anew when it changes."""
-        return self.asked, self.has_file
-
-    def installed(self) -> AbstractContextManager[None]:
-        """The second SIGINT, or the first of the other signals that stop, raises Interrupted in the main thread."""
-        return interruptible(is_noted=self._is_first, names_sender=True)
-
-    def _is_first(self, number: int, origin: str) -> bool:
-        is_first = number == signal.SIGINT and not self.asked
-        if is_first:
-            self.asked, self.origin = True, origin
-            news.put(f"{origin}: nothing new is begun, and what is in flight is finished; once more to stop now")
-        return is_first
 
 
 MAX_TRIES = 3  # of one config that ends in failures of machinery
@@ -249,13 +100,13 @@ class Night:
         look: Callable[[], Load] = taken_now,
         notifier: Notifier | None = None,
     ) -> None:
-        """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter. `look`
-        tells what others take of the machine now."""
+        """`tell` gets the summaries; news goes to the reporter. `look` measures what others take of the machine."""
         self.state = state
-        self._interrupt = Interrupt(setup.root / STOP_NAME)
         self._setup = replace(setup, is_stopping=self._is_stopping)
+        self._ledger, self._note = setup.ledger, setup.reporter.note
         self._proposer, self._pauses, self._look = proposer, pauses, look
-        self._tell, self._notifier = tell, notifier or Notifier(None, setup.reporter.note)
+        self._tell, self._notifier = tell, notifier or Notifier(None, self._note)
+        self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
         self._has_news = self._is_end_sent = False  # since the last summary; of the notification
         self._failures = list[str]()  # causes of infrastructure failures in a row
         self._proposal_seconds = 0.0  # of the last proposal
@@ -266,7 +117,7 @@ class Night:
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
-        with self._interrupt.installed():
+        with interruptible(is_noted=self._is_first_interrupt, names_sender=True):
             try:
                 self._update()  # for `status`, and for the same command after a kill
                 while (stop := self._step_or_pause()) is None:
@@ -275,7 +126,7 @@ class Night:
                 return stop
             except Interrupted as error:
                 # A second Ctrl-C is a person's word. After a SIGTERM (a reboot) the same command goes on.
-                self._close(Stop(error.cause) if self._interrupt.asked else None, cut_off=error.cause)
+                self._close(Stop(error.cause) if self._interrupted_by else None, cut_off=error.cause)
                 raise
             except UsageError as error:
                 cancel(self._setup)  # what is damaged may not be read again: the next start closes the records
@@ -287,6 +138,19 @@ class Night:
             finally:
                 cancel(self._setup)
 
+    def _is_first_interrupt(self, number: int, origin: str) -> bool:
+        """Note the first SIGINT; the second, or the first of the other signals that stop, raises Interrupted."""
+        is_first = number == signal.SIGINT and not self._interrupted_by
+        if is_first:
+            self._interrupted_by = origin
+            news.put(f"{origin}: nothing new is begun, and what is in flight is finished; once more to stop now")
+        return is_first
+
+    @property
+    def _signs(self) -> tuple[str, bool]:
+        """Whether somebody wants to stop: the first Ctrl-C, and the file STOP. A wait ends when this changes."""
+        return self._interrupted_by, (self._setup.root / STOP_NAME).exists()
+
     def _step_or_pause(self) -> Stop | None:
         try:
             return self._step()
@@ -297,9 +161,9 @@ class Night:
                 self._send(REPEATED_CRASH, str(error))
             if num_failures > len(self._pauses):
                 return Stop(f"{num_failures} infrastructure failures in a row: {error}", is_planned=False)
-            self._setup.reporter.note(f"{error} -- once more in {self._pause(num_failures):g} s")
-        before = self._interrupt.signs
-        while self._setup.clock() < self._goes_on_at and self._interrupt.signs == before:
+            self._note(f"{error} -- once more in {self._pause(num_failures):g} s")
+        before = self._signs
+        while self._setup.clock() < self._goes_on_at and self._signs == before:
             self._setup.wait()  # a result that waits in its folder is safer than one whose record cannot be written
         return None
 
@@ -314,12 +178,13 @@ class Night:
         stop, num_free = self._why_stop(), max(executor.num_slots - len(executor.in_flight()), 0)
         if stop and not executor.in_flight():
             return stop
-        # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
-        has_next = num_free == 0 and (
-            executor.num_slots == 1 or len(self._not_started()) >= (executor.num_slots + 1) // 2
-        )
         if stop:
-            withdraw_jobs(self._setup.in_flight, stop.cause, setup)
+            for record in setup.in_flight:  # what waits on a cluster would begin when the night is over
+                if not executor.has_begun(self._ledger.run_dir(record.number)):
+                    withdraw(record.number, f"its job still waited when the night ended: {stop.cause}", setup)
+        # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
+        num_ahead = 0 if executor.num_slots == 1 else (executor.num_slots + 1) // 2
+        has_next = num_free == 0 and len(self._not_started()) >= num_ahead
         if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
             self._wait(is_stopping=stop is not None)
         else:
@@ -329,68 +194,88 @@ class Night:
     def _wait(self, is_stopping: bool) -> None:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits."""
         self._tell_news()
-        setup, began, before = self._setup, self._setup.clock(), self._interrupt.signs
-        due = [setup.ledger.run_dir(record.number) for record in setup.in_flight]
-        while self._interrupt.signs == before:
+        setup, executor, began, before = self._setup, self._setup.executor, self._setup.clock(), self._signs
+        due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
+        while self._signs == before:
             setup.wait()
-            is_queued = is_stopping and not all(map(setup.executor.has_begun, setup.executor.in_flight()))
-            if (
-                is_queued
-                or not due
-                or any(map(setup.executor.is_over, due))
-                or began < self._goes_on_at <= setup.clock()
-            ):
+            is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
+            is_pause_over = began < self._goes_on_at <= setup.clock()
+            if is_queued or is_pause_over or not due or any(map(executor.is_over, due)):
                 return
 
     def _begin(self, num_free: int) -> bool:
         """Start what waits, or see to it that something does; False where there is nothing to begin."""
-        if num_free and (queued := self._not_started()):
+        queued = self._not_started()
+        if num_free and queued:
             self._start(queued[0])
             return True
         self._tell_news()  # a page takes a second: not before what waits was started
-        campaign = self._setup.campaign(self.state.branch)
+        setup, own = self._setup, self._own()
+        campaign = setup.campaign(self.state.branch)
         if (incumbent := campaign.incumbent) is None:
-            return not self._setup.executor.in_flight() and self._baseline()
-        num_open = len(self._setup.in_flight) + len(self._not_started())
-        if is_full(self.state, self._own(), num_open) or is_spent(self.state, self._cost()):
+            return not setup.executor.in_flight() and self._baseline()
+        num_experiments = len(decided(own)) + len(setup.in_flight) + len(queued)
+        most = self.state.request.experiments
+        if (most is not None and num_experiments >= most) or is_spent(self.state, self._cost()):
             return False
-        busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
+        busy, repeated = to_repeat(own, incumbent.number), {p.repeats for p in self.state.pending}
+        seconds = self._proposal_seconds * setup.executor.num_slots
         if busy and busy.number not in repeated and self._look().taken < BUSY:
             self._repeat(busy, campaign, f"{busy.number:04d} again, which was run on a busy machine", busy.number)
-        elif num_free > 1 and self._proposal_seconds * self._setup.executor.num_slots > run_seconds(
-            self._own(), math.inf
-        ):
-            last = max(self._setup.ledger.numbers())
+        elif num_free > 1 and seconds > run_seconds(own, math.inf):
+            last = max(self._ledger.numbers())
             self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
         else:
-            self._propose(campaign, incumbent)
+            self._propose(campaign, incumbent, queued)
         return True
 
     def _tidy(self) -> None:
-        """Close what was cut off; forget what is decided; have train.toml be the incumbent's."""
-        setup = self._setup
-        with setup.ledger.lock():
-            resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
+        """Close what was cut off; forget what is decided; write the incumbent's train.toml on its own branch, and keep
+        aside what somebody else wrote there."""
+        setup, ledger = self._setup, self._ledger
+        with ledger.lock():
+            resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
         if (left := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=left, refusals=(), notes=())
             self._is_given_up = False
-        if (incumbent := setup.campaign(self.state.branch).incumbent) is not None:
-            place(incumbent, setup)
+        if (incumbent := setup.campaign(self.state.branch).incumbent) is None:
+            return
+        path, source, present = setup.root / CONFIG_NAME, ledger.source(incumbent.number), None
+        with suppress(ConfigError):
+            present = read_source(path)
+        if present == source or setup.repo.head().branch != incumbent.branch:
+            return
+        known = {ledger.source(record.number) for record in ledger.records()}
+        if present is not None and present not in known | {setup.repo.config_at("HEAD")}:
+            aside = ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
+            write_atomically(aside, present)
+            self._note(f"train.toml was edited by somebody else: kept as {aside}")
+        write_atomically(path, source)
 
     def _not_started(self) -> list[Answer]:
-        return not_started(self.state, self._setup.in_flight)
+        """The pending answers that nothing runs."""
+        running = [record.config_hash for record in self._setup.in_flight]
+        waiting_answers = []
+        for pending in self.state.pending:
+            if (config_hash := _hash(pending.source or b"")) in running:
+                running.remove(config_hash)
+            else:
+                waiting_answers.append(pending)
+        return waiting_answers
 
     def _why_stop(self) -> Stop | None:
         """Why nothing new is to be begun; what is in flight is waited for."""
-        if self._over or self._interrupt.asked:
-            return self._over or Stop(f"stopped by {self._interrupt.origin}")
-        if self._interrupt.has_file:
+        interrupted_by, has_file = self._signs
+        if self._over or interrupted_by:
+            return self._over or Stop(f"stopped by {interrupted_by}")
+        if has_file:
             by = f"appeared while {self._proposer.name} was at work, and may be its own"
             return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
         if (branch := self._setup.repo.head().branch) != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
-        seconds = run_seconds(self._own(), self._setup.rules.budget_seconds)
-        return stop_rule(self.state, self._own(), self._setup.now(), seconds, self._cost())
+        own = self._own()
+        seconds = run_seconds(own, self._setup.rules.budget_seconds)
+        return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
 
     def _baseline(self) -> bool:
         """Have train.toml wait as the campaign's first; False where that crashed already."""
@@ -402,16 +287,46 @@ class Night:
         self._update(pending=(Answer(config.source, Proposal(description="baseline")),))
         return True
 
-    def _propose(self, campaign: Campaign, incumbent: Record) -> None:
-        """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
-        setup, began = self._setup, self._setup.clock()
-        answer = ask(self._proposer, self.state, setup, campaign, incumbent, self._not_started())
+    def _propose(self, campaign: Campaign, incumbent: Record, queued: Sequence[Answer]) -> None:
+        """Ask once for the next train.toml; it waits in the state then, or why it was refused. `queued`: not begun."""
+        setup, state, own, last = self._setup, self.state, self._own(), campaign.decided[-1]
+        now, began, in_flight, plateau = setup.now(), setup.clock(), setup.in_flight, state.request.plateau
+        num_open, stored_config = len(in_flight) + len(queued), self._ledger.stored_config
+        base, config = next_base(campaign, used(state, own, now), stored_config, setup.engine.validate, num_open)
+        admit(config, Request(Proposal(base=base), again=True), setup)  # no proposal is to blame for the set-up
+        parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
+        flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
+        context = Context(
+            number=self._ledger.next_number(),
+            incumbent=incumbent,
+            source=config.source,
+            base=base,
+            campaign=campaign,
+            rules=setup.rules,
+            ledger=self._ledger,
+            used_keys=used_keys(setup.engine, config),
+            refusals=state.refusals,
+            in_flight=in_flight,
+            waiting=tuple(queued),
+            flips=tuple(f"{f.name}: {f.fixed} fixed, {f.broken} broken of {f.num_examples}" for f in flips),
+            new_direction=plateau is not None and num_since_keep(own) >= plateau,
+            seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
+        )
+        self._note(what := f"{self._proposer.name} proposes experiment {context.number:04d}")
+        with waiting(what):
+            answer = self._proposer.propose(context, setup.is_stopping)
+        if answer.cause is None and answer.source in [other.source for other in queued]:
+            answer = replace(answer, cause="this config waits for its turn already. Change train.toml.")
+        answer = answer.with_proposal(base=base, proposer=self._proposer.name)
         self._proposal_seconds = setup.clock() - began
         self._pay(answer)
-        self._is_stop_new = self._interrupt.has_file and not self._proposer.is_walled
-        if self._interrupt.asked:
+        self._is_stop_new = self._signs[1] and not self._proposer.is_walled
+        if self._interrupted_by:
             return
-        learn(answer, campaign.decided[-1], setup)
+        if answer.lesson and last.proposal.lesson is None:  # what the last experiment taught
+            proposal = structs.replace(last.proposal, reported_outcome=answer.reported_outcome, lesson=answer.lesson)
+            with self._ledger.lock():
+                self._ledger.write(structs.replace(last, proposal=proposal))
         answer = answer.with_proposal(notes=(*self.state.notes, *answer.proposal.notes))
         if answer.source is None or answer.cause is not None:
             self._refuse(answer, answer.cause or "no edit")
@@ -427,21 +342,24 @@ class Night:
     def _is_stopping(self) -> bool:
         """Whether a person wants to. Agents ask all the while they think: so who waits is told of here."""
         self._setup.tell()
-        return self._interrupt.asked
+        return bool(self._interrupted_by)
 
     def _pay(self, answer: Answer) -> None:
-        """Count what was asked for, whether it is taken or not."""
-        if answer.proposal.cost is not None:
+        """Log what a proposal cost, whether it is taken or not. Say once that --max-cost lacks dollars."""
+        cost, most = answer.proposal.cost, self.state.request.max_cost
+        if cost is not None:
             night = (self.state.branch, self.state.rules_hash, self.state.started)
-            log_proposal(self._setup.ledger.runs_dir, *night, answer.proposal.cost)
-        if not self._is_unpriced_told and (news := unpriced(self._proposer, answer, self.state.request.max_cost)):
+            log_proposal(self._ledger.runs_dir, *night, cost)
+        is_priced = cost is not None and cost.is_whole("dollars")
+        if most is not None and not is_priced and not self._is_unpriced_told:
             self._is_unpriced_told = True
-            self._setup.reporter.note(news)
+            told = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
+            self._note(f"--max-cost {most:g}: {told}, so this rule cannot hold; others stop it")
 
     def _repeat(self, record: Record, campaign: Campaign, why: str, after: int) -> None:
         """Run an experiment's train.toml once more, with another seed; it is the first to do so `after` that one."""
-        self._setup.reporter.note(why)
-        self._update(pending=(*self.state.pending, repeat_of(record, campaign, why, after, self._setup.ledger)))
+        self._note(why)
+        self._update(pending=(*self.state.pending, repeat_of(record, campaign, why, after, self._ledger)))
 
     def _refuse(self, answer: Answer, cause: str) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
@@ -450,15 +368,18 @@ class Night:
         left = tuple(other for other in self.state.pending if other is not answer)
         self._is_given_up |= left != self.state.pending
         self._update(pending=left, refusals=refusals, notes=notes)
-        self._setup.reporter.note(f"proposal refused: {cause}")
+        self._note(f"proposal refused: {cause}")
         if len(refusals) >= MAX_REFUSALS:
             self._over = Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", False)
         elif answer.source is None:
             self._pause(len(refusals))
 
     def _start(self, pending: Answer) -> None:
+        # Only the first experiment of a proposal has the proposal's cost.
+        answer = pending.with_proposal(cost=None) if attempts(pending, self._own()) else pending
         try:
-            record = start(request_of(pending, self._own()), parse(pending.source or b""), self._setup)
+            request = Request(answer.proposal, again=pending.repeats is not None)
+            record = start(request, parse(pending.source or b""), self._setup)
         except UsageError as error:
             self._refuse(pending, str(error))
             return
@@ -469,13 +390,14 @@ class Night:
         """After a verdict: what the machinery lost is run again."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
             remains.sweep(self._setup.root / "runs")
-        lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
+        own = self._own()
+        lost = [pending for pending in undecided(self.state, own) if record in attempts(pending, own)]
         self._tidy()
-        self._has_news = True
-        if (event := event_of(record, self._own())) is not None:
+        self._has_news, own = True, self._own()
+        if (event := event_of(record, own)) is not None:
             self._send(event, record.judgement.why if record.judgement else "", record)
         for pending in lost:
-            num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, self._own()))
+            num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, own))
             if num_tries >= MAX_TRIES and record.judgement:
                 self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
             else:
@@ -495,17 +417,12 @@ class Night:
                 interrupt(cut_off, self._setup)
         finally:
             cause = None if stop is None else stop.cause
-            traces: tuple[Callable[[], None], ...] = (
-                partial(self._update, cause=cause),
-                self._tidy,
-                self._write_summary,
-            )
-            for write in traces:
+            for write in (partial(self._update, cause=cause), self._tidy, self._write_summary):
                 try:
                     write()
                 except (NightshiftError, OSError) as error:
                     if str(error) != cause:  # which is told already
-                        self._setup.reporter.note(f"the night's last traces are not whole: {error}")
+                        self._note(f"the night's last traces are not whole: {error}")
             if cause is not None:
                 self._send_end(cause)
 
@@ -528,14 +445,11 @@ class Night:
             self._is_end_sent = True
 
     def _update(self, **changes: Any) -> None:
-        """Change the state, on disk too."""
         self.state = replace(self.state, **changes)
-        save(self._setup.ledger, self.state)
+        save(self._ledger, self.state)
 
     def _cost(self) -> Cost:
-        """What all proposals of this night cost."""
-        return night_cost(self.state, self._setup.ledger)
+        return night_cost(self.state, self._ledger)
 
     def _own(self) -> list[Record]:
-        """The closed experiments of this night."""
-        return self.state.own(self._setup.ledger.records())
+        return self.state.own(self._ledger.records())

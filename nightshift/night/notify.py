@@ -1,7 +1,7 @@
 """`nightshift night --notify COMMAND`: run your command at a keep, at a crash that repeats, and at the end.
 
-The command gets one JSON object on stdin. It runs in a thread, one at a time, and can neither stop nor delay a night: a
-failure is a line of news. The command is not stored: a resumed night runs the command of its own flag, or none.
+The command gets one JSON object on stdin. It runs in a thread and can neither stop nor delay a night: a failure is a
+line of news. The command is not stored: a resumed night runs the command of its own flag.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from nightshift.campaign.records import Failure, Record, Verdict
+from nightshift.campaign.records import Record, Verdict
 from nightshift.errors import Interrupted, UsageError
 from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
@@ -80,8 +80,7 @@ class Notifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the notification of the end, or else of the repeated crash, for a bounded time. Drop the others and
-        leave no process."""
+        """Wait for a bounded time for the last notification that matters. Drop the others and leave no process."""
         queued = []
         with suppress(Empty):
             while (item := self._queue.get_nowait()) is not None:
@@ -122,10 +121,7 @@ class Notifier:
 
 
 def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: Event) -> str | None:
-    """Run the command with `message` on stdin, then end every process that it started.
-
-    Returns what went wrong in one line, or None.
-    """
+    """Run the command with `message` on stdin, then end all that it started. Returns what went wrong in one line."""
     marker = f"notify-{uuid.uuid4().hex}"
     environment = {**os.environ, MARKER_NAME: marker, **leftovers.mark()}
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the command inherits the mask of this thread
@@ -176,8 +172,7 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
     if problem is None:
         return None
     lines = [clean(line, 200) for line in output.decode(errors="replace").splitlines()]
-    last_words = next((line for line in reversed(lines) if line), "")
-    return f"{problem}; its last words: {last_words}" if last_words else problem
+    return "; its last words: ".join([problem, *[line for line in lines if line][-1:]])
 
 
 def _read(descriptor: int) -> bytes:
@@ -209,7 +204,7 @@ def event_of(record: Record, own: Sequence[Record]) -> str | None:
     """The event of a closed experiment: KEEP, REPEATED_CRASH, or None. `own`: the closed experiments of the night."""
     if record.is_keep:
         return KEEP if record.parent is not None else None
-    ended = [r for r in by_end(own) if r.failure is not Failure.INTERRUPTED][-3:]
+    ended = by_end(own)[-3:]
     causes = [r.judgement.why if r.judgement and r.status == Verdict.CRASH else None for r in ended]
     return REPEATED_CRASH if is_second(causes) and ended[-1].number == record.number else None
 

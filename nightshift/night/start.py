@@ -16,14 +16,15 @@ from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.config.rules import covered_files
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
-from nightshift.executors.slurm import end_jobs
+from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.experiment import require_ready
 from nightshift.experiment.integrity import require_clean_start
 from nightshift.experiment.seal import Checkout
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
-from nightshift.night.loop import Night, take_over_jobs
+from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 
@@ -31,12 +32,10 @@ from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, sa
 def night(
     root: Path, request: NightRequest, reporter: Reporter, tell: Callable[[str], None], notify: str | None = None
 ) -> int:
-    """A night from its start or from where it was cut off, to its end; the exit code. `tell` gets the summary after
-    every experiment, `reporter` the news. `notify`: --notify, which is no part of the request: that is stored where
-    agents write.
+    """Run a night to its end; the exit code. `tell` gets the summaries, `reporter` the news. `notify`: --notify.
 
-    0: a stop rule or a person ended it; 1: it could not go on, or a kept change could not be committed. NightshiftError
-    where it could not begin, and Interrupted where it was stopped now.
+    0: a stop rule or a person ended it; 1: it could not go on, or a kept change could not be committed. Raises
+    NightshiftError if it could not begin, and Interrupted.
     """
     ledger = Ledger(root)
     with Notifier(notify, reporter.note) as notifier, ledger.controller():
@@ -47,10 +46,14 @@ def night(
         require_ready(setup, setup.executor.free_slots)  # a person is still there to put it right
         setup.engine.prepare_at_start(reporter.note)
         state = begin(request, setup)
-        if old is not None and state.started == old.started:
-            take_over_jobs(state, setup)
-        else:
+        if old is None or state.started != old.started:
             end_jobs(ledger)
+        elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
+            for folder, job in jobs.items():
+                setup.executor.take_over(folder, job)
+            setup.surroundings.look(covered_files(root, setup.rules.frozen))
+            numbers = ", ".join(sorted(folder.name for folder in jobs))
+            reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         stop = Night(state, setup, proposer, tell, notifier=notifier).run()
         missing = uncommitted(setup.campaign(state.branch))
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
@@ -72,10 +75,7 @@ def stop_night(root: Path) -> str:
 
 
 def begin(request: NightRequest, setup: Setup) -> NightState:
-    """The state of the night that is asked for: the one that was cut off, or a new one.
-
-    A new one away from a campaign branch creates `autoresearch/<date>`. UsageError where the tree forbids it.
-    """
+    """The state of the night that was cut off, or of a new one: on `autoresearch/<date>` away from a campaign."""
     if (setup.root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
     old, now, head = load(setup.ledger), setup.now(), setup.repo.head()
@@ -84,9 +84,8 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         if is_same and (old.deadline is None or now < old.deadline):
             setup.reporter.note(f"going on with the night of {old.started}")
             return replace(old, pid=os.getpid())
-        setup.reporter.note(
-            f"the night of {old.started} was cut off and is over: this is another one, or its hours passed"
-        )
+        why = "this is another one, or its hours passed"
+        setup.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
     elif old is not None:
         setup.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
     if not head.is_campaign:
@@ -108,14 +107,11 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         if request.agent == "search":
             gaussian_process.require()
         return SearchProposer(request.agent, request.seed)
-    clone, environ, names = Clone(setup.repo), dict(os.environ), [request.agent]
-    if request.agent.startswith(PREFIX):
-        names = members(request.agent)
+    clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
+    names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]
     checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.executor.in_flight)
-    desk, timeout_seconds = Desk(checkout, setup.surroundings, setup.executor.other_jobs), request.agent_timeout_seconds
-    agents = [
-        open_agent(name, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock) for name in names
-    ]
+    desk = Desk(checkout, setup.surroundings, setup.executor.other_jobs)
+    agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, setup.clock) for name in names]
     for shortfall in dict.fromkeys(agent.shortfall for agent in agents if agent.shortfall):
         setup.reporter.note(shortfall)
     return AgentProposer(agents[0], desk) if len(agents) == 1 else TeamProposer(agents[0], agents[1], desk)

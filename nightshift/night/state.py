@@ -1,7 +1,6 @@
 """What a night must remember beside the ledger, and when it is over: runs/night.json.
 
-Everything that the records can tell (how many, kept when, crashed in a row) is counted from them each time,
-so a night that was killed at any moment goes on with true counts.
+All that the records can tell is counted from them each time, so a killed night goes on with true counts.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked
 
 @dataclass(frozen=True, slots=True)
 class NightRequest:
-    """What the person asked for: the flags of `nightshift night`. The same ones go on with a night that was cut off.
-
-    `experiments` counts the baseline too; `plateau`: experiments in a row without a keep.
-    """
+    """The flags of `nightshift night`: the same ones resume a night. `plateau`: experiments without a keep."""
 
     agent: str
     hours: Annotated[float, Meta(gt=0, le=10_000)] | None = None
@@ -94,14 +90,8 @@ class NightState:
         return datetime.fromisoformat(self.started) + timedelta(hours=self.request.hours)
 
     def own(self, records: Sequence[Record]) -> list[Record]:
-        """The closed experiments of this night."""
-        return [
-            r
-            for r in records
-            if r.number >= self.first
-            and (r.branch, r.rules_hash) == (self.branch, self.rules_hash)
-            and r.status != STARTED
-        ]
+        closed = [record for record in records if record.number >= self.first and record.status != STARTED]
+        return [r for r in closed if (r.branch, r.rules_hash) == (self.branch, self.rules_hash)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +134,6 @@ def used(state: NightState, own: Sequence[Record], now: datetime) -> float | Non
     return max(shares, default=None)
 
 
-def is_full(state: NightState, own: Sequence[Record], num_open: int) -> bool:
-    """Whether what is decided, and the `num_open` that are in flight or wait, are all that was asked for."""
-    asked = state.request.experiments
-    return asked is not None and len(decided(own)) + num_open >= asked
-
-
 def is_spent(state: NightState, cost: Cost) -> bool:
     """True if the night's proposals have cost --max-cost, by their agents' own figures."""
     most = state.request.max_cost
@@ -169,23 +153,21 @@ def num_since_keep(records: Sequence[Record]) -> int:
 
 def num_crashes(records: Sequence[Record]) -> int:
     """Crashes in a row at the end; an interruption is nobody's fault."""
-    ours = by_end([r for r in records if r.failure is not Failure.INTERRUPTED])
+    ours = by_end(records)
     return next((i for i, r in enumerate(reversed(ours)) if r.status != "crash"), len(ours))
 
 
 def by_end(records: Sequence[Record]) -> list[Record]:
-    """In the order in which they ended."""
-    return sorted(records, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
+    """Those that were not interrupted, in the order in which they ended."""
+    ours = [record for record in records if record.failure is not Failure.INTERRUPTED]
+    return sorted(ours, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
 
 
 def stop_rule(
     state: NightState, own: Sequence[Record], now: datetime, run_seconds: float, cost: Cost = NOTHING
 ) -> Stop | None:
-    """The first rule that says that nothing new is to be begun; None to go on.
-
-    `own`: the night's closed experiments; `run_seconds`: what the next run is expected to take; `cost`: of all
-    proposals of the night.
-    """
+    """The first rule by which nothing new is begun; None to go on. `own`: the night's closed experiments;
+    `run_seconds`: expected of the next run; `cost`: of all proposals of the night."""
     asked, num_without = state.request, num_since_keep(own)
     if asked.experiments is not None and len(decided(own)) >= asked.experiments:
         return Stop(f"{asked.experiments} experiments are done")

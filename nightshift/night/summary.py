@@ -56,17 +56,15 @@ def summary(
         f"counted:      {counts}",
         f"cost:         {cost}",
     ]
-    if campaign.incumbent is not None and campaign.standing is not None:
-        said = clean(campaign.incumbent.proposal.description, _MAX_DESCRIPTION)
-        believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision_rules.take_back
-        lines.append(f"incumbent:    {standing_text(campaign.incumbent.number, *believed)}  {said}")
+    best, standing = campaign.incumbent, campaign.standing
+    if best is not None and standing is not None:
+        believed = standing_text(best.number, standing.incumbent, standing.baseline, best.decision_rules.take_back)
+        lines.append(f"incumbent:    {believed}  {clean(best.proposal.description, _MAX_DESCRIPTION)}")
     if missing := uncommitted(campaign):
         lines.append(f"git:          {clean(missing, 500)}")
-    lines.append(
-        f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
-    )
-    lines.append(f"journal:      {journal}")
-    return "\n".join([*lines, *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])])
+    stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
+    lines += [stop, f"journal:      {journal}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
+    return "\n".join(lines)
 
 
 def standing_text(
@@ -75,14 +73,13 @@ def standing_text(
     """The incumbent with what is believed of it and of the baseline; why it stays where that is less."""
     if expected_score is None or baseline_score is None or take_back is None:
         return f"{number:04d}"
-    told = f"{number:04d}, expected score {expected_score:.4f}, baseline {baseline_score:.4f}"
+    text = f"{number:04d}, expected score {expected_score:.4f}, baseline {baseline_score:.4f}"
     if expected_score >= baseline_score:
-        return told
-    return f"{told} (it is taken back where an earlier one is expected {100 * take_back:.1f} pp better)"
+        return text
+    return f"{text} (it is taken back where an earlier one is expected {100 * take_back:.1f} pp better)"
 
 
 def one_line(record: Record, campaign: Campaign) -> str:
-    """Number, verdict, what is expected of it now, description."""
     now = expected(campaign, record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
@@ -114,14 +111,14 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
         raise
     except (NightshiftError, OSError, ValueError) as error:
         setup.reporter.note(f"a notification without counts: {error}")
-    then = effect_at_decision(record) if record is not None else None
+    effect = effect_at_decision(record) if record else None
     return {
         "version": MESSAGE_VERSION,
         "event": event,
         "campaign": state.branch,
-        "experiment": None if record is None else record.number,
-        "verdict": None if record is None else record.status,
-        "effect_at_decision": None if then is None else then.mean,
+        "experiment": record.number if record else None,
+        "verdict": record.status if record else None,
+        "effect_at_decision": effect.mean if effect else None,
         "why": clean(why),
         "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
         "page": str((setup.ledger.runs_dir / "report.html").absolute()),

@@ -17,7 +17,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import JOB_NAME, Job, Result
 from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.errors import EngineError
-from nightshift.executors.base import read_result
+from nightshift.executors.result import read_result
 from tests import integrity
 from tests.faults import actions, head, outside, scenario
 from tests.faults.matrix import EVENTS, IN_THE_WORLD, REAL, Fault

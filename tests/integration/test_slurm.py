@@ -15,7 +15,6 @@ import pytest
 from nightshift.campaign.records import Failure, Job
 from nightshift.errors import EngineError
 from nightshift.executors import slurm
-from nightshift.executors.base import Executor
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
@@ -75,9 +74,11 @@ def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
 
 
 @pytest.fixture(params=["local", "slurm"])
-def executor(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+def executor(
+    request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LocalExecutor | SlurmExecutor]:
     stand_ins.install("trl")
-    found: Executor = (
+    found = (
         LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)))
         if request.param == "local"
         else SlurmExecutor(root, dict(os.environ), CONFIG)
@@ -92,14 +93,14 @@ def folder_of(root: Path, number: int) -> Path:
     return folder
 
 
-def until_over(executor: Executor, folder: Path, within_seconds: float = 120.0) -> None:
+def until_over(executor: LocalExecutor | SlurmExecutor, folder: Path, within_seconds: float = 120.0) -> None:
     ends_at = time.monotonic() + within_seconds
     while not executor.is_over(folder):
         assert time.monotonic() < ends_at, "the run does not end"
         executor.wait(0.2)
 
 
-def test_four_runs_side_by_side_come_back(executor: Executor, root: Path) -> None:
+def test_four_runs_side_by_side_come_back(executor: LocalExecutor | SlurmExecutor, root: Path) -> None:
     folders = [folder_of(root, number) for number in range(1, 5)]
     for number, folder in enumerate(folders):
         executor.submit(folder, job_in(root, number), lambda: None)
@@ -113,7 +114,7 @@ def test_four_runs_side_by_side_come_back(executor: Executor, root: Path) -> Non
     wait_for(lambda: not leftovers(root))
 
 
-def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: Executor, root: Path) -> None:
+def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: LocalExecutor | SlurmExecutor, root: Path) -> None:
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
@@ -126,7 +127,9 @@ def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: Executor, r
     wait_for(lambda: not leftovers(root))
 
 
-def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor: Executor, root: Path) -> None:
+def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(
+    executor: LocalExecutor | SlurmExecutor, root: Path
+) -> None:
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
@@ -139,7 +142,9 @@ def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor: Exec
     assert executor.in_flight() == {}
 
 
-def test_another_harness_or_hardware_is_refused_by_the_worker(executor: Executor, root: Path) -> None:
+def test_another_harness_or_hardware_is_refused_by_the_worker(
+    executor: LocalExecutor | SlurmExecutor, root: Path
+) -> None:
     for number, changes in enumerate(({"rules_hash": "0" * 12}, {"harness_tree": "0"}, {"hardware": "8 x H200"}), 1):
         folder = folder_of(root, number)
         executor.submit(folder, job_in(root, **changes), lambda: None)

@@ -221,7 +221,7 @@ def test_the_gpus_are_those_named_or_the_first_that_are_visible(
             MACHINE,
             None,
             "1",
-            "two NVIDIA GPUs, this machine has 1 visible of 4.*Run it with --gpus 1,1 for both on that",
+            "two NVIDIA GPUs, this machine has 1 visible of 4.*Run it with --engine trl, with both on one GPU",
         ),
         (MACHINE, (0, 9), None, "GPU 9 does not exist. Choose of: 0, 1, 2, 3"),
         (MACHINE, (0, 2), "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose of: 0, 1"),

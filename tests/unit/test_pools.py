@@ -19,9 +19,9 @@ from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Re
 from nightshift.engines.prime_rl.remains import PRIME_DIR, TRACE_NAME, Remains, sweep
 from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import local, slurm
-from nightshift.executors.base import read_result
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.process import interruptible
+from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, jobs_left
 from nightshift.executors.watchdog import is_alive
