@@ -15,7 +15,6 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement, Record
 from nightshift.config.values import shorten
-from nightshift.text import clean
 from tests import campaigns
 from tests.campaigns import BASELINE, a_record, campaign, replace
 from tests.rules import ARITHMETIC_TRL
@@ -107,16 +106,6 @@ def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(
     assert len(text) <= limit
     assert text.startswith("head\n")
     assert text.endswith("tail")
-
-
-@given(st.text(max_size=500), st.integers(4, 100))
-@settings(max_examples=60)
-def test_clean_text_is_one_short_printable_line(text: str, limit: int) -> None:
-    cleaned = clean(text, limit)
-    assert len(cleaned) <= limit
-    assert len(cleaned.splitlines()) <= 1
-    assert all(character.isprintable() for character in cleaned)
-    cleaned.encode()
 
 
 def test_a_crash_is_told_with_its_cause(tmp_path: Path) -> None:

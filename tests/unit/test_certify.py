@@ -70,6 +70,16 @@ def kept(setup: Setup) -> Setup:
     return keep(setup)
 
 
+def interrupt_at(notebook: SilentReporter, words: str) -> None:
+    """Ctrl-C as the note with these words comes."""
+
+    def interrupt(text: str) -> None:
+        if words in text:
+            raise Interrupted("stopped by SIGINT")
+
+    notebook.on_note = interrupt
+
+
 def run_names(setup: Setup) -> list[str]:
     return sorted(path.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/run.json"))
 
@@ -129,11 +139,7 @@ def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says
 
 
 def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, notebook: SilentReporter) -> None:
-    def interrupt(text: str) -> None:
-        if "run 4 of 6" in text:
-            raise Interrupted("stopped by SIGINT")
-
-    notebook.on_note = interrupt
+    interrupt_at(notebook, "run 4 of 6")
     with pytest.raises(Interrupted):
         certified(kept)
     assert living_children() == []
@@ -154,11 +160,7 @@ def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, 
 def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(
     kept: Setup, notebook: SilentReporter
 ) -> None:
-    def interrupt(text: str) -> None:
-        if "run 2 of 2" in text:
-            raise Interrupted("stopped by SIGINT")
-
-    notebook.on_note = interrupt
+    interrupt_at(notebook, "run 2 of 2")
     with pytest.raises(Interrupted):
         certified(kept, num_seeds=1)
     (made,) = kept.ledger.runs_dir.glob("certify/*/*/run.json")
@@ -373,14 +375,6 @@ def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(
             certified(kept, 1)
     assert certified(kept, 1).access == 1
     assert verify(kept.ledger).problems == []
-
-
-def test_a_damaged_comparison_is_named_and_the_others_are_read(kept: Setup) -> None:
-    made = certified(kept, 1)
-    folder = kept.ledger.runs_dir / "certify" / "0002"
-    folder.mkdir()
-    (folder / COMPARISON_NAME).write_text("{")
-    assert read_comparisons(kept.ledger) == ([made], [f"runs/certify/0002/{COMPARISON_NAME} is damaged: not shown."])
 
 
 def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(

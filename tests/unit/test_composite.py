@@ -15,7 +15,7 @@ import pytest
 from nightshift.campaign import scores as composite
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Completion, Evaluation, Part, Record, Result, Verdict, packed
+from nightshift.campaign.records import Completion, Evaluation, Part, Record, Verdict, packed
 from nightshift.campaign.results import columns, row
 from nightshift.campaign.scores import run_scores
 from nightshift.cli.output import summary
@@ -252,10 +252,3 @@ def test_a_ratio_is_above_zero(value: str, said: str) -> None:
     assert "orchestrator.train.ratio.gsm8k" in str(raised.value)
     assert "gsm8k = " in raised.value.fix
     assert said in str(raised.value), said
-
-
-def test_a_result_of_one_environment_has_no_parts() -> None:
-    run: Result = a_result()
-    assert run.evaluation is not None
-    assert run.evaluation.parts == ()
-    assert a_record(result=run).environment_scores == {}

@@ -195,18 +195,6 @@ def entries(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_what_is_no_path_stays(tmp_path: Path) -> None:
-    private = Private(tmp_path, {})
-    for text in (
-        "1.5 tokens/s, and/or 3/4",
-        "https://example.org/a/b",
-        "lr 3e-6 -> 5e-6",
-        "a / b / c",
-        "autoresearch/x",
-    ):
-        assert private.text(text) == text
-
-
 @pytest.mark.parametrize("planted", ["link", "pipe", "huge", "folder"])
 def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -> None:
     ledger = build(tmp_path / "it", 5, num_examples=50, with_files=False)

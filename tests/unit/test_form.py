@@ -95,10 +95,6 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
     assert compare(measured(2, (0.5, 0.45, 0.51)), measured(1, (0.5, 0.44, 0.50))) is None
 
 
-def test_a_run_without_a_strict_score_is_compared_with_nothing() -> None:
-    assert compare(measured(2, ONLY_FORM[1]), measured(1, (0.4, None, None))) is None
-
-
 def test_a_record_without_a_strict_score_has_none_and_never_zero() -> None:
     record = measured(1, (0.4, 0.1, 0.12))
     data = json.loads(msgspec.json.encode(record))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +45,8 @@ class Card:
     capability: tuple[int, int] = (9, 0)
     total_gb: float | None = 80.0
     used_gb: float = 0.5
-    pids: tuple[int, ...] = ()
+    pids: Sequence[int] = ()
+    reasons: int = 0  # why its clocks are held down
     lost: bool = False
     has_v2: bool = True
 
@@ -70,11 +72,13 @@ CARDS = {
 
 @dataclass
 class StandInNvml:
-    """The functions of pynvml that gpus.py calls. `num_open` counts inits without their shutdown."""
+    """The functions of pynvml that gpus.py calls. `num_open` counts inits without their shutdown, `asked` has the GPUs
+    that were looked at."""
 
     cards: list[Card]
     driver: str | None = "570.86.15"
     num_open: int = 0
+    asked: list[int] = field(default_factory=list)
 
     NVMLError = NvmlError
     nvmlMemory_v2 = 0x02000028
@@ -94,6 +98,7 @@ class StandInNvml:
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
+        self.asked.append(index)
         if self.cards[index].lost:
             raise NvmlError("GPU is lost")
         return self.cards[index]
@@ -112,6 +117,9 @@ class StandInNvml:
 
     def nvmlDeviceGetUUID(self, card: Card) -> str:
         return f"GPU-{id(card):x}"
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card: Card) -> int:
+        return card.reasons
 
     def nvmlDeviceGetComputeRunningProcesses(self, card: Card) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in card.pids]
@@ -159,10 +167,8 @@ def test_gpus_flag(text: str, ids: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0,1,2", "0;1", "a,b", "-1,0", "0,1.0", "٣,٤", "0,", "0,99999999999"])
 def test_a_wrong_gpus_flag_is_refused_with_the_value(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=re.escape(repr(text))):
         parse_gpus(text, 2)
-    assert repr(text) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @given(st.text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +22,7 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.files import whole_folder
 from nightshift.report.export.optuna_journal import as_journal
 from nightshift.report.export.story import Story, as_csv, scores
-from tests.campaigns import a_record, a_result, replace
-from tests.recorded_nights import stored_night
+from tests.campaigns import replace
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
@@ -181,10 +179,3 @@ def test_a_failure_midway_leaves_no_folder(ledger: Ledger, tmp_path: Path, monke
     with pytest.raises(EngineError, match=r"cannot write .*out: No space left"):
         event_files.write_events(Story.of(ledger, BRANCH, BRANCH), tmp_path / "out")
     assert not any(path.name.startswith((".out", "out")) for path in tmp_path.iterdir())
-
-
-def test_genuine_records_are_read_whole(tmp_path: Path) -> None:
-    records, damaged = stored_night(tmp_path).readable()
-    assert damaged == []
-    assert len(records) > 20
-    assert math.isclose(a_record(result=a_result(0.5)).evaluation.eval_stderr, 0.01)

@@ -16,7 +16,7 @@ from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import open_engine, used_keys
-from nightshift.engines.memory import on_cards, smaller
+from nightshift.engines.memory import on_cards
 from nightshift.engines.prime_rl.config import (
     AC,
     CHUNK,
@@ -158,9 +158,8 @@ def test_what_the_file_writes_wins_over_the_preset_up_to_its_cap() -> None:
 def test_more_than_fits_is_refused_with_line_preset_and_cap(memory: str, written: str, words: str) -> None:
     config = parse(SHIPPED + b"\n" + written.encode())
     line = len((SHIPPED + b"\n" + written.encode()).decode().rstrip("\n").split("\n"))
-    with pytest.raises(ConfigError, match=f"^train.toml:{line}: .*{words}") as caught:
+    with pytest.raises(ConfigError, match=f"^train.toml:{line}: .*{words}"):
         with_preset(config, memory)
-    assert "\n" not in str(caught.value)
     with_preset(config, "2 x 80 GB")
 
 
@@ -230,8 +229,3 @@ def test_the_page_shows_the_sums() -> None:
     page = (ROOT / "docs" / "gpus.md").read_text()
     assert [name for name in TABLES if table(name) not in page] == []
     assert "computed, not measured" in page
-
-
-def test_the_preset_below() -> None:
-    assert [smaller(f"2 x {size} GB") for size in (80, 48, 24, 16)] == [48, 24, 16, None]
-    assert smaller(NO_CARD) is None

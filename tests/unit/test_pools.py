@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,26 +295,18 @@ class Ended:
         return 0 if self.is_over else None
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[LocalExecutor, list[Ended]]]:
-    """One that ended before its turn to be collected, and one that runs."""
-    from nightshift.executors.local import _Worker
-
+def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(tmp_path):
+    """One worker ended before its turn to be collected, and one runs."""
     executor, workers = LocalExecutor(tmp_path, {}, (Slot(0), Slot(1))), [Ended(True), Ended(False)]
     os.close(workers[0].fds[1])  # readable from now on, as the pidfd of an ended process is
     for number, worker in enumerate(workers):
-        executor._workers[tmp_path / str(number)] = _Worker(
-            None, worker, JOB, Slot(number), float("inf"), worker.fds[0]
-        )  # type: ignore[arg-type]
-    yield executor, workers
+        made = local._Worker(None, worker, JOB, Slot(number), float("inf"), worker.fds[0])
+        executor._workers[tmp_path / str(number)] = made
+    began = time.monotonic()
+    executor.wait(0.3)
+    assert time.monotonic() - began >= 0.25
     for descriptor in (workers[0].fds[0], *workers[1].fds):
         os.close(descriptor)
-
-
-def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(two: tuple[LocalExecutor, list[Ended]]) -> None:
-    began = time.monotonic()
-    two[0].wait(0.3)
-    assert time.monotonic() - began >= 0.25
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="what the signal comes at is Linux's")

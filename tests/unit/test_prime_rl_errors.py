@@ -51,13 +51,8 @@ def test_a_recorded_refusal_is_one_line_with_key_and_fix(name: str) -> None:
     assert said in message
     assert error.is_config_fault is is_ours
     assert ("uv run run.py --keys" in message, "uv run nightshift doctor" in message) == (is_ours, not is_ours)
-    assert message.isprintable()
     assert len(message) < 600
     assert message.endswith(".")
-
-
-def test_every_recorded_refusal_is_accounted_for() -> None:
-    assert set(SAID) == set(RECORDED)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +90,6 @@ def test_without_the_config_the_key_alone_is_named() -> None:
     errors = RECORDED["out of range"]
     assert explain(errors, None).cause.startswith("orchestrator.train.sampling.temperature: prime-rl refuses it: ")
     assert explain(errors, None).is_config_fault
-
-
-def test_hostile_text_stays_on_one_short_line() -> None:
-    error = Refusal(("trainer",), "Value error, \x1b[31ma\nb\u202e" + "x" * 5000, "v")
-    message = str(explain([error], CONFIG))
-    assert message.isprintable()
-    assert len(message) < 450
 
 
 def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault(tmp_path: Path) -> None:

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.engines.downloads import data_problem
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import installation as checks
 from nightshift.engines.prime_rl import installation as copies
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import Installer, pin_model
 from nightshift.engines.prime_rl.installation import Installation, Pins
-from nightshift.errors import EngineError
 from tests.prime_rl_plans import GPU
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
@@ -31,12 +29,6 @@ def installation(tmp_path: Path) -> Installation:
     found = Installation(tmp_path / "prime-rl", PINS)
     found.root.mkdir()
     return found
-
-
-def test_the_pins_are_those_of_pyproject() -> None:
-    assert PINS.commit == "559b44772e471d1538537b8805cc77f3824a5e64"
-    assert PINS.repository == "https://github.com/PrimeIntellect-ai/prime-rl"
-    assert (PINS.python, PINS.flash_attn) == ("3.12", "2.8.3")
 
 
 def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,14 +242,6 @@ def test_caches_are_warm_for_one_kind_of_gpus(installation: Installation) -> Non
     assert checks.warm_problem(installation, (GPU, replace(GPU, name="NVIDIA L4"))) is not None
     assert checks.warm_problem(installation, (replace(GPU, driver="580.1"), GPU)) is not None
     assert checks.warm_problem(installation, ()) is None  # nothing to compile for
-
-
-def test_missing_data_is_the_environments_own_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
-    problem = data_problem(ROOT, GSM8K_PRIME_RL)
-    assert isinstance(problem, EngineError)
-    assert "Run: uv run prepare.py --gsm8k DIR" in str(problem)
-    assert data_problem(ROOT, ARITHMETIC_TRL) is None
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(

@@ -95,8 +95,8 @@ def test_development_tools_do_not_come_with_an_experiment() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "AGENTS.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "decision-rule",
-     "environments", "gpus", "measured", "pin", "using"))],
+    ["README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{name}.md" for name in ("architecture",
+     "decision-rule", "environments", "gpus", "measured", "pin", "using"))],
 )  # fmt: skip
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()

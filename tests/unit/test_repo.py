@@ -50,34 +50,6 @@ def test_keep_commits_the_submitted_bytes_and_nothing_else(repo: Repo) -> None:
     assert (repo.root / "train.toml").read_bytes() == b"lr = 3 # edited meanwhile\n"
 
 
-def test_keep_adopts_what_the_agent_committed_first(repo: Repo) -> None:
-    (repo.root / "train.toml").write_bytes(CANDIDATE)
-    git(repo.root, "commit", "--quiet", "--all", "-m", "agent was quick")
-    before = repo.head()
-    commit, done = repo.keep(before, CANDIDATE, MESSAGE)
-    assert commit == before.commit == repo.head().commit
-    assert "adopted" in done
-
-
-def test_discard_restores_the_file_once_and_makes_no_commit(repo: Repo) -> None:
-    (repo.root / "train.toml").write_bytes(CANDIDATE)
-    before = commits(repo)
-    repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)
-    assert (repo.root / "train.toml").read_bytes() == INCUMBENT
-    assert commits(repo) == before
-    assert git(repo.root, "status", "--porcelain") == ""
-    assert repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE) == "train.toml is the incumbent's already"
-
-
-def test_discard_of_a_committed_candidate_adds_a_commit_and_resets_nothing(repo: Repo) -> None:
-    (repo.root / "train.toml").write_bytes(CANDIDATE)
-    git(repo.root, "commit", "--quiet", "--all", "-m", "agent was quick")
-    repo.discard(repo.head(), CANDIDATE, INCUMBENT, "Restore the incumbent\n")
-    assert commits(repo)[:3] == ["Restore the incumbent", "agent was quick", "baseline"]
-    assert repo.config_at("HEAD") == INCUMBENT == (repo.root / "train.toml").read_bytes()
-    assert git(repo.root, "status", "--porcelain") == ""
-
-
 def test_discard_leaves_a_file_that_was_edited_meanwhile(repo: Repo) -> None:
     (repo.root / "train.toml").write_bytes(b"lr = 9\n")
     done = repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -193,9 +194,8 @@ def test_a_login_elsewhere_and_one_that_is_a_link_are_found_and_written_where_th
     assert (tmp_path / "other/auth.json").is_symlink()
 
 
-def replaced(path: Path, make: object) -> None:
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
     path.unlink()
-    assert callable(make)
     make(path)
 
 
@@ -226,11 +226,10 @@ def folder_as_link(path: Path) -> None:
     ],
 )
 def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(
-    tmp_path: Path, spoil: object, cause: str
+    tmp_path: Path, spoil: Callable[[Path], object], cause: str
 ) -> None:
     environ, inside = login_of(tmp_path)
     before = CODEX.copy_in(environ, inside)
-    assert callable(spoil)
     spoil(inside / ".codex/auth.json")
     (note,) = CODEX.take_back(environ, inside, before)
     assert note.startswith("the auth.json that it left was not taken back: ")
