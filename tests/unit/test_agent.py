@@ -115,9 +115,7 @@ def test_many_changed_files_are_counted_and_few_are_named(clone: Clone) -> None:
     clone.clear()
 
 
-def test_sparse_files_cost_no_hours_and_what_refuses_to_go_is_one_line(
-    clone: Clone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sparse_files_cost_no_hours_and_what_refuses_to_go_is_one_line(clone, monkeypatch):
     before, read = clone.open(b"lr = 1\n"), list[int]()
     for number in range(30):
         with (clone.path / f"large-{number}").open("wb") as file:

@@ -57,7 +57,6 @@ def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup)
     assert (record.status, record.parent, record.decided) == ("keep", None, 2)
     assert record.result == made.result
     assert record.settled == "baseline: nothing to commit"
-    assert record.judgement is not None
     assert record.judgement.incumbent_score == made.score
     assert "made on main" in record.proposal.description
     assert setup.ledger.files_dir(record) == setup.ledger.run_dir(made.number)
@@ -150,9 +149,7 @@ def test_one_made_with_code_that_is_not_committed_is_not_taken(setup: Setup) -> 
     assert fitting_baseline(setup) is None
 
 
-def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(setup, monkeypatch):
     run(setup)
     branched(setup)
     monkeypatch.setattr(baseline, "close", interrupt)

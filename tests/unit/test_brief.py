@@ -99,9 +99,7 @@ def test_foreign_text_forges_no_line(tmp_path: Path) -> None:
     st.integers(200, 3000),
 )
 @settings(max_examples=60)
-def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(
-    sections: list[tuple[str, list[str]]], limit: int
-) -> None:
+def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(sections, limit):
     text = fit("head\n", sections, "tail", limit)
     assert len(text) <= limit
     assert text.startswith("head\n")

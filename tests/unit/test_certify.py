@@ -157,9 +157,7 @@ def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, 
     assert {access.number for access in kept.ledger.journal.accesses()} == {made.access} == {1}
 
 
-def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(
-    kept: Setup, notebook: SilentReporter
-) -> None:
+def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(kept, notebook):
     interrupt_at(notebook, "run 2 of 2")
     with pytest.raises(Interrupted):
         certified(kept, num_seeds=1)
@@ -295,9 +293,7 @@ def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kep
     assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"
 
 
-def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(
-    kept: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(kept, monkeypatch):
     with pytest.raises(UsageError, match="nowhere"):
         tasks(kept, environments=["nowhere"])
     monkeypatch.setattr(certifying, "rules_elsewhere", lambda root, rules, names, gpu_count: rules)
@@ -346,9 +342,7 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
 
 
-def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(
-    kept: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monkeypatch):
     (first,) = certify(tasks(kept, 1, budget_seconds=2.0))
     monkeypatch.setattr("secrets.randbelow", lambda number: 7)
     before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
@@ -359,9 +353,7 @@ def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(
         tasks(kept, 3, budget_seconds=2.0)
 
 
-def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(
-    kept: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(kept, monkeypatch):
     enter = Ledger.enter
 
     def killed(ledger: Ledger, path: Path) -> None:
@@ -377,9 +369,7 @@ def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(
     assert verify(kept.ledger).problems == []
 
 
-def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(
-    kept: Setup, notebook: SilentReporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, notebook, monkeypatch):
     seen: list[str] = []
 
     def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:

@@ -60,9 +60,7 @@ def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> 
     ("sizes", "weights", "gain"),
     [((1319, 500), (1, 1), 0.0), ((1319, 100), (1, 1), 0.0), ((400, 100), (1, 3), 0.0), ((500, 500), (1, 1), 0.5)],
 )
-def test_the_standard_error_is_that_of_200_resamplings(
-    sizes: tuple[int, int], weights: tuple[float, float], gain: float
-) -> None:
+def test_the_standard_error_is_that_of_200_resamplings(sizes, weights, gain):
     """Problems with a probability of their own, a parent and its child, which is as good, or fails less often by `gain`
     in the first environment; what all examples alike would say is off where a small set weighs as much as a large one.
     """

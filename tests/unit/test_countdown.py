@@ -27,9 +27,7 @@ def identity(question: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("seed", [0, 100])
-def test_no_problem_is_in_two_splits_in_any_order_of_its_numbers(
-    examples: dict[str, list[data.Example]], seed: int
-) -> None:
+def test_no_problem_is_in_two_splits_in_any_order_of_its_numbers(examples, seed):
     sets = {split: {identity(example.question) for example in examples[split]} for split in SPLITS}
     sets["train"] = {identity(problem.question) for problem in islice(data.problems("train", seed), 3000)}
     assert not sets["train"] & sets["selection"]

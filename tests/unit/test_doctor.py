@@ -70,9 +70,7 @@ def test_the_last_line_is_true_of_an_engine_that_was_asked_for(root: Path, tmp_p
 
 
 @pytest.mark.parametrize("num_gpus", [0, 2])
-def test_missing_gsm8k_has_the_commands_that_bring_it_here(
-    root: Path, tmp_path: Path, cards: list[Card], num_gpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, cards, num_gpus, monkeypatch):
     cards += [Card()] * num_gpus
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path / "none"))
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
@@ -82,9 +80,7 @@ def test_missing_gsm8k_has_the_commands_that_bring_it_here(
     assert downloads == (num_gpus == 2)  # without GPUs that command refuses
 
 
-def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
-    root: Path, tmp_path: Path, cards: list[Card]
-) -> None:
+def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):
     cards += [Card(), Card()]
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
     [gpus] = [check for check in found if check.name == "GPUs"]
@@ -105,9 +101,7 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
         ([Card(lost=True)], None, "NVML cannot read the GPUs"),
     ],
 )
-def test_unfit_gpus_are_named(
-    root: Path, cards: list[Card], present: list[Card], gpus: str | None, detail: str
-) -> None:
+def test_unfit_gpus_are_named(root, cards, present, gpus, detail):
     cards += present
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
     assert any(detail in str(check.problem) for check in found if check.name == "GPUs" and not check.ok)
@@ -125,9 +119,7 @@ def test_unfit_gpus_are_named(
         ("RTX 3060", None, None, "RTX 3060) has 12.9 GB of memory, the least is 16 GB"),
     ],
 )
-def test_cards_as_their_drivers_describe_them(
-    root: Path, cards: list[Card], name: str, gpus: str | None, preset: str | None, problem: str | None
-) -> None:
+def test_cards_as_their_drivers_describe_them(root, cards, name, gpus, preset, problem):
     cards += [replace(CARDS[name]), replace(CARDS[name])]
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
     told = {check.name: check for check in found if check.engine == "prime-rl"}
@@ -159,9 +151,7 @@ LACKS: dict[str, tuple[str, object, str, str]] = {
 
 
 @pytest.mark.parametrize(("place", "answer", "name", "words"), LACKS.values(), ids=LACKS)
-def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(
-    root: Path, monkeypatch: pytest.MonkeyPatch, place: str, answer: object, name: str, words: str
-) -> None:
+def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(root, monkeypatch, place, answer, name, words):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(place, answer)
     [check] = [check for check in check_machine(root, GSM8K_PRIME_RL) if check.name == name]

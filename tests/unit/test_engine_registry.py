@@ -64,9 +64,7 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
         (ARITHMETIC_TRL, None, None, str(ROOT / ARITHMETIC_TRL.model)),
     ],
 )
-def test_trl_trains_on_the_gpu_that_is_named(
-    rules: Rules, gpus: str | None, index: str | None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([replace(CARDS["H100"]), replace(CARDS["RTX 4090"])]))
     started: list[dict[str, str]] = []
 

@@ -28,9 +28,7 @@ def package(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("one", "two"):
         package(tmp_path / "environments" / name, f"nightshift_{name}")
@@ -87,9 +85,7 @@ def test_a_score_out_of_range_or_none_is_one_line_that_names_the_code(code: str,
 
 
 @pytest.mark.parametrize("keys", [(), ("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])
-def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(
-    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(keys, monkeypatch):
     (arithmetic,) = environments.load(ROOT, [EnvironmentRules("arithmetic", 3, needs=("gsm8k",))])
     data = SimpleNamespace(load=lambda split, size: [SimpleNamespace(key=key) for key in keys])
     monkeypatch.setattr(arithmetic, "_data", data)

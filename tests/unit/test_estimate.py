@@ -48,9 +48,7 @@ COVERED = [
 
 
 @pytest.mark.parametrize(("num_runs", "n", "seed_sd", "within", "between"), COVERED)
-def test_the_interval_covers_the_truth_in_93_percent_at_least(
-    num_runs: tuple[int, int], n: int, seed_sd: float, within: float, between: float
-) -> None:
+def test_the_interval_covers_the_truth_in_93_percent_at_least(num_runs, n, seed_sd, within, between):
     """1,000 repetitions; both configs are equally good, so the truth is 0 exactly. Standard error 0.7 %."""
     rng = np.random.default_rng(20)
     covered = 0

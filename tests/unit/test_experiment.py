@@ -173,9 +173,7 @@ def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> 
     assert itself == [1001, 1002]  # the baseline has had the first
 
 
-def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(
-    setup: Setup,
-) -> None:
+def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(setup):
     """No free redraw: whoever ends a run whose score is low gets the same seed, and readers see how often."""
     baseline(setup)
     for starts in ("", "start 2 of this config"):
@@ -284,9 +282,7 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
 
 @pytest.mark.parametrize("name", ["index.lock", "refs/heads/{branch}.lock"])
 @pytest.mark.parametrize("num_between", [0, 1])
-def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(
-    setup: Setup, num_between: int, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_between, name, monkeypatch):
     """git leaves such a file when it is killed, and holds it while somebody else commits."""
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.2)
     baseline(setup, POOR)
@@ -336,9 +332,7 @@ def test_a_commit_names_the_head_of_the_journal_that_has_its_verdict(setup: Setu
 
 
 @pytest.mark.parametrize("victim", ["keep_model", "close"])
-def test_a_kill_after_the_commit_is_made_good_by_the_next_start(
-    setup: Setup, victim: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_after_the_commit_is_made_good_by_the_next_start(setup, victim, monkeypatch):
     baseline(setup, POOR, then=GOOD)
 
     def killed(*arguments: object) -> None:
@@ -442,9 +436,7 @@ def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start
         ([0.50, 0.9, 0.5, 0.5], ["0001", "0002", "0004"]),  # the incumbent's, though it is old
     ],
 )
-def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_the_incumbents(
-    tmp_path: Path, scores: list[float], stay: list[str]
-) -> None:
+def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_the_incumbents(tmp_path, scores, stay):
     ledger = stored(tmp_path, judged(scores))
     for number in ledger.numbers():
         model = ledger.run_dir(number) / "model"
@@ -478,9 +470,7 @@ def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_r
     assert setup.executor.in_flight() == {}
 
 
-def test_an_interruption_before_the_first_run_is_submitted_closes_the_record(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_before_the_first_run_is_submitted_closes_the_record(setup, monkeypatch):
     baseline(setup, then=BAD)
     monkeypatch.setattr(experiment, "submit", lambda record, setup: interrupt())
     with pytest.raises(Interrupted):

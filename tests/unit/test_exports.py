@@ -212,9 +212,7 @@ def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -
     assert b"a secret" not in as_csv(story) + as_journal(story)
 
 
-def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, tmp_path, monkeypatch):
     root = ledger.tsv_path.parent
     monkeypatch.setattr(run, "process_root", lambda: root)
     done = CliRunner().invoke(commands, ["export", "--to", "csv", "--branch", BRANCH, "--output", f"{tmp_path}/x.csv"])

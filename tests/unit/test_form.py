@@ -81,10 +81,8 @@ def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after:
 def test_the_parts_of_a_gain_add_up_to_it() -> None:
     """Every formatted answer is right as often as before, and so is every other: all of the gain is form."""
     found = compare(measured(2, (0.7, 0.64, 0.8)), measured(1, (0.5, 0.32, 0.4)))
-    assert found
     assert found.by_form == pytest.approx(found.gain) == pytest.approx(0.2)
     nothing = compare(measured(2, (0.6, 0.48, 0.8)), measured(1, (0.5, 0.2, 0.4)))  # as often right in either form
-    assert nothing
     assert nothing.by_form == pytest.approx(0, abs=1e-12)
 
 
@@ -101,7 +99,6 @@ def test_a_record_without_a_strict_score_has_none_and_never_zero() -> None:
     for name in ("strict_score", "formatted_share"):
         del data["result"]["evaluation"][name]
     old = msgspec.json.decode(json.dumps(data).encode(), type=Record)
-    assert old.evaluation is not None
     assert (old.evaluation.strict_score, old.evaluation.formatted_share) == (None, None)
     assert figures(old)["strict_score"] is None
     assert "\nstrict_score:\n" in summary(old, "")
@@ -164,9 +161,7 @@ class Parrot:
         pass
 
 
-def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_one(tmp_path, monkeypatch):
     (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
     examples = [(environment, example) for example in environment.examples("selection")[:4]]
     right = [example.answer for _, example in examples]
@@ -182,9 +177,7 @@ def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_o
     assert "formatted" not in json.loads(path.read_text().splitlines()[0])
 
 
-def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is_written(tmp_path, monkeypatch):
     """Sealed examples have no file of answers, and a cause stands in runs/certify."""
     (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
     examples = [(environment, example) for example in environment.examples("selection")[:1]]

@@ -190,9 +190,7 @@ def test_any_text_is_as_many_ids_as_are_used_or_a_usage_error(text: str) -> None
         *((text, None) for text in ("01", "MIG-1234", "0,0", "7", "GPU-aa", "GPU-ffff", "0,,1")),
     ],
 )
-def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(
-    visible: str, indices: list[int] | None
-) -> None:
+def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible, indices):
     environ = {"CUDA_VISIBLE_DEVICES": visible}
     if indices is None:
         with pytest.raises(EngineError, match=r"CUDA_VISIBLE_DEVICES names .*, no whole GPU of its own.* Write whole"):
@@ -212,9 +210,7 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(
         ((3,), 1, None, [3]),
     ],
 )
-def test_the_gpus_are_those_named_or_the_first_that_are_visible(
-    ids: tuple[int, ...] | None, num: int, visible: str | None, indices: list[int]
-) -> None:
+def test_the_gpus_are_those_named_or_the_first_that_are_visible(ids, num, visible, indices):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [gpu.index for gpu in choose_gpus(MACHINE, ids, num, environ)] == indices
 
@@ -234,9 +230,7 @@ def test_the_gpus_are_those_named_or_the_first_that_are_visible(
         (MACHINE, (0, 1), "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose of: none"),
     ],
 )
-def test_a_pair_that_cannot_be_had_is_one_line(
-    machine: list[Gpu], ids: tuple[int, int] | None, visible: str | None, words: str
-) -> None:
+def test_a_pair_that_cannot_be_had_is_one_line(machine, ids, visible, words):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with pytest.raises(EngineError, match=words):
         choose_gpus(machine, ids, 2, environ)
@@ -266,9 +260,7 @@ def test_one_that_cannot_be_had_says_where_it_goes_without() -> None:
         ({"memory_gb": None, "free_gb": None}, "tells no memory of its own"),
     ],
 )
-def test_a_card_without_an_attention_kernel_and_an_old_driver_are_problems(
-    changes: dict[str, Any], words: str | None
-) -> None:
+def test_a_card_without_an_attention_kernel_and_an_old_driver_are_problems(changes, words):
     problems = gpu_problems(2 * [replace(H100, **changes)], 525, StandInNvml([Card()]))  # one card, told once
     assert len(problems) == (words is not None)
     assert all(re.search(str(words), str(problem)) for problem in problems)

@@ -229,9 +229,7 @@ def test_the_command_tells_and_its_exit_code_says_so(ledger: Ledger, how: str, m
 
 
 @pytest.mark.parametrize("how", ["honest", "rewritten", "cut", "deleted"])
-def test_a_journal_alone_proves_that_runs_fits_it_and_a_head_that_was_noted_proves_more(
-    ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_alone_proves_that_runs_fits_it_and_a_head_that_was_noted_proves_more(ledger, how, monkeypatch):
     noted = [journal.sha256(line[:-1])[: journal.HEAD_DIGITS] for line in lines(ledger)]
     held = [journal.line_of(line) for line in lines(ledger)]
     if how == "rewritten":
@@ -300,9 +298,7 @@ def a_life(ledger: Ledger) -> Record:
 
 @pytest.mark.parametrize("torn", [0, 1, 60])
 @pytest.mark.parametrize("line", [1, 2])
-def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
-    ledger: Ledger, line: int, torn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(ledger, line, torn, monkeypatch):
     num_before, add, count = len(lines(ledger)), Journal.add, 0
 
     def killed(self: Journal, *args: Any, **named: Any) -> bool:
@@ -329,9 +325,7 @@ def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
     assert len(lines(ledger)) == num_before + line
 
 
-def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(ledger, monkeypatch):
     first, second = (ledger.reserve(a_record(), {"train.toml": b"x = %d\n" % n}) for n in (1, 2))
     ends = {"status": "discard", "judgement": Judgement(why="why"), "result": a_result()}
     ledger.close(replace(second, **ends, decided=5))
@@ -355,9 +349,7 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
 @pytest.mark.parametrize(
     "how", ["a pipe for a journal", "a link for a journal", "a folder for a journal", "text", "huge"]
 )
-def test_a_journal_that_lines_cannot_be_added_to_is_set_aside_and_named_and_blocks_nothing(
-    ledger: Ledger, how: str
-) -> None:
+def test_a_journal_that_lines_cannot_be_added_to_is_set_aside_and_named_and_blocks_nothing(ledger, how):
     if how in ATTACKS:
         ATTACKS[how][0](ledger)
     elif how == "text":
@@ -411,9 +403,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe", "a link", "a folder", "huge"])
-def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
-    ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(ledger, how, monkeypatch):
     path = ledger.run_dir(3) / "record.json"
     if how in CHANGES:
         assert CHANGES[how][0] in path.read_text()

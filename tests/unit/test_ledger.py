@@ -96,9 +96,7 @@ def test_a_folder_whose_record_was_never_written_is_passed_over(ledger: Ledger) 
 
 
 @pytest.mark.parametrize("name", ["config.json", "record.json", ".reserving"])
-def test_a_kill_while_a_number_is_reserved_leaves_no_gap(
-    ledger: Ledger, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypatch):
     closed(ledger)
     really = os.replace if name != ".reserving" else os.rename
 

@@ -124,7 +124,6 @@ def math(engine: str = "prime-rl", **table: Any) -> Rules:
 def bounded(**table: Any) -> Iterator[tuple[Environment, Scorer]]:
     """The environment, and its scorer, which is closed."""
     (environment,) = environments.load(ROOT, math(**table).environments)
-    assert environment.scorer is not None
     try:
         yield environment, environment.scorer
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu_memory import GB, PARAMETERS, TABLES, Tokens, server_gb, table, trainer_gb, trl_gb
 from nightshift.config.allowlist import BY_PRESET
-from nightshift.config.rules import NO_CARD, Rules
+from nightshift.config.rules import NO_CARD
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import open_engine, used_keys
@@ -84,9 +84,7 @@ def there(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         ([], GSM8K_PRIME_RL, None, NO_CARD),
     ],
 )
-def test_the_preset_is_that_of_the_smallest_card_in_use(
-    monkeypatch: pytest.MonkeyPatch, root: Path, names: list[str], rules: Rules, gpus: str | None, memory: str
-) -> None:
+def test_the_preset_is_that_of_the_smallest_card_in_use(monkeypatch, root, names, rules, gpus, memory):
     there(monkeypatch, *names)
     found = on_cards(rules, root, {}, gpus)
     assert found.memory == memory
@@ -105,9 +103,7 @@ def test_the_preset_is_that_of_the_smallest_card_in_use(
         ([], 17, None, "rules.toml: .*17.*memory_gb = 0, 16, 24, 48 or 80"),
     ],
 )
-def test_rules_toml_names_a_smaller_one(
-    monkeypatch: pytest.MonkeyPatch, root: Path, names: list[str], wanted: int, gpus: str | None, expected: str
-) -> None:
+def test_rules_toml_names_a_smaller_one(monkeypatch, root, names, wanted, gpus, expected):
     there(monkeypatch, *names)
     (root / "rules.toml").write_text(f"memory_gb = {wanted}\n")
     if expected in PRESETS:

@@ -43,7 +43,6 @@ def ledger(tmp_path: Path) -> Ledger:
     for record in records[:2]:
         shutil.copytree(BASE, ledger.run_dir(record.number) / "model")
         run = record.result
-        assert run is not None
         assert run.evaluation is not None
         scored = replace(run, evaluation=replace(run.evaluation, weights=Weights(40, digest)))
         ledger.write(replace(record, result=scored))
@@ -127,9 +126,7 @@ def test_a_folder_called_as_a_file_is_told_where_it_lies(ledger: Ledger, tmp_pat
         exported(ledger, tmp_path / "out")
 
 
-def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tmp_path, monkeypatch):
     target = tmp_path / "out"
     target.mkdir()
     dead = subprocess.Popen(["true"])
@@ -155,9 +152,7 @@ def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path
     assert "Not certified: it is not the incumbent" in (tmp_path / "first" / "README.md").read_text()
 
 
-def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(ledger, tmp_path):
     first = ledger.record(1)
     for number in (2, 3):
         shutil.rmtree(ledger.run_dir(number))

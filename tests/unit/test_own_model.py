@@ -96,9 +96,7 @@ def test_another_kind_of_model_is_for_prime_rl(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "sliding_window": 16}, None),
     ],
 )
-def test_what_the_sampler_would_compute_otherwise_is_for_prime_rl(
-    folder: Path, values: dict[str, Any], found: str | None
-) -> None:
+def test_what_the_sampler_would_compute_otherwise_is_for_prime_rl(folder, values, found):
     write(folder / "config.json", **values)
     problem = folder_problem(under(folder), folder)
     assert problem is None if found is None else found in str(problem)

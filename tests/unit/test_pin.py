@@ -201,9 +201,7 @@ def test_a_comment_and_a_docstring_prove_nothing(tree: Path) -> None:
     assert row not in broken(tree)
 
 
-def test_what_moved_breaks_nothing_and_its_line_can_be_renewed(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_moved_breaks_nothing_and_its_line_can_be_renewed(tree, tmp_path, monkeypatch):
     copy = tmp_path / "table.toml"
     shutil.copyfile(pin.TABLE, copy)
     monkeypatch.setattr(pin, "TABLE", copy)

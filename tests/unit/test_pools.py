@@ -205,9 +205,7 @@ def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
 # -- a controller that does not answer ----------------------------------------------------------------
 
 
-def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller
-) -> None:
+def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(tmp_path, executor, controller):
     controller.loses_replies = True
     folder = folder_of(tmp_path)
     executor.submit(folder, JOB, enter)  # neither sbatch nor scancel answered
@@ -233,9 +231,7 @@ def test_a_refused_job_is_nowhere(tmp_path: Path, executor: SlurmExecutor, monke
     assert executor.in_flight() == {}
 
 
-def test_a_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_away(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller
-) -> None:
+def test_a_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_away(tmp_path, executor, controller):
     folder = folder_of(tmp_path)
     executor.submit(folder, JOB, enter)
     (name,) = controller.jobs
@@ -252,9 +248,7 @@ def test_a_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_
     assert len(controller.jobs) == 1
 
 
-def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller
-) -> None:
+def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(tmp_path, executor, controller):
     folders = [folder_of(tmp_path, number) for number in (1, 2)]
     for folder in folders:
         executor.submit(folder, JOB, enter)
@@ -267,9 +261,7 @@ def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(
     assert controller.jobs == {}
 
 
-def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(tmp_path, executor, controller, monkeypatch):
     monkeypatch.setattr(slurm, "OTHERWISE_SECONDS", 0.0)
     folders = [folder_of(tmp_path, number) for number in (1, 2)]
     for folder in folders:
@@ -310,9 +302,7 @@ def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="what the signal comes at is Linux's")
-def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path, monkeypatch):
     program, started, pidfd_open = tmp_path / "worker.py", list[psutil.Process](), os.pidfd_open
 
     def stopped(pid: int) -> int:

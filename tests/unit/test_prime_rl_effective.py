@@ -199,9 +199,7 @@ def test_the_server_logs_no_prompt_whatever_the_config_and_the_shell_say() -> No
         ("concurrency = {initial_inflight = 2000, max_inflight = 2000}", 2000, 2000),
     ],
 )
-def test_no_more_than_two_batches_are_in_flight_unless_the_file_says_so(
-    text: str, bound: int, initial: int | None
-) -> None:
+def test_no_more_than_two_batches_are_in_flight_unless_the_file_says_so(text, bound, initial):
     settings = effective(parse(f"[orchestrator]\ngroup_size = 4\n{text}\n".encode()), RULES, PROMPT_TOKENS)
     found = settings["orchestrator"]["concurrency"]
     assert (found["max_inflight"], found["initial_inflight"]) == (bound, initial)

@@ -97,9 +97,7 @@ def rename(name: str, new: str) -> Callable[[Installation], None]:
         (lambda it: it.state_dir.mkdir() or it.unfinished_sync.touch(), "uv sync did not end well"),
     ],
 )
-def test_damaged_packages_are_named(
-    installation: Installation, damage: Callable[[Installation], None], words: str
-) -> None:
+def test_damaged_packages_are_named(installation, damage, words):
     environment(installation)
     assert checks.packages_problem(installation, has_gpus=True) is None
     damage(installation)
@@ -160,9 +158,7 @@ def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(
     assert checks.environments_problem(installation, ROOT, rules) is None
 
 
-def test_two_checkouts_with_other_environments_share_an_installation(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_two_checkouts_with_other_environments_share_an_installation(installation, tmp_path):
     first, second = clone_of_environments(tmp_path / "first"), clone_of_environments(tmp_path / "second")
     assert installation.environments_dir(first, ARITHMETIC_TRL) == installation.environments_dir(second, ARITHMETIC_TRL)
     (second / "environments" / "gsm8k" / "nightshift_gsm8k" / "data.py").write_text("INSTRUCTION = 'Guess.'\n")
@@ -172,9 +168,7 @@ def test_two_checkouts_with_other_environments_share_an_installation(
     assert [checks.environments_problem(installation, root, ARITHMETIC_TRL) for root in (first, second)] == [None, None]
 
 
-def test_environments_that_prepare_did_not_see_are_copied_before_a_run(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_environments_that_prepare_did_not_see_are_copied_before_a_run(installation, tmp_path):
     """Those of `transfer --to`, which rules.toml does not choose."""
     root = clone_of_environments(tmp_path / "clone")
     copy_environments(installation, root)
@@ -244,9 +238,7 @@ def test_caches_are_warm_for_one_kind_of_gpus(installation: Installation) -> Non
     assert checks.warm_problem(installation, ()) is None  # nothing to compile for
 
 
-def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):
     pair = [GPU, replace(GPU, index=1, uuid="GPU-2")]
     monkeypatch.setattr(engine_module, "list_gpus", lambda: pair)
     monkeypatch.setattr(engine_module, "problems", lambda *_: [])

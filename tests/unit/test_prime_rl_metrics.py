@@ -197,9 +197,7 @@ def test_a_step_that_was_redone_counts_once_and_its_last_rows_win() -> None:
         ("mismatch_kl/all/mean", "kl"),
     ],
 )
-def test_what_became_nan_is_not_measured_and_a_loss_names_its_step(
-    tmp_path: Path, key: str, field: str, since: int
-) -> None:
+def test_what_became_nan_is_not_measured_and_a_loss_names_its_step(tmp_path, key, field, since):
     """prime-rl drops values that are no finite numbers (P/monitors/file.py)."""
     rows = rows_of("metrics-5-steps.jsonl")
     rows = [{k: v for k, v in row.items() if k != key or row["step"] < since} for row in rows]

@@ -117,9 +117,7 @@ def served(tmp_path: Path) -> Served:
     return msgspec.json.decode((tmp_path / "served.json").read_bytes(), type=Served)
 
 
-def test_both_are_asked_once_and_left_in_the_folder(
-    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
-) -> None:
+def test_both_are_asked_once_and_left_in_the_folder(witness, stand_in, tmp_path):
     told = witness(Clock())
     told.at_start()
     stand_in.step = lambda model: 7
@@ -128,7 +126,6 @@ def test_both_are_asked_once_and_left_in_the_folder(
     left = served(tmp_path)
     assert left.problem == ""
     for found, step in ((left.start, 0), (left.final, 7)):
-        assert found is not None
         assert found.logprobs == [[logprob(token, step) for token in tokens[1:]] for tokens in found.tokens]
     bodies = [body for _, body in stand_in.requests]
     assert len(bodies) == 2 * len(CHATS) == 16
@@ -137,9 +134,7 @@ def test_both_are_asked_once_and_left_in_the_folder(
     assert (tmp_path / "served.json").stat().st_size < 50_000
 
 
-def test_an_adapter_is_asked_by_its_name_and_its_start_by_the_model_s(
-    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
-) -> None:
+def test_an_adapter_is_asked_by_its_name_and_its_start_by_the_model_s(witness, stand_in, tmp_path):
     told = witness(Clock(), "lora")
     (tmp_path / "prime-rl" / "broadcasts" / "step_3").mkdir(parents=True)
     (tmp_path / "prime-rl" / "broadcasts" / "step_3" / "STABLE").touch()  # the model's own weights never change
@@ -149,15 +144,11 @@ def test_an_adapter_is_asked_by_its_name_and_its_start_by_the_model_s(
     stand_in.step = lambda model: 5 if model == adapter else 0
     told.at_end()
     left = served(tmp_path)
-    assert left.start is not None
-    assert left.final is not None
     assert left.final.logprobs[0] == [logprob(token, 5) for token in left.final.tokens[0][1:]]
     assert left.start.logprobs[0] == [logprob(token, 0) for token in left.start.tokens[0][1:]]
 
 
-def test_a_trainer_that_was_faster_leaves_no_start(
-    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
-) -> None:
+def test_a_trainer_that_was_faster_leaves_no_start(witness, stand_in, tmp_path):
     told = witness(Clock())
     (tmp_path / "prime-rl" / "broadcasts" / "step_1").mkdir(parents=True)
     (tmp_path / "prime-rl" / "broadcasts" / "step_1" / "STABLE").touch()
@@ -182,9 +173,7 @@ def test_a_trainer_that_was_faster_leaves_no_start(
         ("chat_500", "500"),
     ],
 )
-def test_a_server_that_tells_nothing_of_use_ends_no_run(
-    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path, fault: str, cause: str
-) -> None:
+def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_path, fault, cause):
     stand_in.fault = fault
     told = witness(Clock())
     told.at_start()
@@ -196,9 +185,7 @@ def test_a_server_that_tells_nothing_of_use_ends_no_run(
     assert len(left.problem) <= 300
 
 
-def test_all_chats_together_take_two_seconds_at_most(
-    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
-) -> None:
+def test_all_chats_together_take_two_seconds_at_most(witness, stand_in, tmp_path):
     clock = Clock()
     told = witness(clock)
     told.at_start()
@@ -214,9 +201,7 @@ def test_all_chats_together_take_two_seconds_at_most(
     assert left.problem.startswith("final: no time is left")
 
 
-def test_a_server_that_hangs_on_it_costs_no_more(
-    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_on_it_costs_no_more(witness, stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "ASK_SECONDS", 0.2)
     stand_in.fault = "logprobs_hang"
     told = witness(time.monotonic, deadline=time.monotonic() + HANG_SECONDS)
@@ -263,9 +248,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
         ("reader_hangs", "no answer within 0.5 s"),
     ],
 )
-def test_a_child_that_fails_leaves_it_open_and_leaves_nothing(
-    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, fault: str, cause: str
-) -> None:
+def test_a_child_that_fails_leaves_it_open_and_leaves_nothing(run, monkeypatch, fault, cause):
     if fault == "reader_hangs":
         monkeypatch.setattr(proof, "READ_SECONDS", 0.5)
     line = run(fault)
@@ -304,9 +287,7 @@ def link(folder: Path) -> None:
         (rewrite(lambda served: served.clear()), "it has another sha256"),
     ],
 )
-def test_what_is_not_what_the_worker_left_is_refused(
-    run: Callable[..., str], spoil: Callable[[Path], object], cause: str
-) -> None:
+def test_what_is_not_what_the_worker_left_is_refused(run, spoil, cause):
     with pytest.raises(EngineError) as error:
         run(spoil=spoil)
     assert cause in str(error.value)

@@ -123,9 +123,7 @@ LOCK_FILES = ("index.lock", "HEAD.lock", f"refs/heads/{CAMPAIGN}.lock")
 
 
 @pytest.mark.parametrize("name", LOCK_FILES)
-def test_a_lock_that_stays_is_named_with_its_age_and_nothing_is_committed(
-    repo: Repo, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_stays_is_named_with_its_age_and_nothing_is_committed(repo, name, monkeypatch):
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
     lock, before = repo.root / ".git" / name, repo.head()
     lock.touch()
@@ -214,9 +212,7 @@ def test_git_that_cannot_be_started_is_one_line(repo: Repo) -> None:
 @pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("git", path=os.defpath) is None, reason="the system has no git of its own"
 )
-def test_a_git_that_comes_first_on_path_is_not_asked(
-    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_git_that_comes_first_on_path_is_not_asked(repo, tmp_path, monkeypatch):
     program = tmp_path / "git"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     program.chmod(0o755)

@@ -62,9 +62,7 @@ def moved(records: list[Record]) -> list[Record]:
         (judged([*STORY[:1], 0.725]), "Better: 0.5", "95 % interval +"),  # beyond it
     ],
 )
-def test_the_verdict_says_no_more_than_was_measured(
-    tmp_path: Path, records: list[Record], title: str, sentence: str
-) -> None:
+def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, sentence):
     found = morning(tmp_path, records)
     line = headline(found)
     assert line.title.startswith(title)

@@ -189,9 +189,7 @@ def test_another_budget_is_another_set_of_rules() -> None:
         ("prime-rl", 0, ["gsm8k", "arithmetic"], "", "gsm8k+arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
     ],
 )
-def test_machine_engine_and_rules_toml_pick_the_rules(
-    engine: str | None, num_gpus: int, names: list[str], model: str, expected: str
-) -> None:
+def test_machine_engine_and_rules_toml_pick_the_rules(engine, num_gpus, names, model, expected):
     rules = rules_of(ROOT, Chosen(environments=names, model=model), engine, num_gpus)
     assert f"{rules.name} {rules.model}" == expected
 

@@ -245,7 +245,6 @@ def test_params_of_a_config_beyond_the_space() -> None:
     found = space()
     far = parse(set_values(SHIPPED.read_bytes(), {LR: 0.5, "orchestrator.group_size": 64}))
     params = found.params(far)
-    assert params is not None
     assert params[LR] == dimension(LR).box.high
     assert params["orchestrator.group_size"] == 4  # the exponent of 16
     assert found.params(incumbent("sgd")) is None

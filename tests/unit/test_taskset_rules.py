@@ -46,7 +46,6 @@ def test_a_folder_of_the_checkout_is_hashed_and_frozen_as_a_whole(root: Path, pl
     found = package(root / place)
     before = rules(root)
     (environment,) = before.environments
-    assert environment.taskset is not None
     assert (environment.taskset.place(root), environment.taskset.module) == (found, "their_env")
     assert "verifiers==0.3.1.dev62" in environment.versions
     hashes = [(before.hash(root), before.harness_tree(root))]
@@ -57,9 +56,7 @@ def test_a_folder_of_the_checkout_is_hashed_and_frozen_as_a_whole(root: Path, pl
     assert len({one for one, _ in hashes}) == len({two for _, two in hashes}) == 4
 
 
-def test_an_installed_package_is_hashed_by_its_bytes_wherever_it_lies(
-    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_is_hashed_by_its_bytes_wherever_it_lies(root, tmp_path_factory, monkeypatch):
     hashes = []
     for text in ("", "", "x = 1"):
         site = tmp_path_factory.mktemp("site")

@@ -116,9 +116,7 @@ def test_a_tool_of_uv_is_shown_with_its_environment_and_the_python_that_it_was_m
     assert places == {**link, **bound(tool, python, tmp_path / "python/3.12/lib/python3.12")}
 
 
-def test_of_a_persons_script_the_file_is_shown_and_of_the_checkouts_python_no_library(
-    tmp_path: Path,
-) -> None:
+def test_of_a_persons_script_the_file_is_shown_and_of_the_checkouts_python_no_library(tmp_path):
     root, script = tmp_path / "checkout", program(tmp_path / "mine/agent.py")
     python = program(tmp_path / "python/bin/python3.11", "\x7fELF")
     (root / ".venv/bin").mkdir(parents=True)
@@ -225,9 +223,7 @@ def folder_as_link(path: Path) -> None:
         (lambda path: path.write_bytes(b"\xff{"), "."),
     ],
 )
-def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(
-    tmp_path: Path, spoil: Callable[[Path], object], cause: str
-) -> None:
+def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_path, spoil, cause):
     environ, inside = login_of(tmp_path)
     before = CODEX.copy_in(environ, inside)
     spoil(inside / ".codex/auth.json")
@@ -316,9 +312,7 @@ def test_auto_takes_the_strongest_that_works_and_says_what_falls_and_bwrap_refus
     assert choose("none", *asked) == (None, "no OS wall around the agent: --sandbox none")
 
 
-def test_without_bubblewrap_auto_goes_on_and_says_so(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bubblewrap_auto_goes_on_and_says_so(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "defpath", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     asked = (["sh"], CODEX, (), {"HOME": str(tmp_path)}, Clone(Repo(checkout), tmp_path))
