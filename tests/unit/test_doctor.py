@@ -93,40 +93,26 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tm
 
 
 @pytest.mark.parametrize(
-    ("present", "gpus", "detail"),
+    ("present", "gpus", "preset", "problem"),
     [
-        ([Card(), Card("Tesla T4", (7, 5))], None, "GPU 1 (Tesla T4) has compute capability 7.5"),
-        ([Card(), Card(used_gb=40.0)], None, "40.0 of 80.0 GB in use"),
-        ([Card(), Card()], "0,5", "GPU 5 does not exist"),
-        ([Card(lost=True)], None, "NVML cannot read the GPUs"),
+        (2 * [CARDS["RTX 4090"]], None, "2 x 24 GB", None),
+        (2 * [CARDS["A100 40"]], None, "2 x 24 GB", None),
+        (2 * [CARDS["A100 80"]], "1,0", "2 x 80 GB", None),
+        (2 * [CARDS["H100"]], "1,1", "1 x 80 GB", None),
+        (2 * [CARDS["A6000"]], None, "2 x 48 GB", None),
+        ([Card(), CARDS["T4"]], None, None, "GPU 1 (Tesla T4) has compute capability 7.5; there are kernels for 8.x"),
+        (2 * [CARDS["RTX 3060"]], None, None, "RTX 3060) has 12.9 GB of memory, the least is 16 GB"),
+        ([Card(), Card(used_gb=40.0)], None, None, "40.0 of 80.0 GB in use"),
+        ([Card(), Card()], "0,5", None, "GPU 5 does not exist"),
+        ([Card(lost=True)], None, None, "NVML cannot read the GPUs"),
     ],
 )
-def test_unfit_gpus_are_named(root, cards, present, gpus, detail):
-    cards += present
-    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
-    assert any(detail in str(check.problem) for check in found if check.name == "GPUs" and not check.ok)
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "preset", "problem"),
-    [
-        ("RTX 4090", None, "2 x 24 GB", None),
-        ("A100 40", None, "2 x 24 GB", None),
-        ("A100 80", "1,0", "2 x 80 GB", None),
-        ("H100", "1,1", "1 x 80 GB", None),
-        ("A6000", None, "2 x 48 GB", None),
-        ("T4", None, None, "Tesla T4) has compute capability 7.5; there are kernels for 8.x, 9.x, 10.x, 12.x"),
-        ("RTX 3060", None, None, "RTX 3060) has 12.9 GB of memory, the least is 16 GB"),
-    ],
-)
-def test_cards_as_their_drivers_describe_them(root, cards, name, gpus, preset, problem):
-    cards += [replace(CARDS[name]), replace(CARDS[name])]
-    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
-    told = {check.name: check for check in found if check.engine == "prime-rl"}
-    assert told["GPUs"].ok is (problem is None)
-    assert (problem or "") in str(told["GPUs"].problem)
-    if preset:
-        assert told["memory"].detail == f"preset {preset}"
+def test_cards_as_their_drivers_describe_them(root, cards, present, gpus, preset, problem):
+    cards += map(replace, present)
+    found = [check for check in checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus)) if check.engine == "prime-rl"]
+    assert [check for check in found if check.name == "GPUs" and check.ok is (problem is None)]
+    assert problem is None or any(problem in str(check.problem) for check in found if check.name == "GPUs")
+    assert preset is None or [check.detail for check in found if check.name == "memory"] == [f"preset {preset}"]
 
 
 def test_one_gpu_is_described_for_the_engine_that_uses_one(root: Path, cards: list[Card]) -> None:

@@ -169,9 +169,27 @@ def looked(*looks: tuple[int, Sequence[int]] | None) -> tuple[float | None, floa
     return taken.gpu_shared, taken.throttled
 
 
-def test_a_process_of_somebody_else_on_our_gpu_is_a_share_of_the_looks() -> None:
-    assert looked((0, [US]), (0, [US])) == (0.0, 0.0)
-    assert looked((0, [US]), (0, [US, STRANGER]), (0, [US]), (0, [STRANGER, US])) == (0.5, 0.0)
+@pytest.mark.parametrize(
+    ("looks", "shared", "throttled"),
+    [
+        ([(0, [US]), (0, [US])], 0.0, 0.0),
+        ([(0, [US]), (0, [US, STRANGER]), (0, [US]), (0, [STRANGER, US])], 0.5, 0.0),
+        ([(0, [STRANGER]), (HW_THERMAL, [])], None, 0.5),  # numbers of another namespace tell nothing
+        ([(0, [STRANGER]), (0, [US, STRANGER])], 1.0, 0.0),  # of the looks that tell
+        *(
+            ([(reason, [US]), *[(0, [US])] * 3], 0.0, 0.25)
+            for reason in (HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE, HW_THERMAL | POWER_CAP)
+        ),
+        *(
+            ([(reason, [US])], 0.0, 0.0)  # a power cap is how cards run
+            for reason in (IDLE, APPLICATION_CLOCKS, POWER_CAP, IDLE | APPLICATION_CLOCKS | POWER_CAP)
+        ),
+        ([LOST], None, None),
+        ([LOST, (HW_THERMAL, [US])], 0.0, 1.0),
+    ],
+)
+def test_what_others_and_held_down_clocks_take_is_a_share_of_the_looks(looks, shared, throttled):
+    assert looked(*looks) == (shared, throttled)
 
 
 def test_a_process_that_we_started_is_ours() -> None:
@@ -179,25 +197,8 @@ def test_a_process_that_we_started_is_ours() -> None:
         assert looked((0, [US, process.pid])) == (0.0, 0.0)
 
 
-def test_numbers_of_another_namespace_tell_nothing() -> None:
-    assert looked((0, [STRANGER]), (HW_THERMAL, [])) == (None, 0.5)
-    assert looked((0, [STRANGER]), (0, [US, STRANGER])) == (1.0, 0.0), "of the looks that tell"
-
-
-@pytest.mark.parametrize("reason", [HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE, HW_THERMAL | POWER_CAP])
-def test_clocks_that_heat_or_power_hold_down_count(reason: int) -> None:
-    assert looked((reason, [US]), (0, [US]), (0, [US]), (0, [US])) == (0.0, 0.25)
-
-
-@pytest.mark.parametrize("reason", [IDLE, APPLICATION_CLOCKS, POWER_CAP, IDLE | APPLICATION_CLOCKS | POWER_CAP])
-def test_a_power_cap_is_how_cards_run(reason: int) -> None:
-    assert looked((reason, [US])) == (0.0, 0.0)
-
-
-def test_a_gpu_that_cannot_be_read_adds_nothing() -> None:
-    assert looked(LOST) == (None, None)
-    assert looked(LOST, (HW_THERMAL, [US])) == (0.0, 1.0)
-    watch = Watch((3,), None)  # no driver at all
+def test_without_a_driver_nothing_is_told() -> None:
+    watch = Watch((3,), None)
     watch.look()
     assert watch.taken().throttled is None
 

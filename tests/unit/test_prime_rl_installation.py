@@ -52,13 +52,6 @@ def test_a_process_that_uses_it_finds_its_programs_caches_and_environments(insta
     assert {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HUB_CACHE"} <= set(inside)
 
 
-def test_without_a_checkout_one_line_says_so(installation: Installation) -> None:
-    found = checks.examine(installation, ARITHMETIC_TRL, ROOT, [GPU, GPU])
-    assert [check.name for check in found] == ["checkout", "data"]
-    assert [check.name for check in found if not check.ok] == ["checkout"]
-    assert str(found[0].problem).endswith("Run: uv run prepare.py --engine prime-rl.")
-
-
 def environment(installation: Installation) -> None:
     """The layout that uv makes."""
     installation.site_packages.mkdir(parents=True)

@@ -242,6 +242,7 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ("[environment.gsm8k]\nweight = 1e-12", "Expected `float` >= 1e-09"),
         ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
         (f'model = "{"a" * 300}"', "rules.toml: Expected `str` matching regex"),
+        *((f'revision = "{text}"', "Expected `str` matching regex") for text in ("main", "0" * 39, "A" * 40)),
         (f'revision = "{"0" * 40}"', "rules.toml: revision and learning_rate_scale go with model. Name the model"),
         ("learning_rate_scale = 2.0", "rules.toml: revision and learning_rate_scale go with model. Name the model"),
         (
