@@ -119,11 +119,6 @@ def test_every_place_of_the_cube_lies_in_its_box_and_comes_back() -> None:
             assert each.at(each.place(param)) == (param if each.is_choice or each.is_exponent else pytest.approx(param))
 
 
-def test_a_log_box_has_as_much_room_for_each_order_of_magnitude() -> None:
-    lr = dimension(LR)
-    assert lr.at(0.5) == pytest.approx(math.sqrt(lr.box.low * lr.box.high))
-
-
 def test_boxes_are_of_open_keys_and_lie_in_their_ranges() -> None:
     assert BOXES.keys() <= {key.path for key in KEYS}
     for key in KEYS:
@@ -137,17 +132,13 @@ def test_boxes_are_of_open_keys_and_lie_in_their_ranges() -> None:
 def test_a_box_follows_the_incumbent() -> None:
     plain, moved = dimension(LR).box, dimension(LR, name="sgd").box
     assert plain.low <= 1e-6 <= 9e-6 <= plain.high
+    assert dimension(LR).at(0.5) == pytest.approx(math.sqrt(plain.low * plain.high)), "each order has as much room"
+    best = SearchSpace.for_engine(TRL, parse(set_values(SHIPPED.read_bytes(), {LR: plain.high})), space().plan)
+    assert next(d for d in best.dimensions if d.name == LR).box.high == pytest.approx(3 * plain.high)
     assert (moved.low, moved.high) == (pytest.approx(0.1 / 3), pytest.approx(0.3))
     assert "trainer.optim.type" not in space(None, "sgd").distributions
     assert dimension("orchestrator.batch_size", name="odd batch").box.low == 32
     assert dimension("orchestrator.algo.length_penalty.num_output_tokens_weight", name="penalty").box.high == 9.0
-
-
-def test_the_best_end_of_a_box_is_open() -> None:
-    """An incumbent at the top of the box for the learning rate moves that top."""
-    top = dimension(LR).box.high
-    found = SearchSpace.for_engine(TRL, parse(set_values(SHIPPED.read_bytes(), {LR: top})), space().plan)
-    assert next(d for d in found.dimensions if d.name == LR).box.high == pytest.approx(3 * top)
 
 
 def test_what_a_choice_selects_is_drawn_with_it_and_with_nothing_else() -> None:
