@@ -53,4 +53,4 @@ def test_they_are_documents_and_part_of_no_rules(rules: object) -> None:
     for name in (SOURCE, "GEMINI.md", "AGENTS.md", "program.md", SKILL):
         assert (ROOT / name).is_file()
         assert name.endswith(".md")  # what experiment/seal.py leaves alone
-        assert not is_covered(name, rules.frozen), name  # type: ignore[attr-defined]
+        assert not is_covered(name, rules.frozen), name

@@ -281,7 +281,7 @@ def test_defaults_follow_the_variant() -> None:
 
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
-        parse(SMALL).values["seq_len"] = 1  # type: ignore[index]
+        parse(SMALL).values["seq_len"] = 1
 
 
 # -- fuzz ---------------------------------------------------------------------------------------------

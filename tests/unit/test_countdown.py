@@ -42,7 +42,7 @@ def test_every_problem_is_solved_by_its_answer_which_uses_every_number(examples:
         expression, _, result = example.answer.partition("=")
         assert sorted(map(int, re.findall(r"\d+", expression))) == numbers
         assert target not in numbers, "it would be its own answer"
-        large, first, left, second, right = re.fullmatch(r"(\d+)([+-])(\d)([-+*])(\d)", expression).groups()  # type: ignore[union-attr]
+        large, first, left, second, right = re.fullmatch(r"(\d+)([+-])(\d)([-+*])(\d)", expression).groups()
         rest = int(left) * int(right) if second == "*" else int(left) + (1 if second == first else -1) * int(right)
         total = int(large) + (rest if first == "+" else -rest)
         assert total == target == int(result)

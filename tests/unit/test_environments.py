@@ -95,6 +95,6 @@ def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(ke
 
 def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_that_of_the_rules() -> None:
     environment = SimpleNamespace(package="nightshift_math")
-    digests = {examples_digest([(environment, SimpleNamespace(key="x", answer=right))]) for right in ("1", "2")}  # type: ignore[list-item]
+    digests = {examples_digest([(environment, SimpleNamespace(key="x", answer=right))]) for right in ("1", "2")}
     assert len(digests) == 2
     assert "nightshift/evaluation/verifiers_environment.py" in GSM8K_TRL.measuring

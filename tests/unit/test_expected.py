@@ -78,4 +78,4 @@ def test_what_is_believed_of_a_set_of_known_ideas_moves_too() -> None:
     assert then is not None
     assert expected(twice, shown) != then
     assert last.incumbent is not None
-    assert expected(twice, shown).mean == pytest.approx(float(twice.belief.difference(0, twice.belief.incumbent)[0]))  # type: ignore[union-attr]
+    assert expected(twice, shown).mean == pytest.approx(float(twice.belief.difference(0, twice.belief.incumbent)[0]))

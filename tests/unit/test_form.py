@@ -11,7 +11,7 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import Completion, Progress, Record, Training, Weights
+from nightshift.campaign.records import Completion, Progress, Record, Weights
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.campaign.scores import compare
 from nightshift.campaign.standing import fresh
@@ -106,7 +106,7 @@ def test_a_record_without_a_strict_score_has_none_and_never_zero() -> None:
 
 
 def test_neither_results_tsv_nor_the_verdict_knows_the_strict_score() -> None:
-    plain = [(score, None, None) for score, *_ in ONLY_FORM[:2]]  # type: ignore[misc]
+    plain = [(score, None, None) for score, *_ in ONLY_FORM[:2]]
     with_strict, without = pair(*ONLY_FORM[:2])[1], pair(*plain)[1]
     assert with_strict.status == without.status
     assert row(with_strict) == row(without)
@@ -150,15 +150,9 @@ class Parrot:
     def load_final_weights(self) -> Weights:
         return Weights(1, "0" * 64)
 
-    def train(self, budget_seconds: float, progress: Any) -> Training:
-        raise NotImplementedError
-
     def complete(self, chats: Sequence[Any], decoding: Decoding, progress: Any) -> list[Completion]:
-        progress(Progress(phase="evaluating", num_steps=1))  # type: ignore[arg-type]
+        progress(Progress(phase="evaluating", num_steps=1))
         return [Completion(text, 1, False) for text in self._answers]
-
-    def close(self) -> None:
-        pass
 
 
 def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_one(tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def test_a_smaller_size_is_a_prefix_and_a_larger_one_is_refused(trusted: Path) -
 
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"split = 'test' does not exist. Use one of: train, selection, sealed"):
-        load("test")  # type: ignore[arg-type]
+        load("test")
 
 
 def test_every_worked_solution_of_the_fixture_scores_one(trusted: Path) -> None:

@@ -383,7 +383,7 @@ def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, text, k
     """Also of a baseline, which trains on."""
     steps = [replace(step, all_right_share=0.3, all_wrong_share=0.3, equal_share=0.6) for step in healthy(1, 100)]
     shares = {"all_right_share": 0.0, "all_wrong_share": 0.0}
-    dead = [replace(step, **(FLAT | shares | figures)) for step in steps[first - 1 :]]  # type: ignore[arg-type]
+    dead = [replace(step, **(FLAT | shares | figures)) for step in steps[first - 1 :]]
     line, *others = map(str, examine([*steps[: first - 1], *dead], USUAL))
     if "right [" in text:  # the task is solved: less severe than what else is found
         line = next(each for each in [line, *others] if each.startswith("no gradient"))

@@ -26,7 +26,7 @@ def closed(ledger: Ledger, **changes: object) -> Record:
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
     judgement = Judgement(why="why", delta=0.01, p_better=0.8, incumbent_score=0.49)
     record = replace(record, status="keep", judgement=judgement, result=A_RUN, total_seconds=80.0)
-    record = replace(record, **changes)  # type: ignore[arg-type]
+    record = replace(record, **changes)
     ledger.close(record)
     return record
 

@@ -220,7 +220,7 @@ def test_data_that_is_missing_or_changed_later_and_levels_that_hold_too_little(c
         data.load("train", levels=[1])
     for levels in ([], [6], ["1"]):
         with pytest.raises(ValueError, match=r"is no list of levels. Write some of \[1, 2, 3, 4, 5\]"):
-            data.load("train", levels=levels)  # type: ignore[arg-type]
+            data.load("train", levels=levels)
     with pytest.raises(ValueError, match="size = 10 is not available in selection"):
         data.load("selection", 10)
     path = data.prepared_folder() / "math.jsonl"

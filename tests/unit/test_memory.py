@@ -191,16 +191,16 @@ def test_all_that_a_preset_allows_fits_on_its_card(memory: str) -> None:
     num_cards, card_gb = (int(word) for word in (memory.split()[0], memory.split()[2]))
     preset = PRESETS[memory]
     corners = [with_preset(parse(SHIPPED), memory)]
-    most_chunk = int(preset.caps.get(CHUNK, 32_768))  # type: ignore[arg-type]
+    most_chunk = int(preset.caps.get(CHUNK, 32_768))
     for is_recomputed, chunk in itertools.product((False, True), (8192, most_chunk)):
-        row = int(preset.caps.get(ROW, 32_768)) if is_recomputed else preset.kept_row  # type: ignore[arg-type]
+        row = int(preset.caps.get(ROW, 32_768)) if is_recomputed else preset.kept_row
         corners.append({**corners[0], AC: {} if is_recomputed else None, ROW: row, CHUNK: chunk})
-    share = float(preset.caps.get(SHARE, 0.95))  # type: ignore[arg-type]
+    share = float(preset.caps.get(SHARE, 0.95))
     for values in corners:
         used = sum(trainer_gb(values).values()) + (share * card_gb if num_cards == 1 else 0)
         assert used <= 0.93 * card_gb, (memory, values[ROW], values[AC])
-    tokens = Tokens(int(preset.caps.get(SEQUENCES, 2048)), int(preset.caps.get(TOKENS, 65_536)))  # type: ignore[arg-type]
-    assert server_gb(corners[0][SHARE], card_gb, tokens)["KV cache"] > 0  # type: ignore[arg-type]
+    tokens = Tokens(int(preset.caps.get(SEQUENCES, 2048)), int(preset.caps.get(TOKENS, 65_536)))
+    assert server_gb(corners[0][SHARE], card_gb, tokens)["KV cache"] > 0
 
 
 @pytest.mark.parametrize("memory", [name for name in MEMORY if name != NO_CARD])

@@ -192,7 +192,7 @@ def test_the_runs_in_flight_are_shown_while_an_agent_is_at_work(setup: Setup, mo
 
     def think() -> None:
         monkeypatch.setattr(setup.reporter, "show", shown.append)
-        assert not made._proposer.is_stopping()  # type: ignore[attr-defined]
+        assert not made._proposer.is_stopping()
         raise UsageError("enough")
 
     made, _, _ = night(setup, think)

@@ -289,7 +289,7 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
 
     taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
     engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
-    setup = replace(setup, executor=Executor(2, 0), engine_of=engines)  # type: ignore[arg-type]
+    setup = replace(setup, executor=Executor(2, 0), engine_of=engines)
     require_ready(setup)
     taken.add("0,1")
     require_ready(setup)
@@ -305,8 +305,8 @@ def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(s
         made._step()
     executor.num_slots = 2
     before = len(executor.in_flight())
-    made._begin = lambda num_free: bool(begun.append(num_free))  # type: ignore[method-assign]
-    made._wait = lambda is_stopping: None  # type: ignore[method-assign]
+    made._begin = lambda num_free: bool(begun.append(num_free))
+    made._wait = lambda is_stopping: None
     for _ in range(5):
         made._step()
     assert 2 <= len(executor.in_flight()) <= before
@@ -315,7 +315,7 @@ def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(s
 
 def test_a_cluster_s_hardware_is_what_its_campaign_began_on(setup: Setup) -> None:
     executor = AnyOrder(num_slots=2, seed=0)
-    executor.hardware = lambda of_engine: ""  # type: ignore[method-assign]
+    executor.hardware = lambda of_engine: ""
     setup = replace(setup, executor=executor)
     assert setup.hardware == ""
     night(setup, executor, num_experiments=2)

@@ -105,7 +105,7 @@ ENDS: list[tuple[str, str, str, str, bool | None]] = [
 ]  # fmt: skip
 
 
-def end_of(name: str, log: str):  # type: ignore[no-untyped-def]
+def end_of(name: str, log: str):
     return diagnose(name, "exit code 1", [line for line in map(clean_line, log.split("\n")) if line])
 
 

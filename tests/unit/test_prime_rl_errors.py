@@ -77,7 +77,7 @@ def test_a_pool_may_be_named_like_a_variant() -> None:
     path = "orchestrator.train.source.curriculum.sampler"
     source = f'[{path}]\ntype = "difficulty_pool"\n[{path}.pools.difficulty_pool]\nthreshold = 0.5\nweight = 1\n'
     loc = [*path.split("."), "difficulty_pool", "pools", "difficulty_pool", "weight"]
-    loc.insert(3, 0)  # type: ignore[arg-type]
+    loc.insert(3, 0)
     error = Refusal(tuple(loc), "too heavy", "value_error")
     checked = parse(SHIPPED + source.encode())
     number = len(LINES) + 4

@@ -179,7 +179,7 @@ def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> Non
         values = [configs[number][scale.key] for number in order]
         assert len(set(values)) > 1
         if scale.kind != "choice":
-            assert values == sorted(values)  # type: ignore[type-var]
+            assert values == sorted(values)
         assert all(by_number[number].points[index][1] == scale.y for number in order)
     for e in found.experiments:
         mean = e.expected.mean if e.expected else None
