@@ -19,7 +19,7 @@ from nightshift.experiment.setup import Setup
 from tests.campaigns import replace
 from tests.conftest import git
 from tests.stand_in_setup import furnish, make_setup
-from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, write
+from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, tried, write
 
 CAMPAIGN = "autoresearch/after-main"
 
@@ -67,8 +67,7 @@ def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup)
 def test_a_change_is_compared_with_it_at_once(setup: Setup) -> None:
     made = run(setup)
     branched(setup)
-    write(setup, GOOD)
-    record = run(setup)
+    record = tried(setup, GOOD)
     assert num_trained(setup) == 2
     assert (record.number, record.parent, record.status) == (3, 2, "keep")
     assert setup.ledger.record(2).baseline == made.number
@@ -118,8 +117,7 @@ def test_where_anything_differs_it_is_made(setup: Setup, change: Callable[[Setup
 
 
 def test_what_was_tried_on_main_with_other_changes_is_not_a_baseline(setup: Setup) -> None:
-    write(setup, GOOD)
-    run(setup)  # not as committed
+    tried(setup, GOOD)  # not as committed
     write(setup, POOR)
     branched(setup)
     assert run(setup).baseline is None

@@ -50,6 +50,12 @@ def run(setup: Setup, again: bool = False, **proposal: Any) -> Record:
     return run_experiment(Request(Proposal(**proposal), again=again), setup)
 
 
+def tried(setup: Setup, lr: str, **asked: Any) -> Record:
+    """The experiment of a config that an agent put in place."""
+    write(setup, lr)
+    return run(setup, **asked)
+
+
 def commit(setup: Setup, lr: str) -> bytes:
     """The config that a campaign begins with, committed by its user."""
     source = write(setup, lr)
@@ -147,8 +153,7 @@ def test_a_keep_is_taken_back_when_its_children_disappoint(setup: Setup, monkeyp
     good = write(setup, GOOD)
     assert run(setup).status == "keep"
     for attempt in range(12):
-        write(setup, f"{1 + attempt / 100}e-4")
-        record = run(setup)
+        record = tried(setup, f"{1 + attempt / 100}e-4")
         if record.judgement.taken_back_to is not None:
             break
         assert setup.repo.config_at("HEAD") == good
@@ -156,8 +161,7 @@ def test_a_keep_is_taken_back_when_its_children_disappoint(setup: Setup, monkeyp
     assert "0002 is taken back: 0001 is expected +" in record.judgement.why
     assert setup.repo.config_at("HEAD") == source == (setup.root / "train.toml").read_bytes()
     assert subjects(setup)[0] == f"Restore the incumbent after experiment {record.number:04d}"
-    write(setup, "9e-5")
-    assert run(setup).parent == 1
+    assert tried(setup, "9e-5").parent == 1
 
 
 def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> None:
@@ -183,11 +187,9 @@ def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_an
         assert (lost.failure, lost.result.seed, lost.starts) == (Failure.MACHINERY, 1000, starts)
         folder = setup.ledger.run_dir(lost.number)
         assert [path.name for path in folder.iterdir() if "evaluation" in path.name] == []
-    write(setup, BAD)
-    measured = run(setup)
+    measured = tried(setup, BAD)
     assert (measured.result.seed, measured.num_starts) == (1000, 3)
-    write(setup, BAD)
-    again = run(setup, again=True)
+    again = tried(setup, BAD, again=True)
     assert (again.result.seed, again.num_starts) == (1001, 4)
     assert "\nstarts:           start 4 of this config\n" in summary(again, "")
 
@@ -273,8 +275,7 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
     git(setup.root, "update-ref", "HEAD", parent)  # as if the power had failed between verdict and commit
     setup.ledger.write(replace(record, kept_commit=None, settled=None))
     setup.ledger.tsv_path.unlink()
-    write(setup, BAD)
-    assert run(setup).status == "discard"
+    assert tried(setup, BAD).status == "discard"
     settled = setup.ledger.read(record.number)
     assert setup.repo.config_at(settled.kept_commit) == good
     assert len(setup.ledger.tsv_path.read_text().splitlines()) == 4
@@ -293,12 +294,10 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
     assert record.settled.startswith(f"not settled: git could not write: its lock file {lock} was ")
     assert uncommitted(setup.campaign(record.branch)).startswith("0002 is kept and not committed: git could not write")
     for rate in ("4e-5", "5e-5")[:num_between]:  # discarded while the lock is still held
-        write(setup, rate)
-        assert run(setup).status == "discard"
+        assert tried(setup, rate).status == "discard"
         assert (setup.root / "train.toml").read_bytes() == good
     lock.unlink()
-    write(setup, BAD)
-    assert run(setup).status == "discard"
+    assert tried(setup, BAD).status == "discard"
     settled = setup.ledger.read(record.number)
     assert setup.repo.config_at("HEAD") == setup.repo.config_at(settled.kept_commit) == good
     assert uncommitted(setup.campaign(record.branch)) is None
@@ -309,15 +308,13 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
 
 def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setup) -> None:
     baseline(setup, POOR)
-    write(setup, "1e-6")
-    record = run(setup)
+    record = tried(setup, "1e-6")
     assert record.status == "keep"
     good = write(setup, GOOD)
     assert run(setup).status == "keep"
     for settled in (None, "not settled: git update-ref failed"):
         setup.ledger.write(replace(record, kept_commit=None, settled=settled))
-        write(setup, BAD)
-        run(setup, again=True)
+        tried(setup, BAD, again=True)
         assert setup.repo.config_at("HEAD") == good
 
 
@@ -344,8 +341,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(setup, victim, m
         with pytest.raises(KeyboardInterrupt):
             run(setup)
     setup.ledger.sync_tsv()  # a row without the commit
-    write(setup, BAD)
-    run(setup)
+    tried(setup, BAD)
     kept = setup.ledger.read(2)
     assert f"\n{kept.kept_commit[:7]}\t" in setup.ledger.tsv_path.read_text()
     assert (setup.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
@@ -376,8 +372,7 @@ def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(setup: Set
     assert run(setup).status == "discard"
     assert (setup.root / "train.toml").read_bytes() == source
     stored.write_bytes(source + b"# a comment changes nothing\n")
-    write(setup, POOR)
-    assert run(setup).status == "discard"
+    assert tried(setup, POOR).status == "discard"
 
 
 def test_nothing_is_settled_with_bytes_that_were_not_run(setup: Setup) -> None:
@@ -392,8 +387,7 @@ def test_nothing_is_settled_with_bytes_that_were_not_run(setup: Setup) -> None:
 
 def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup) -> None:
     git(setup.root, "switch", "--quiet", "main")
-    write(setup, POOR)
-    assert run(setup).status == "keep"
+    assert tried(setup, POOR).status == "keep"
     source = write(setup, GOOD)
     record = run(setup)
     assert record.status == "keep"
@@ -421,8 +415,7 @@ def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start
     for number, rate, lost in ((2, POOR, "config.json"), (3, "4e-5", "record.json")):
         (setup.ledger.run_dir(number) / "weights").mkdir()  # could not be deleted
         (setup.ledger.run_dir(number) / lost).unlink()  # at last, nothing says whose they were
-        write(setup, rate)
-        run(setup)
+        tried(setup, rate)
         assert list(setup.ledger.runs_dir.glob("*/weights")) == []
     (model,) = setup.ledger.runs_dir.glob("*/model")
     assert model.parent.name == "0001"

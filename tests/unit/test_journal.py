@@ -397,9 +397,16 @@ CHANGES = {
     "endless": ('"total_seconds":75.0', '"total_seconds":1e300'),
     "an unknown status": ('"status":"discard"', '"status":"best"'),
     "another version": ('"version":3', '"version":99'),
+    "an absurd error": ('"eval_stderr":0.01', '"eval_stderr":-1e308'),
+    "absurdly many steps": ('"num_steps":40', f'"num_steps":{10**400}'),
+    "an absurd reward": ('"reward_mean":0.4', '"reward_mean":1e308'),
+    "an absurd step": ('"step":40', f'"step":{10**400}'),
+    "an absurd part": (
+        '"parts":[]', '"parts":[{"environment":"a","num_examples":1,"weight":1.0,"score":1.0,"stderr":1e308}]'
+    ),
     "no time zone": ("22:00:00+00:00", "22:00:00"),
     "no time": ("2026-11-21T22:00:00+00:00", "yesterday"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe", "a link", "a folder", "huge"])

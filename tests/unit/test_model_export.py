@@ -58,6 +58,11 @@ def exported(ledger: Ledger, target: Path, number: int | None = None) -> Path:
     return copy_model(story, number, target, Private(ledger.tsv_path.parent, {}))
 
 
+def card(ledger: Ledger, target: Path, number: int | None = None) -> str:
+    """The card of an exported model, without the escapes of Markdown."""
+    return (exported(ledger, target, number) / "README.md").read_text().replace("\\", "")
+
+
 def test_the_incumbents_model_is_loaded_by_transformers_and_answers(ledger: Ledger, tmp_path: Path) -> None:
     exported(ledger, tmp_path / "out")
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -86,12 +91,11 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
 def test_a_job_that_nobody_was_given_tells_the_card_nothing(ledger: Ledger, tmp_path: Path) -> None:
     path = ledger.run_dir(2) / "job.json"
     path.write_text(path.read_text().replace("models/arithmetic-base", "evil/base"))
-    exported(ledger, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text().replace("\\", "")
-    assert "evil" not in card
-    assert "| base model | not recorded |" in card
-    assert "| budget | not recorded |" in card
-    assert "Not verified, for the base model has none alike, or is not here: chat_template.jinja, config.json" in card
+    told = card(ledger, tmp_path / "out")
+    assert "evil" not in told
+    assert "| base model | not recorded |" in told
+    assert "| budget | not recorded |" in told
+    assert "Not verified, for the base model has none alike, or is not here: chat_template.jinja, config.json" in told
 
 
 def test_beside_the_weights_is_no_code_and_no_other_network(ledger: Ledger, tmp_path: Path) -> None:
@@ -110,12 +114,9 @@ def test_beside_the_weights_is_no_code_and_no_other_network(ledger: Ledger, tmp_
     path.write_text(
         json.dumps(config | {"transformers_version": "9", "rope_theta": 1.0})
     )  # as a newer one may write it
-    exported(ledger, tmp_path / "out")
-    said = "or is not here: config.json (rope_theta, transformers_version)."
-    assert said in (tmp_path / "out" / "README.md").read_text().replace("\\", "")
+    assert "or is not here: config.json (rope_theta, transformers_version)." in card(ledger, tmp_path / "out")
     path.write_text(json.dumps(config, indent=7))
-    exported(ledger, tmp_path / "again")
-    assert "Not verified" not in (tmp_path / "again" / "README.md").read_text()
+    assert "Not verified" not in card(ledger, tmp_path / "again")
 
 
 def test_a_folder_called_as_a_file_is_told_where_it_lies(ledger: Ledger, tmp_path: Path) -> None:
@@ -143,13 +144,9 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tm
 
 def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path: Path) -> None:
     with_certificate(ledger, certificate_for(ledger, estimate=Estimate(0.25, 0.1, 9.0, (0.1, 0.4))))
-    exported(ledger, tmp_path / "best")
-    exported(ledger, tmp_path / "first", 1)
-    assert (
-        "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
-        in (tmp_path / "best" / "README.md").read_text()
-    )
-    assert "Not certified: it is not the incumbent" in (tmp_path / "first" / "README.md").read_text()
+    told = "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
+    assert told in card(ledger, tmp_path / "best")
+    assert "Not certified: it is not the incumbent" in card(ledger, tmp_path / "first", 1)
 
 
 def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(ledger, tmp_path):

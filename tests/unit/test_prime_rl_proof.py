@@ -117,6 +117,14 @@ def served(tmp_path: Path) -> Served:
     return msgspec.json.decode((tmp_path / "served.json").read_bytes(), type=Served)
 
 
+def asked(witness: Callable[..., Witness], tmp_path: Path) -> Served:
+    """What a witness leaves that asks at the start and at the end."""
+    told = witness(Clock())
+    told.at_start()
+    told.at_end()
+    return served(tmp_path)
+
+
 def test_both_are_asked_once_and_left_in_the_folder(witness, stand_in, tmp_path):
     told = witness(Clock())
     told.at_start()
@@ -149,12 +157,9 @@ def test_an_adapter_is_asked_by_its_name_and_its_start_by_the_model_s(witness, s
 
 
 def test_a_trainer_that_was_faster_leaves_no_start(witness, stand_in, tmp_path):
-    told = witness(Clock())
     (tmp_path / "prime-rl" / "broadcasts" / "step_1").mkdir(parents=True)
     (tmp_path / "prime-rl" / "broadcasts" / "step_1" / "STABLE").touch()
-    told.at_start()
-    told.at_end()
-    left = served(tmp_path)
+    left = asked(witness, tmp_path)
     assert left.start is None
     assert left.final is not None
 
@@ -175,10 +180,7 @@ def test_a_trainer_that_was_faster_leaves_no_start(witness, stand_in, tmp_path):
 )
 def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_path, fault, cause):
     stand_in.fault = fault
-    told = witness(Clock())
-    told.at_start()
-    told.at_end()
-    left = served(tmp_path)
+    left = asked(witness, tmp_path)
     assert (left.start, left.final) == (None, None)
     assert left.problem.startswith("start: ")
     assert cause in left.problem

@@ -152,10 +152,10 @@ def test_hidden_are_the_checkout_its_git_its_runs_and_its_data_and_what_links_le
     assert Path("/opt/mine") in hidden_places(root, {"HOME": "/opt/mine"})
 
 
-def login_of(tmp_path: Path, credential: bytes = TOKEN) -> tuple[dict[str, str], Path]:
+def login_of(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """A person's environment with a login, and the new home."""
     (tmp_path / "home/.codex").mkdir(parents=True)
-    (tmp_path / "home/.codex/auth.json").write_bytes(credential)
+    (tmp_path / "home/.codex/auth.json").write_bytes(TOKEN)
     (tmp_path / "home/.codex/config.toml").write_text("model = 'x'\n")
     (tmp_path / "home/.codex/history.jsonl").write_text("private\n")
     (tmp_path / "inside").mkdir()
