@@ -1,7 +1,5 @@
 """The test split is read in one place, after the journal holds the access."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

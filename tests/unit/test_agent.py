@@ -1,7 +1,5 @@
 """What is taken over from an agent, and what its process is given."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What Claude Code, Codex and Gemini CLI read by themselves in a checkout: one text, and a night's brief before it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Imports point one way, without cycles, and importing the package is cheap."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

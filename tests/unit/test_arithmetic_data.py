@@ -1,7 +1,5 @@
 """The arithmetic environment's problems: right, reproducible, and never in two splits."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import get_args

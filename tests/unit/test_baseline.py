@@ -1,7 +1,5 @@
 """A baseline that was made on `main` is a campaign's, where all that could tell them apart is the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The brief: never longer than its limit, the important first, foreign text in its place."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

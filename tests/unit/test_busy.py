@@ -1,7 +1,5 @@
 """A run on a busy machine: believed less by a stated rule, said, and named once for a repetition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

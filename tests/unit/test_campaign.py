@@ -1,7 +1,5 @@
 """A campaign is one fold over its records: what is believed, which keeps stand, what counts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

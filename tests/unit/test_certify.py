@@ -1,7 +1,5 @@
 """certify, end to end on a real git checkout, with stand-ins for the executor and for the training process."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several environments: one score, one vector for the decision, and what the mean hides."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """train.toml: what is refused and how, and what counts as the same config."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

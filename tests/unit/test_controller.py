@@ -1,7 +1,5 @@
 """Two controllers never work in one checkout, whatever becomes of the file that names the first."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Countdown: problems that are solvable, reproducible and in one split; answers read strictly, whoever writes them."""
 
-from __future__ import annotations
-
 import re
 import time
 from itertools import islice

@@ -1,7 +1,5 @@
 """The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """The registry of engines: what one is made from, and that nobody else asks for a name."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """Environments behind their protocol: found by folder, on Python's path by the harness, chosen by rules.toml."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

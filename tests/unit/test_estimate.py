@@ -1,7 +1,5 @@
 """The estimator of certificates: what its interval covers, what it says where little was measured, its verdicts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a table says of an experiment now, beside what its verdict said then."""
 
-from __future__ import annotations
-
 from functools import reduce
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """export: tables and files that other programs open, of campaigns whose texts are hostile."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Files that others may have put something in the place of: nothing is written through, nothing hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

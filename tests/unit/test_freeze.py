@@ -1,7 +1,5 @@
 """The freeze: what may not change while a campaign lives, however the change is hidden; and all else may."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """GPUs as NVML tells of them, with a stand-in for NVML: no GPU is needed, and none is looked at."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The digest finds each known fault, says nothing about healthy curves, and reads both engines' real metrics."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

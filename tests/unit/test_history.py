@@ -1,7 +1,5 @@
 """What was tried is remembered by key: values, what is expected of them, near misses, covered spans, dead ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """export where something hostile lies in its way, or in the records; and folders that appear whole or not at all."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

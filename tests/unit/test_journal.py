@@ -1,7 +1,5 @@
 """`nightshift verify` names what somebody changed under runs/, and no kill makes it cry wolf."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

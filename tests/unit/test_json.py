@@ -1,8 +1,6 @@
 """--json: one object on stdout with a kind and a version, for a recorded campaign and for a made-up one with crashes,
 take-backs and runs side by side. docs/schemas has the shapes of an experiment and of status."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

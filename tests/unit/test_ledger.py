@@ -1,7 +1,5 @@
 """The ledger survives torn files, power cuts and hostile text; results.tsv is only a view of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The live line: what it says of a run, how it ticks where nobody has a terminal, and that its thread ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,8 +1,6 @@
 """What others take of the machine: real processes, and a stand-in for NVML. Other tests run beside these, so all is
 compared within one test, and by margins."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """MATH on problems of our own: the sets, what is refused, and answers in every shape, hostile ones included."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Presets of memory: which one a machine gets, what it gives and forbids, and that all it allows fits by the sums."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """metrics.jsonl survives whatever a killed engine leaves in it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

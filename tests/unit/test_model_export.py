@@ -1,7 +1,5 @@
 """`export --to model`: what is copied of a folder that anybody may have written, and that transformers loads it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """However a night ends, who sleeps is told so: on a disk that takes nothing, with damaged records, by a bug."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource

@@ -1,7 +1,5 @@
 """When a night is over, what it remembers, and how it is told."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """benchmarks/seeds.py, agreement.py and aa.py: what two runs have in common, of made-up runs of which it is known."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

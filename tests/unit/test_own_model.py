@@ -1,7 +1,5 @@
 """A model that rules.toml names: its folder is looked at before anything loads it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A night with several slots whose runs end in any order: one campaign all the same, whatever is lost on the way."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Collection

@@ -3,8 +3,6 @@
 With a checkout of prime-rl at the pin, where NIGHTSHIFT_PRIME_RL says or prepare.py put it, in that one too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What an executor does when those that it asks do not answer; without workers and without SLURM."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

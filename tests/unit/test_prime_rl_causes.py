@@ -1,7 +1,5 @@
 """The end of a dead process's log becomes one line: what happened, where, what to try, and whose fault it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

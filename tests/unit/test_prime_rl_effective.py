@@ -1,7 +1,5 @@
 """The config tree of prime-rl: every value against the recorded schema, and against what train.toml says."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """prime-rl's refusals in terms of train.toml: what its real classes said is in fixtures/prime_rl/refusals.json."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

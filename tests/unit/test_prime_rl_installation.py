@@ -1,7 +1,5 @@
 """What is asked of an installation of prime-rl: where it is, what belongs to it, what is wrong with it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

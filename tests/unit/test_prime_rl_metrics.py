@@ -1,7 +1,5 @@
 """Files that a real prime-rl wrote (tests/fixtures/prime_rl, trimmed) become the same steps however they are cut."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Which of two files was served, told from log-probabilities; and what the server and a worker's folder may hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Only weights that are whole, and were published in time, are evaluated; only a complete folder is ever kept."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What of an export is replaced: paths however they are written, secrets, and who is named in an address."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

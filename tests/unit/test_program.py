@@ -1,7 +1,5 @@
 """program.md is short, and everything that it names exists: commands, flags, keys, findings."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

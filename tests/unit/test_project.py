@@ -1,7 +1,5 @@
 """What a stranger finds: the public names, one version everywhere, files that are valid, tools that stay away."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """README and docs quote result files and recorded campaigns; here the quotes are compared with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """git, for real: what is committed, what is restored, and what is never touched."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

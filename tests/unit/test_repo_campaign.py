@@ -1,7 +1,5 @@
 """git for the night: a campaign branch of its own, a clone that shares nothing, a state that tells of strangers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

@@ -1,7 +1,5 @@
 """The numbers and words of the morning page: none that no record holds."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any

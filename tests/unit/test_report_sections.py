@@ -1,7 +1,5 @@
 """What the sections of the morning page say: headline beside certificate, counts, keys by the belief, coordinates."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a person says with -m: the whole is the description, a part of it the prediction."""
 
-from __future__ import annotations
-
 import pytest
 
 from nightshift.campaign.records import prediction_in

@@ -1,7 +1,5 @@
 """The rules hash moves with everything that can move a number, and with nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

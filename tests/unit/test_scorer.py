@@ -3,8 +3,6 @@
 Real processes and the real process.py; the only stand-in is what reads tasksets, because verifiers takes seconds.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

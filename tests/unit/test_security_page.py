@@ -1,7 +1,5 @@
 """SECURITY.md: what it names exists, and it names every attempt to cheat that is known to succeed."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Segments in /dev/shm: only what a process of ours was seen to map, and nobody maps now, is removed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

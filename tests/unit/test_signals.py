@@ -1,7 +1,5 @@
 """Who sent a signal is known, none is lost, and no child inherits a blocked one. Each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Every draw is a valid train.toml, the comments stay, and the space covers the allow-list: no second list to keep."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Every process of a test carries a random signature in its command line, by which
 leftovers with psutil. Run alone: pytest tests/unit/test_supervise.py
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

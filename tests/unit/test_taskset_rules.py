@@ -1,7 +1,5 @@
 """[environment.NAME] with a package: what is found, hashed and refused, without importing any of it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Foreign text becomes one plain line, once."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

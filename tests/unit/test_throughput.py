@@ -1,7 +1,5 @@
 """Seconds a step are learnt from the campaign's runs, and told with how sure that is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

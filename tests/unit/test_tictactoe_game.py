@@ -1,7 +1,5 @@
 """Tic-tac-toe as a game of a policy: openings, forfeits, the pool, self-play, ratings."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

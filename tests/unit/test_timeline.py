@@ -1,7 +1,5 @@
 """What the page draws of runs side by side."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

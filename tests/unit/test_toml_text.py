@@ -1,7 +1,5 @@
 """train.toml as bytes: only a plain file is read, and every key has the line on which it begins."""
 
-from __future__ import annotations
-
 import os
 import string
 import tomllib

@@ -1,7 +1,5 @@
 """The pipes between harness and trainer, with trainers of a few lines: long messages, deaths, silence, odd events."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

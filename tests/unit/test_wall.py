@@ -1,7 +1,5 @@
 """What the wall shows and covers, what comes back from behind it, and how it is chosen: without bubblewrap itself."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

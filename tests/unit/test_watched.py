@@ -1,7 +1,5 @@
 """A run while it trains: its end without a gradient, and its reward curve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from random import Random
