@@ -59,7 +59,6 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 @pytest.fixture
 def notebook(setup: Setup) -> SilentReporter:
-    assert isinstance(setup.reporter, SilentReporter)
     return setup.reporter
 
 

@@ -37,7 +37,6 @@ Scores = tuple[float, float | None, float | None]  # eval_score, strict_score, f
 def measured(number: int, scores: Scores, parent: int | None = None) -> Record:
     score, strict, share = scores
     result = a_result(score, NUM, 1000)
-    assert result.evaluation
     result = replace(result, evaluation=replace(result.evaluation, strict_score=strict, formatted_share=share))
     return a_record(number=number, decided=number, parent=parent, config_hash=f"{number}", result=result)
 
@@ -72,7 +71,6 @@ def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after:
     assert (found.conclusion if found else None) == said
     record = pair(before, after)[1]
     judgement = record.judgement
-    assert judgement
     kept = f": {fresh(judgement.p_better or 0)}" if record.is_keep else ""
     assert judgement.why.endswith(f"after 1 run{kept}; {said}" if said else f"after 1 run{kept}")
     assert record.is_keep == (after[0] >= before[0])  # an even one by the prior

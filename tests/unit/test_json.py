@@ -163,8 +163,6 @@ def test_history_has_every_trial_with_what_is_believed_now(root: Path) -> None:
 def test_show_is_the_record_and_what_is_believed_now(root: Path) -> None:
     ledger, seen = Ledger(root), set()
     campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
-    assert campaign.incumbent
-    assert campaign.standing
     for number in ledger.numbers():
         found = answer("show", str(number))
         now, gain = found.pop("effect"), found.pop("gain")

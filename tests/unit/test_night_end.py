@@ -19,7 +19,7 @@ from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STATE_NAME, NightRequest, NightState
 from tests.conftest import CAMPAIGN
-from tests.stand_in_setup import SilentReporter, make_poor
+from tests.stand_in_setup import make_poor
 from tests.unit.test_parallel import RULES, AnyOrder, Rates
 from tests.waiting import Clock
 
@@ -86,7 +86,6 @@ def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same
     assert end == ("end", stop.cause)
     assert told.messages[-1]["counts"]["num_experiments"] == 1
     assert said == ["the summary"] * 2
-    assert isinstance(setup.reporter, SilentReporter)
     assert [note for note in setup.reporter.notes if note.startswith(f"the night's last traces are not whole: {cause}")]
 
 
@@ -114,7 +113,6 @@ def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup:
     finally:
         resource.setrlimit(limit, (soft, hard))
     assert stop.cause == "6 experiments are done"
-    assert isinstance(setup.reporter, SilentReporter)
     assert len([note for note in setup.reporter.notes if "-- once more in 60 s" in note]) == 1
     assert [r.number for r in setup.ledger.records() if r.failure] == [4], "another run was lost"
 
