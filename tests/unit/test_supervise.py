@@ -527,6 +527,16 @@ def test_interruptible_raises_once_and_puts_the_handlers_back():
 # What an engine is told
 
 
+def test_unsent_input_of_a_dead_child_is_no_error_and_its_pipes_are_closed(group, launch):
+    child = launch(group, READY + SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdin.write(b"never flushed")
+    child.kill()
+    child.wait()
+    assert group.stop() == []
+    assert child.stdin.closed
+    assert child.stdout.closed
+
+
 def test_program_that_cannot_be_started_is_an_engine_error(group, tmp_path):
     with pytest.raises(EngineError, match=r"^server cannot be started: No such file.*'/no/vllm'\. Run prepare\.py"):
         group.start("server", ["/no/vllm"], log_path=tmp_path / "log", env={}, cwd=tmp_path)
