@@ -1,7 +1,5 @@
 """The test split is read in one place, after the journal holds the access."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,9 +121,8 @@ def test_an_access_in_a_damaged_journal_is_not_forgotten(tmp_path: Path) -> None
     first, second = journal.path.read_bytes().splitlines(keepends=True)
     for damage in (b"x" + first, first[:40] + b"\n", b"[" * 200_000 + b"\n"):
         journal.path.write_bytes(damage + second)
-        with pytest.raises(UsageError, match=r"line 1: .*Every access to the test split counts: repair it") as refused:
+        with pytest.raises(UsageError, match=r"line 1: .*Every access to the test split counts: repair it"):
             journal.accesses()
-        assert "\n" not in str(refused.value)
     journal.path.write_bytes(second + first)
     journal.path.rename(tmp_path / "runs" / "journal.damaged-1")
     assert {access.number for access in journal.accesses()} == {1, 2}, "also after it was set aside"

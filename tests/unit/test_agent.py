@@ -1,7 +1,5 @@
 """What is taken over from an agent, and what its process is given."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 from nightshift.agents import clone as module
 from nightshift.agents.agent import agent_environment, parse_answer
 from nightshift.agents.clone import Clone
-from nightshift.agents.presets import PRESETS, command_of
+from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment import seal
@@ -36,25 +34,6 @@ from tests.conftest import git
 )
 def test_the_answer_is_found_in_what_agents_write(text: str, answer: dict[str, str]) -> None:
     assert parse_answer(text) == answer
-
-
-def test_the_presets_are_headless_and_may_edit_and_build_no_sandbox_behind_ours() -> None:
-    assert {name: (preset.command, preset.walled.removeprefix(preset.command)) for name, preset in PRESETS.items()} == {
-        "claude": (
-            "claude -p --output-format json --permission-mode acceptEdits",
-            """ --settings '{"sandbox":{"enabled":false}}'""",
-        ),
-        "codex": (
-            "codex exec --json --sandbox workspace-write --skip-git-repo-check",
-            "codex exec --json --sandbox danger-full-access --skip-git-repo-check",
-        ),
-        "gemini": ("gemini --output-format json --skip-trust --approval-mode auto_edit", " --sandbox=false"),
-    }
-    assert {name: (preset.login.folder[0], preset.login.credential) for name, preset in PRESETS.items()} == {
-        "claude": (".claude", ".credentials.json"),
-        "codex": (".codex", "auth.json"),
-        "gemini": (".gemini", "oauth_creds.json"),
-    }
 
 
 @pytest.mark.parametrize("agent", ["no-such-agent", "", "  ", "sh 'unclosed"])
@@ -134,9 +113,7 @@ def test_many_changed_files_are_counted_and_few_are_named(clone: Clone) -> None:
     clone.clear()
 
 
-def test_sparse_files_cost_no_hours_and_what_refuses_to_go_is_one_line(
-    clone: Clone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sparse_files_cost_no_hours_and_what_refuses_to_go_is_one_line(clone, monkeypatch):
     before, read = clone.open(b"lr = 1\n"), list[int]()
     for number in range(30):
         with (clone.path / f"large-{number}").open("wb") as file:

@@ -1,7 +1,5 @@
 """Nights of agents side by side: what their table and their picture say of nights that are made up here."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

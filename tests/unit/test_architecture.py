@@ -1,7 +1,5 @@
 """Imports point one way, without cycles, and importing the package is cheap."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -103,6 +101,7 @@ def test_a_child_process_imports_nothing_else_of_the_harness(child: str) -> None
         "nightshift.cli.main",
         "nightshift.experiment.experiment",
         "nightshift.experiment.worker",
+        "nightshift.engines.prime_rl.weights",
     ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:

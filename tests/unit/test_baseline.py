@@ -1,7 +1,5 @@
 """A baseline that was made on `main` is a campaign's, where all that could tell them apart is the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ from nightshift.experiment.setup import Setup
 from tests.campaigns import replace
 from tests.conftest import git
 from tests.stand_in_setup import furnish, make_setup
-from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, write
+from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, tried, write
 
 CAMPAIGN = "autoresearch/after-main"
 
@@ -57,7 +55,6 @@ def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup)
     assert (record.status, record.parent, record.decided) == ("keep", None, 2)
     assert record.result == made.result
     assert record.settled == "baseline: nothing to commit"
-    assert record.judgement is not None
     assert record.judgement.incumbent_score == made.score
     assert "made on main" in record.proposal.description
     assert setup.ledger.files_dir(record) == setup.ledger.run_dir(made.number)
@@ -68,8 +65,7 @@ def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup)
 def test_a_change_is_compared_with_it_at_once(setup: Setup) -> None:
     made = run(setup)
     branched(setup)
-    write(setup, GOOD)
-    record = run(setup)
+    record = tried(setup, GOOD)
     assert num_trained(setup) == 2
     assert (record.number, record.parent, record.status) == (3, 2, "keep")
     assert setup.ledger.record(2).baseline == made.number
@@ -119,8 +115,7 @@ def test_where_anything_differs_it_is_made(setup: Setup, change: Callable[[Setup
 
 
 def test_what_was_tried_on_main_with_other_changes_is_not_a_baseline(setup: Setup) -> None:
-    write(setup, GOOD)
-    run(setup)  # not as committed
+    tried(setup, GOOD)  # not as committed
     write(setup, POOR)
     branched(setup)
     assert run(setup).baseline is None
@@ -150,9 +145,7 @@ def test_one_made_with_code_that_is_not_committed_is_not_taken(setup: Setup) -> 
     assert fitting_baseline(setup) is None
 
 
-def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(setup, monkeypatch):
     run(setup)
     branched(setup)
     monkeypatch.setattr(baseline, "close", interrupt)

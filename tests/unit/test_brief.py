@@ -1,7 +1,5 @@
 """The brief: never longer than its limit, the important first, foreign text in its place."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement, Record
 from nightshift.config.values import shorten
-from nightshift.text import clean
 from tests import campaigns
 from tests.campaigns import BASELINE, a_record, campaign, replace
 from tests.rules import ARITHMETIC_TRL
@@ -100,23 +97,11 @@ def test_foreign_text_forges_no_line(tmp_path: Path) -> None:
     st.integers(200, 3000),
 )
 @settings(max_examples=60)
-def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(
-    sections: list[tuple[str, list[str]]], limit: int
-) -> None:
+def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(sections, limit):
     text = fit("head\n", sections, "tail", limit)
     assert len(text) <= limit
     assert text.startswith("head\n")
     assert text.endswith("tail")
-
-
-@given(st.text(max_size=500), st.integers(4, 100))
-@settings(max_examples=60)
-def test_clean_text_is_one_short_printable_line(text: str, limit: int) -> None:
-    cleaned = clean(text, limit)
-    assert len(cleaned) <= limit
-    assert len(cleaned.splitlines()) <= 1
-    assert all(character.isprintable() for character in cleaned)
-    cleaned.encode()
 
 
 def test_a_crash_is_told_with_its_cause(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A run on a busy machine: believed less by a stated rule, said, and named once for a repetition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -22,6 +20,11 @@ def loaded(record: Record, share: float | None, **load: Any) -> Record:
     return replace(record, result=replace(record.result, load=found))
 
 
+def busy(*shares: float) -> list[Record]:
+    """The experiments of the story with what others took in each."""
+    return [loaded(record, share) for record, share in zip(judged(STORY[: len(shares)]), shares, strict=True)]
+
+
 @pytest.mark.parametrize(("share", "is_busy"), [(0.0, False), (0.249, False), (0.25, True), (0.8, True), (1.0, True)])
 def test_from_a_quarter_on_the_noise_grows_by_the_share_on_the_scale_of_ideas(share: float, is_busy: bool) -> None:
     record = loaded(judged(STORY)[1], share)
@@ -38,7 +41,6 @@ def test_a_run_without_a_load_is_calm() -> None:
 def test_a_busy_run_moves_the_belief_less() -> None:
     first, calm = judged([0.50, 0.40])
     before = Campaign().step(first)
-    assert before.standing
     moved = []
     for share in (0.0, 0.2, 0.3, 0.9):
         tested = before.test(loaded(calm, share))
@@ -47,7 +49,6 @@ def test_a_busy_run_moves_the_belief_less() -> None:
     assert moved[0][0] < moved[2][0] < moved[3][0] < 0
     assert moved[0][1] < moved[3][1]
     busy = Campaign().step(loaded(first, 0.9)).standing
-    assert busy
     assert busy.incumbent_sd > 1.5 * before.standing.incumbent_sd, "of a baseline too"
 
 
@@ -66,8 +67,7 @@ def test_the_remark_says_what_was_taken_and_only_that() -> None:
 
 
 def test_the_last_busy_experiment_is_named_until_it_was_run_again() -> None:
-    records = judged(STORY)
-    records[1], records[2] = loaded(records[1], 0.5), loaded(records[2], 0.6)
+    records = busy(0.0, 0.5, 0.6, 0.0)
     assert to_repeat(judged(STORY), 2) is None
     assert to_repeat(records, 2) == records[2]
     again = replace(records[2], number=5, decided=5)
@@ -76,15 +76,13 @@ def test_the_last_busy_experiment_is_named_until_it_was_run_again() -> None:
 
 
 def test_a_repetition_that_met_a_busy_machine_again_is_enough() -> None:
-    records = judged(STORY[:2])
-    records[1] = loaded(records[1], 0.5)
+    records = busy(0.0, 0.5)
     again = loaded(replace(records[1], number=3, decided=3, parent=2, status="discard"), 0.9)
     assert to_repeat([*records, again], 2) is None
 
 
 def test_a_baseline_is_run_again_only_while_all_stands_on_it() -> None:
-    records = judged(STORY[:2])
-    records[0] = loaded(records[0], 0.5)
+    records = busy(0.5, 0.0)
     assert to_repeat(records[:1], 1) == records[0]
     assert to_repeat(records, 2) is None
     assert to_repeat(records, 1) == records[0], "the keep was taken back"

@@ -1,7 +1,5 @@
 """certify, end to end on a real git checkout, with stand-ins for the executor and for the training process."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -61,13 +59,22 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 @pytest.fixture
 def notebook(setup: Setup) -> SilentReporter:
-    assert isinstance(setup.reporter, SilentReporter)
     return setup.reporter
 
 
 @pytest.fixture
 def kept(setup: Setup) -> Setup:
     return keep(setup)
+
+
+def interrupt_at(notebook: SilentReporter, words: str) -> None:
+    """Ctrl-C as the note with these words comes."""
+
+    def interrupt(text: str) -> None:
+        if words in text:
+            raise Interrupted("stopped by SIGINT")
+
+    notebook.on_note = interrupt
 
 
 def run_names(setup: Setup) -> list[str]:
@@ -129,11 +136,7 @@ def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says
 
 
 def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, notebook: SilentReporter) -> None:
-    def interrupt(text: str) -> None:
-        if "run 4 of 6" in text:
-            raise Interrupted("stopped by SIGINT")
-
-    notebook.on_note = interrupt
+    interrupt_at(notebook, "run 4 of 6")
     with pytest.raises(Interrupted):
         certified(kept)
     assert living_children() == []
@@ -151,14 +154,8 @@ def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, 
     assert {access.number for access in kept.ledger.journal.accesses()} == {made.access} == {1}
 
 
-def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(
-    kept: Setup, notebook: SilentReporter
-) -> None:
-    def interrupt(text: str) -> None:
-        if "run 2 of 2" in text:
-            raise Interrupted("stopped by SIGINT")
-
-    notebook.on_note = interrupt
+def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(kept, notebook):
+    interrupt_at(notebook, "run 2 of 2")
     with pytest.raises(Interrupted):
         certified(kept, num_seeds=1)
     (made,) = kept.ledger.runs_dir.glob("certify/*/*/run.json")
@@ -293,9 +290,7 @@ def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kep
     assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"
 
 
-def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(
-    kept: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(kept, monkeypatch):
     with pytest.raises(UsageError, match="nowhere"):
         tasks(kept, environments=["nowhere"])
     monkeypatch.setattr(certifying, "rules_elsewhere", lambda root, rules, names, gpu_count: rules)
@@ -344,9 +339,7 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
 
 
-def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(
-    kept: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monkeypatch):
     (first,) = certify(tasks(kept, 1, budget_seconds=2.0))
     monkeypatch.setattr("secrets.randbelow", lambda number: 7)
     before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
@@ -357,9 +350,7 @@ def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(
         tasks(kept, 3, budget_seconds=2.0)
 
 
-def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(
-    kept: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(kept, monkeypatch):
     enter = Ledger.enter
 
     def killed(ledger: Ledger, path: Path) -> None:
@@ -375,17 +366,7 @@ def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(
     assert verify(kept.ledger).problems == []
 
 
-def test_a_damaged_comparison_is_named_and_the_others_are_read(kept: Setup) -> None:
-    made = certified(kept, 1)
-    folder = kept.ledger.runs_dir / "certify" / "0002"
-    folder.mkdir()
-    (folder / COMPARISON_NAME).write_text("{")
-    assert read_comparisons(kept.ledger) == ([made], [f"runs/certify/0002/{COMPARISON_NAME} is damaged: not shown."])
-
-
-def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(
-    kept: Setup, notebook: SilentReporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, notebook, monkeypatch):
     seen: list[str] = []
 
     def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:

@@ -1,12 +1,10 @@
 """Several environments: one score, one vector for the decision, and what the mean hides."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +13,7 @@ import pytest
 from nightshift.campaign import scores as composite
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Completion, Evaluation, Part, Record, Result, Verdict, packed
+from nightshift.campaign.records import Evaluation, Part, Record, Verdict, packed
 from nightshift.campaign.results import columns, row
 from nightshift.campaign.scores import run_scores
 from nightshift.cli.output import summary
@@ -27,9 +25,10 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
-from nightshift.experiment.certify import Task, _by_environment
+from nightshift.experiment.certify import _by_environment
 from tests.campaigns import a_record, a_result, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
+from tests.unit.test_form import Parrot
 
 GROUPS = b"[orchestrator]\ngroup_size = 4\n"
 
@@ -48,7 +47,7 @@ def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> 
     parts = tuple(part(name, scores, weight) for name, (scores, weight) in sets.items())
     total = sum(p.weight for p in parts)
     evaluation = replace(
-        cast(Evaluation, a_result().evaluation),
+        a_result().evaluation,
         eval_score=sum(p.weight * p.score for p in parts) / total,
         scores=packed([score for scores, _ in sets.values() for score in scores]),
         parts=parts,
@@ -60,9 +59,7 @@ def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> 
     ("sizes", "weights", "gain"),
     [((1319, 500), (1, 1), 0.0), ((1319, 100), (1, 1), 0.0), ((400, 100), (1, 3), 0.0), ((500, 500), (1, 1), 0.5)],
 )
-def test_the_standard_error_is_that_of_200_resamplings(
-    sizes: tuple[int, int], weights: tuple[float, float], gain: float
-) -> None:
+def test_the_standard_error_is_that_of_200_resamplings(sizes, weights, gain):
     """Problems with a probability of their own, a parent and its child, which is as good, or fails less often by `gain`
     in the first environment; what all examples alike would say is off where a small set weighs as much as a large one.
     """
@@ -80,7 +77,7 @@ def test_the_standard_error_is_that_of_200_resamplings(
         weighted.append((child - parent).std(ddof=1) / math.sqrt(len(child)))
         plain = np.subtract(*sides)
         shares = np.array(weights) / sum(weights)
-        apart = composite.split(cast(Any, plain), parts)  # each environment by itself: the exact formula
+        apart = composite.split(plain, parts)  # each environment by itself: the exact formula
         exact = math.hypot(
             *(w * np.std(part, ddof=1) / math.sqrt(len(part)) for w, part in zip(shares, apart, strict=True))
         )
@@ -99,7 +96,7 @@ def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> No
     assert record.score == pytest.approx(vector.mean())
     assert composite.weighted([1.0, 0.0], []).tolist() == [1.0, 0.0]
     broken = measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)})
-    evaluation = replace(cast(Evaluation, broken.result.evaluation), scores=packed([1.0]))
+    evaluation = replace(broken.result.evaluation, scores=packed([1.0]))
     with pytest.raises(UsageError, match="1 scores of environments with 6 examples"):
         run_scores(replace(broken, result=replace(broken.result, evaluation=evaluation)))
 
@@ -115,7 +112,7 @@ def test_the_verdict_follows_the_weights() -> None:
         record = Campaign().step(replace(baseline, status="keep")).judge(child)
         verdicts[weight], deltas[weight] = record.status, record.judgement.delta if record.judgement else None
     assert deltas[1.0] == pytest.approx(0.0, abs=0.01)
-    assert cast(float, deltas[9.0]) < -0.1
+    assert deltas[9.0] < -0.1
     assert verdicts[9.0] == Verdict.DISCARD
 
 
@@ -159,22 +156,11 @@ def test_results_and_summary_have_a_score_for_each(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     for each in (plain, record):  # the second has more columns than the first was written with
         with ledger.lock():
-            ledger.close(replace(ledger.reserve(replace(each, status="started"), {}), status=each.status))
+            ledger.close(
+                replace(ledger.reserve(replace(each, status="started"), {"train.toml": b""}), status=each.status)
+            )
     lines = ledger.tsv_path.read_text().splitlines()
     assert [line.count("\t") for line in lines] == [len(header) - 1] * 3
-
-
-class Half:
-    """A stand-in for a session: it knows the answers to every second question of the environment it is asked."""
-
-    def __init__(self, answers: Sequence[str]) -> None:
-        self._answers = answers
-
-    def load_final_weights(self) -> Any:
-        return a_result().evaluation.weights  # type: ignore[union-attr]
-
-    def complete(self, chats: Sequence[Any], decoding: Any, progress: Any) -> list[Completion]:
-        return [Completion(text, 1, False) for text in self._answers]
 
 
 def test_an_evaluation_weighs_what_it_measures() -> None:
@@ -185,7 +171,7 @@ def test_an_evaluation_weighs_what_it_measures() -> None:
     examples = first.examples("selection")[:6]
     posed = [*((first, e) for e in examples[:4]), *((second, e) for e in examples[4:])]
     answers = [f"#### {examples[0].answer}", *("#### -1",) * 3, f"It is {examples[4].answer}.", "#### -1"]
-    found = evaluate(cast(Any, Half(answers)), cast(Any, posed), rules, None, lambda reading: None)
+    found = evaluate(Parrot(answers), posed, rules, None, lambda reading: None)
     assert [(p.environment, p.num_examples, p.weight, p.score) for p in found.parts] == [
         ("arithmetic", 4, 1.0, 0.25),
         ("gsm8k", 2, 3.0, 0.5),
@@ -204,7 +190,7 @@ def test_a_certificate_has_an_estimate_for_each() -> None:
         return replace(evaluation, scores=packed([s for each in scores for s in each]), parts=parts)
 
     low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
-    task = cast(Task, SimpleNamespace(setup=SimpleNamespace(rules=ARITHMETIC_TRL)))
+    task = SimpleNamespace(setup=SimpleNamespace(rules=ARITHMETIC_TRL))
     found = _by_environment(task, [[evaluated(low, high)], [evaluated(high, high)]])
     assert [*found] == ["a", "b"]
     assert found["a"].difference == pytest.approx(0.25)
@@ -252,10 +238,3 @@ def test_a_ratio_is_above_zero(value: str, said: str) -> None:
     assert "orchestrator.train.ratio.gsm8k" in str(raised.value)
     assert "gsm8k = " in raised.value.fix
     assert said in str(raised.value), said
-
-
-def test_a_result_of_one_environment_has_no_parts() -> None:
-    run: Result = a_result()
-    assert run.evaluation is not None
-    assert run.evaluation.parts == ()
-    assert a_record(result=run).environment_scores == {}

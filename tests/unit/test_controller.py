@@ -1,7 +1,5 @@
 """Two controllers never work in one checkout, whatever becomes of the file that names the first."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -42,7 +40,6 @@ def another_controller(root: Path, file_system: str = "local") -> Iterator[subpr
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "ROOT": str(root)}) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == b"held\n"
             yield process
         finally:
@@ -120,9 +117,7 @@ def test_where_no_folder_can_be_locked_the_file_is(tmp_path: Path) -> None:
     assert not ledger.is_running()
 
 
-def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(
-    tmp_path: Path, on_nfs: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(tmp_path, on_nfs, monkeypatch):
     path, flock, replaced = tmp_path / "runs" / HOLDER_NAME, fcntl.flock, list[Path]()
 
     def slow(descriptor: int, kind: int) -> None:

@@ -1,7 +1,5 @@
 """What a campaign cost, and how that is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """benchmarks/decision_rules.py: it plays the product's rule, and its worlds are those of the document."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

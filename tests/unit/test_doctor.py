@@ -1,7 +1,5 @@
 """The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
@@ -70,9 +68,7 @@ def test_the_last_line_is_true_of_an_engine_that_was_asked_for(root: Path, tmp_p
 
 
 @pytest.mark.parametrize("num_gpus", [0, 2])
-def test_missing_gsm8k_has_the_commands_that_bring_it_here(
-    root: Path, tmp_path: Path, cards: list[Card], num_gpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, cards, num_gpus, monkeypatch):
     cards += [Card()] * num_gpus
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path / "none"))
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
@@ -82,9 +78,7 @@ def test_missing_gsm8k_has_the_commands_that_bring_it_here(
     assert downloads == (num_gpus == 2)  # without GPUs that command refuses
 
 
-def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
-    root: Path, tmp_path: Path, cards: list[Card]
-) -> None:
+def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):
     cards += [Card(), Card()]
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
     [gpus] = [check for check in found if check.name == "GPUs"]
@@ -97,44 +91,26 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("present", "gpus", "detail"),
+    ("present", "gpus", "preset", "problem"),
     [
-        ([Card(), Card("Tesla T4", (7, 5))], None, "GPU 1 (Tesla T4) has compute capability 7.5"),
-        ([Card(), Card(used_gb=40.0)], None, "40.0 of 80.0 GB in use"),
-        ([Card(), Card()], "0,5", "GPU 5 does not exist"),
-        ([Card(lost=True)], None, "NVML cannot read the GPUs"),
+        (2 * [CARDS["RTX 4090"]], None, "2 x 24 GB", None),
+        (2 * [CARDS["A100 40"]], None, "2 x 24 GB", None),
+        (2 * [CARDS["A100 80"]], "1,0", "2 x 80 GB", None),
+        (2 * [CARDS["H100"]], "1,1", "1 x 80 GB", None),
+        (2 * [CARDS["A6000"]], None, "2 x 48 GB", None),
+        ([Card(), CARDS["T4"]], None, None, "GPU 1 (Tesla T4) has compute capability 7.5; there are kernels for 8.x"),
+        (2 * [CARDS["RTX 3060"]], None, None, "RTX 3060) has 12.9 GB of memory, the least is 16 GB"),
+        ([Card(), Card(used_gb=40.0)], None, None, "40.0 of 80.0 GB in use"),
+        ([Card(), Card()], "0,5", None, "GPU 5 does not exist"),
+        ([Card(lost=True)], None, None, "NVML cannot read the GPUs"),
     ],
 )
-def test_unfit_gpus_are_named(
-    root: Path, cards: list[Card], present: list[Card], gpus: str | None, detail: str
-) -> None:
-    cards += present
-    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
-    assert any(detail in str(check.problem) for check in found if check.name == "GPUs" and not check.ok)
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "preset", "problem"),
-    [
-        ("RTX 4090", None, "2 x 24 GB", None),
-        ("A100 40", None, "2 x 24 GB", None),
-        ("A100 80", "1,0", "2 x 80 GB", None),
-        ("H100", "1,1", "1 x 80 GB", None),
-        ("A6000", None, "2 x 48 GB", None),
-        ("T4", None, None, "Tesla T4) has compute capability 7.5; there are kernels for 8.x, 9.x, 10.x, 12.x"),
-        ("RTX 3060", None, None, "RTX 3060) has 12.9 GB of memory, the least is 16 GB"),
-    ],
-)
-def test_cards_as_their_drivers_describe_them(
-    root: Path, cards: list[Card], name: str, gpus: str | None, preset: str | None, problem: str | None
-) -> None:
-    cards += [replace(CARDS[name]), replace(CARDS[name])]
-    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
-    told = {check.name: check for check in found if check.engine == "prime-rl"}
-    assert told["GPUs"].ok is (problem is None)
-    assert (problem or "") in str(told["GPUs"].problem)
-    if preset:
-        assert told["memory"].detail == f"preset {preset}"
+def test_cards_as_their_drivers_describe_them(root, cards, present, gpus, preset, problem):
+    cards += map(replace, present)
+    found = [check for check in checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus)) if check.engine == "prime-rl"]
+    assert [check for check in found if check.name == "GPUs" and check.ok is (problem is None)]
+    assert problem is None or any(problem in str(check.problem) for check in found if check.name == "GPUs")
+    assert preset is None or [check.detail for check in found if check.name == "memory"] == [f"preset {preset}"]
 
 
 def test_one_gpu_is_described_for_the_engine_that_uses_one(root: Path, cards: list[Card]) -> None:
@@ -159,9 +135,7 @@ LACKS: dict[str, tuple[str, object, str, str]] = {
 
 
 @pytest.mark.parametrize(("place", "answer", "name", "words"), LACKS.values(), ids=LACKS)
-def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(
-    root: Path, monkeypatch: pytest.MonkeyPatch, place: str, answer: object, name: str, words: str
-) -> None:
+def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(root, monkeypatch, place, answer, name, words):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(place, answer)
     [check] = [check for check in check_machine(root, GSM8K_PRIME_RL) if check.name == name]

@@ -1,7 +1,5 @@
 """The registry of engines: what one is made from, and that nobody else asks for a name."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json
@@ -64,9 +62,7 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
         (ARITHMETIC_TRL, None, None, str(ROOT / ARITHMETIC_TRL.model)),
     ],
 )
-def test_trl_trains_on_the_gpu_that_is_named(
-    rules: Rules, gpus: str | None, index: str | None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([replace(CARDS["H100"]), replace(CARDS["RTX 4090"])]))
     started: list[dict[str, str]] = []
 

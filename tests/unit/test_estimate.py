@@ -1,7 +1,5 @@
 """The estimator of certificates: what its interval covers, what it says where little was measured, its verdicts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -48,9 +46,7 @@ COVERED = [
 
 
 @pytest.mark.parametrize(("num_runs", "n", "seed_sd", "within", "between"), COVERED)
-def test_the_interval_covers_the_truth_in_93_percent_at_least(
-    num_runs: tuple[int, int], n: int, seed_sd: float, within: float, between: float
-) -> None:
+def test_the_interval_covers_the_truth_in_93_percent_at_least(num_runs, n, seed_sd, within, between):
     """1,000 repetitions; both configs are equally good, so the truth is 0 exactly. Standard error 0.7 %."""
     rng = np.random.default_rng(20)
     covered = 0

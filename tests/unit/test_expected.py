@@ -1,7 +1,5 @@
 """What a table says of an experiment now, beside what its verdict said then."""
 
-from __future__ import annotations
-
 from functools import reduce
 from itertools import pairwise
 
@@ -78,4 +76,4 @@ def test_what_is_believed_of_a_set_of_known_ideas_moves_too() -> None:
     assert then is not None
     assert expected(twice, shown) != then
     assert last.incumbent is not None
-    assert expected(twice, shown).mean == pytest.approx(float(twice.belief.difference(0, twice.belief.incumbent)[0]))  # type: ignore[union-attr]
+    assert expected(twice, shown).mean == pytest.approx(float(twice.belief.difference(0, twice.belief.incumbent)[0]))

@@ -1,7 +1,5 @@
 """export: tables and files that other programs open, of campaigns whose texts are hostile."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -195,18 +193,6 @@ def entries(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_what_is_no_path_stays(tmp_path: Path) -> None:
-    private = Private(tmp_path, {})
-    for text in (
-        "1.5 tokens/s, and/or 3/4",
-        "https://example.org/a/b",
-        "lr 3e-6 -> 5e-6",
-        "a / b / c",
-        "autoresearch/x",
-    ):
-        assert private.text(text) == text
-
-
 @pytest.mark.parametrize("planted", ["link", "pipe", "huge", "folder"])
 def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -> None:
     ledger = build(tmp_path / "it", 5, num_examples=50, with_files=False)
@@ -224,9 +210,7 @@ def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -
     assert b"a secret" not in as_csv(story) + as_journal(story)
 
 
-def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, tmp_path, monkeypatch):
     root = ledger.tsv_path.parent
     monkeypatch.setattr(run, "process_root", lambda: root)
     done = CliRunner().invoke(commands, ["export", "--to", "csv", "--branch", BRANCH, "--output", f"{tmp_path}/x.csv"])

@@ -1,7 +1,5 @@
 """Files that others may have put something in the place of: nothing is written through, nothing hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -36,9 +34,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", ["link", "hard link", "fifo"])
-def test_the_temporary_name_cannot_be_foretold_and_nothing_there_is_opened(
-    tmp_path: Path, outside: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_temporary_name_cannot_be_foretold_and_nothing_there_is_opened(tmp_path, outside, what, monkeypatch):
     path = tmp_path / "record.json"
     plant(tmp_path / f".record.json.{os.getpid()}.tmp", what, outside)  # the name of version 0.2.0
     write_atomically(path, b"new")

@@ -1,7 +1,5 @@
 """The freeze: what may not change while a campaign lives, however the change is hidden; and all else may."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -62,18 +60,6 @@ def test_an_edited_harness_is_seen_however_it_is_hidden(repo: Repo, start: str, 
     assert changed_harness_files(repo, start, RULES) == ["prepare.py"]
     with pytest.raises(UsageError, match=r"prepare\.py differ"):
         require_clean_start(repo, repo.head(), INCUMBENT, a_record(commit=start), RULES)
-
-
-def test_documents_and_train_toml_are_free(repo: Repo, start: str) -> None:
-    (repo.root / "program.md").write_text("Think first.\n")
-    (repo.root / "train.toml").write_bytes(CANDIDATE)
-    require_clean_start(repo, repo.head(), CANDIDATE, a_record(commit=start), RULES)
-
-
-def test_the_baseline_must_be_the_committed_train_toml(repo: Repo) -> None:
-    with pytest.raises(UsageError, match="first experiment measures the baseline"):
-        require_clean_start(repo, repo.head(), CANDIDATE, None, RULES)
-    require_clean_start(repo, repo.head(), INCUMBENT, None, RULES)
 
 
 def test_git_replace_does_not_show_another_agreement(repo: Repo, start: str) -> None:

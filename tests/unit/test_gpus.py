@@ -1,11 +1,10 @@
 """GPUs as NVML tells of them, with a stand-in for NVML: no GPU is needed, and none is looked at."""
 
-from __future__ import annotations
-
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +43,8 @@ class Card:
     capability: tuple[int, int] = (9, 0)
     total_gb: float | None = 80.0
     used_gb: float = 0.5
-    pids: tuple[int, ...] = ()
+    pids: Sequence[int] = ()
+    reasons: int = 0  # why its clocks are held down
     lost: bool = False
     has_v2: bool = True
 
@@ -70,11 +70,13 @@ CARDS = {
 
 @dataclass
 class StandInNvml:
-    """The functions of pynvml that gpus.py calls. `num_open` counts inits without their shutdown."""
+    """The functions of pynvml that gpus.py calls. `num_open` counts inits without their shutdown, `asked` has the GPUs
+    that were looked at."""
 
     cards: list[Card]
     driver: str | None = "570.86.15"
     num_open: int = 0
+    asked: list[int] = field(default_factory=list)
 
     NVMLError = NvmlError
     nvmlMemory_v2 = 0x02000028
@@ -94,6 +96,7 @@ class StandInNvml:
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
+        self.asked.append(index)
         if self.cards[index].lost:
             raise NvmlError("GPU is lost")
         return self.cards[index]
@@ -112,6 +115,9 @@ class StandInNvml:
 
     def nvmlDeviceGetUUID(self, card: Card) -> str:
         return f"GPU-{id(card):x}"
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card: Card) -> int:
+        return card.reasons
 
     def nvmlDeviceGetComputeRunningProcesses(self, card: Card) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in card.pids]
@@ -159,10 +165,8 @@ def test_gpus_flag(text: str, ids: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0,1,2", "0;1", "a,b", "-1,0", "0,1.0", "٣,٤", "0,", "0,99999999999"])
 def test_a_wrong_gpus_flag_is_refused_with_the_value(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=re.escape(repr(text))):
         parse_gpus(text, 2)
-    assert repr(text) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @given(st.text())
@@ -184,9 +188,7 @@ def test_any_text_is_as_many_ids_as_are_used_or_a_usage_error(text: str) -> None
         *((text, None) for text in ("01", "MIG-1234", "0,0", "7", "GPU-aa", "GPU-ffff", "0,,1")),
     ],
 )
-def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(
-    visible: str, indices: list[int] | None
-) -> None:
+def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible, indices):
     environ = {"CUDA_VISIBLE_DEVICES": visible}
     if indices is None:
         with pytest.raises(EngineError, match=r"CUDA_VISIBLE_DEVICES names .*, no whole GPU of its own.* Write whole"):
@@ -206,9 +208,7 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(
         ((3,), 1, None, [3]),
     ],
 )
-def test_the_gpus_are_those_named_or_the_first_that_are_visible(
-    ids: tuple[int, ...] | None, num: int, visible: str | None, indices: list[int]
-) -> None:
+def test_the_gpus_are_those_named_or_the_first_that_are_visible(ids, num, visible, indices):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [gpu.index for gpu in choose_gpus(MACHINE, ids, num, environ)] == indices
 
@@ -228,9 +228,7 @@ def test_the_gpus_are_those_named_or_the_first_that_are_visible(
         (MACHINE, (0, 1), "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose of: none"),
     ],
 )
-def test_a_pair_that_cannot_be_had_is_one_line(
-    machine: list[Gpu], ids: tuple[int, int] | None, visible: str | None, words: str
-) -> None:
+def test_a_pair_that_cannot_be_had_is_one_line(machine, ids, visible, words):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with pytest.raises(EngineError, match=words):
         choose_gpus(machine, ids, 2, environ)
@@ -260,9 +258,7 @@ def test_one_that_cannot_be_had_says_where_it_goes_without() -> None:
         ({"memory_gb": None, "free_gb": None}, "tells no memory of its own"),
     ],
 )
-def test_a_card_without_an_attention_kernel_and_an_old_driver_are_problems(
-    changes: dict[str, Any], words: str | None
-) -> None:
+def test_a_card_without_an_attention_kernel_and_an_old_driver_are_problems(changes, words):
     problems = gpu_problems(2 * [replace(H100, **changes)], 525, StandInNvml([Card()]))  # one card, told once
     assert len(problems) == (words is not None)
     assert all(re.search(str(words), str(problem)) for problem in problems)

@@ -100,7 +100,7 @@ def test_a_smaller_size_is_a_prefix_and_a_larger_one_is_refused(trusted: Path) -
 
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"split = 'test' does not exist. Use one of: train, selection, sealed"):
-        load("test")  # type: ignore[arg-type]
+        load("test")
 
 
 def test_every_worked_solution_of_the_fixture_scores_one(trusted: Path) -> None:
@@ -151,9 +151,7 @@ def test_prepare_refuses_a_source_of_other_data_and_writes_nothing(cache: Path, 
     assert not cache.exists()
 
 
-def test_prepare_never_writes_into_a_folder_that_the_environment_names(
-    trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_never_writes_into_a_folder_that_the_environment_names(trusted, tmp_path, monkeypatch):
     (tmp_path / "train.jsonl").write_text("mine")
     monkeypatch.setenv(data.ENV_VAR, str(tmp_path))
     with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
@@ -180,9 +178,7 @@ def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, mon
     assert len(notes) == 2
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_other_way(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_other_way(cache, monkeypatch):
     def load_dataset(*args: object, **kwargs: object) -> None:
         raise ConnectionError("Couldn't reach\nthe hub")
 

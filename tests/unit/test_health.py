@@ -1,7 +1,5 @@
 """The digest finds each known fault, says nothing about healthy curves, and reads both engines' real metrics."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re
@@ -379,13 +377,11 @@ FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
         (60, {"all_right_share": None, "all_wrong_share": None, "equal_share": None}, "the gradient norm is 0 [", "lr"),
     ],
 )
-def test_no_gradient_is_told_first_with_its_step_and_key(
-    first: int, figures: dict[str, float | None], text: str, key: str
-) -> None:
+def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, text, key):
     """Also of a baseline, which trains on."""
     steps = [replace(step, all_right_share=0.3, all_wrong_share=0.3, equal_share=0.6) for step in healthy(1, 100)]
     shares = {"all_right_share": 0.0, "all_wrong_share": 0.0}
-    dead = [replace(step, **(FLAT | shares | figures)) for step in steps[first - 1 :]]  # type: ignore[arg-type]
+    dead = [replace(step, **(FLAT | shares | figures)) for step in steps[first - 1 :]]
     line, *others = map(str, examine([*steps[: first - 1], *dead], USUAL))
     if "right [" in text:  # the task is solved: less severe than what else is found
         line = next(each for each in [line, *others] if each.startswith("no gradient"))

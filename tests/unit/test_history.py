@@ -1,7 +1,5 @@
 """What was tried is remembered by key: values, what is expected of them, near misses, covered spans, dead ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -127,9 +125,7 @@ def test_values_are_compared_with_the_incumbent_of_their_time(story: Story) -> N
         (KEEP, 0.001, 0.01, False, False),
     ],
 )
-def test_near_miss_is_a_discard_within_one_standard_error(
-    story: Story, verdict: Verdict, delta: float, stderr: float | None, near: bool, worse: bool
-) -> None:
+def test_near_miss_is_a_discard_within_one_standard_error(story, verdict, delta, stderr, near, worse):
     story.tell({LR: 4e-6}, verdict, delta, stderr)
     [trial] = story.of(LR).trials
     assert (trial.is_near_miss, trial.is_clearly_worse) == (near, worse)
@@ -156,9 +152,7 @@ def test_values_between_two_rejected_ones_are_covered(story: Story) -> None:
         (BATCH, [{BATCH: 128}, {BATCH: 512}, {BATCH: 1024}], {"128 .. 1024 (around 512)": Span(128, 1024, around=512)}),
     ],
 )
-def test_spans_join_and_name_the_incumbent_in_them(
-    story: Story, key: str, told: list[dict[str, object]], covered: dict[str, Span]
-) -> None:
+def test_spans_join_and_name_the_incumbent_in_them(story, key, told, covered):
     """512 was kept, and ends no span."""
     for changes in told:
         story.tell(changes, *((KEEP, 0.02) if changes == {BATCH: 512} else (DISCARD, -0.02)))

@@ -1,13 +1,9 @@
 """export where something hostile lies in its way, or in the records; and folders that appear whole or not at all."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +19,7 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.files import whole_folder
 from nightshift.report.export.optuna_journal import as_journal
 from nightshift.report.export.story import Story, as_csv, scores
-from tests.campaigns import a_record, a_result, replace
-from tests.recorded_nights import stored_night
+from tests.campaigns import replace
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
@@ -106,26 +101,11 @@ def test_an_environment_called_as_a_column_takes_none_away(ledger: Ledger) -> No
     assert column_of("gsm8k") == "gsm8k_score"
 
 
-ABSURD: dict[str, Callable[[dict[str, Any]], object]] = {
-    "eval_stderr": lambda run: run["evaluation"].update(eval_stderr=-1e308),
-    "num_steps": lambda run: run["training"].update(num_steps=10**400),
-    "reward_mean": lambda run: run["training"].update(reward_mean=1e308),
-    "step": lambda run: run["evaluation"]["weights"].update(step=10**400),
-    "stderr": lambda run: run["evaluation"].update(
-        parts=[{"environment": "a", "num_examples": 1, "weight": 1.0, "score": 1.0, "stderr": 1e308}]
-    ),
-}
-
-
-@pytest.mark.parametrize("what", ABSURD)
-def test_absurd_numbers_of_a_record_are_damage_and_no_traceback(ledger: Ledger, what: str, tmp_path: Path) -> None:
-    number = ledger.records()[0].number
-    path = ledger.run_dir(number) / "record.json"
-    record = json.loads(path.read_text())
-    ABSURD[what](record["result"])
-    path.write_text(json.dumps(record))
+def test_an_absurd_number_of_a_record_is_damage_and_the_others_are_exported(ledger):
+    path = ledger.run_dir(1) / "record.json"
+    path.write_text(path.read_text().replace('"eval_stderr":', '"eval_stderr":-1e308,"x":', 1))
     fresh = Ledger(ledger.tsv_path.parent)
-    assert f"runs/{number:04d}/record.json is damaged" in "".join(fresh.readable()[1])
+    assert "runs/0001/record.json is damaged" in "".join(fresh.readable()[1])
     story = Story.of(fresh, BRANCH, BRANCH)
     assert as_csv(story)
     assert as_journal(story)
@@ -181,10 +161,3 @@ def test_a_failure_midway_leaves_no_folder(ledger: Ledger, tmp_path: Path, monke
     with pytest.raises(EngineError, match=r"cannot write .*out: No space left"):
         event_files.write_events(Story.of(ledger, BRANCH, BRANCH), tmp_path / "out")
     assert not any(path.name.startswith((".out", "out")) for path in tmp_path.iterdir())
-
-
-def test_genuine_records_are_read_whole(tmp_path: Path) -> None:
-    records, damaged = stored_night(tmp_path).readable()
-    assert damaged == []
-    assert len(records) > 20
-    assert math.isclose(a_record(result=a_result(0.5)).evaluation.eval_stderr, 0.01)

@@ -1,7 +1,5 @@
 """The check of a campaign's ledger, results.tsv and branch can fail."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`nightshift verify` names what somebody changed under runs/, and no kill makes it cry wolf."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -92,7 +90,7 @@ def a_better_score(ledger: Ledger) -> None:
 def a_record_with_its_times(ledger: Ledger) -> None:
     path = ledger.run_dir(3) / "record.json"
     before = path.stat()
-    path.write_text(path.read_text().replace('"eval_score":0.55', '"eval_score":0.95'))
+    a_better_score(ledger)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
@@ -230,9 +228,7 @@ def test_the_command_tells_and_its_exit_code_says_so(ledger: Ledger, how: str, m
 
 
 @pytest.mark.parametrize("how", ["honest", "rewritten", "cut", "deleted"])
-def test_a_journal_alone_proves_that_runs_fits_it_and_a_head_that_was_noted_proves_more(
-    ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_alone_proves_that_runs_fits_it_and_a_head_that_was_noted_proves_more(ledger, how, monkeypatch):
     noted = [journal.sha256(line[:-1])[: journal.HEAD_DIGITS] for line in lines(ledger)]
     held = [journal.line_of(line) for line in lines(ledger)]
     if how == "rewritten":
@@ -306,9 +302,7 @@ def a_life(ledger: Ledger) -> Record:
 
 @pytest.mark.parametrize("torn", [0, 1, 60])
 @pytest.mark.parametrize("line", [1, 2])
-def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
-    ledger: Ledger, line: int, torn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(ledger, line, torn, monkeypatch):
     num_before, add, count = len(lines(ledger)), Journal.add, 0
 
     def killed(self: Journal, *args: Any, **named: Any) -> bool:
@@ -335,9 +329,7 @@ def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
     assert len(lines(ledger)) == num_before + line
 
 
-def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(ledger, monkeypatch):
     first, second = (ledger.reserve(a_record(), {"train.toml": b"x = %d\n" % n}) for n in (1, 2))
     ends = {"status": "discard", "judgement": Judgement(why="why"), "result": a_result()}
     ledger.close(replace(second, **ends, decided=5))
@@ -361,9 +353,7 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
 @pytest.mark.parametrize(
     "how", ["a pipe for a journal", "a link for a journal", "a folder for a journal", "text", "huge"]
 )
-def test_a_journal_that_lines_cannot_be_added_to_is_set_aside_and_named_and_blocks_nothing(
-    ledger: Ledger, how: str
-) -> None:
+def test_a_journal_that_lines_cannot_be_added_to_is_set_aside_and_named_and_blocks_nothing(ledger, how):
     if how in ATTACKS:
         ATTACKS[how][0](ledger)
     elif how == "text":
@@ -389,6 +379,7 @@ DAMAGE = {
     "brackets": b"[" * 200_000,
     "brackets in a field": b'{"version":1,"rules_name":' + b"[" * 200_000 + b"}",
     "no bytes": b"",
+    "cut": b'{"version":3,"number":3,"sta',
     "no UTF-8": b'{"description":"\xff\xfe"}',
 }
 CHANGES = {
@@ -409,13 +400,21 @@ CHANGES = {
     "no spread": ('"prior_sd":0.08', '"prior_sd":0'),
     "endless": ('"total_seconds":75.0', '"total_seconds":1e300'),
     "an unknown status": ('"status":"discard"', '"status":"best"'),
-}
+    "another version": ('"version":3', '"version":99'),
+    "an absurd error": ('"eval_stderr":0.01', '"eval_stderr":-1e308'),
+    "absurdly many steps": ('"num_steps":40', f'"num_steps":{10**400}'),
+    "an absurd reward": ('"reward_mean":0.4', '"reward_mean":1e308'),
+    "an absurd step": ('"step":40', f'"step":{10**400}'),
+    "an absurd part": (
+        '"parts":[]', '"parts":[{"environment":"a","num_examples":1,"weight":1.0,"score":1.0,"stderr":1e308}]'
+    ),
+    "no time zone": ("22:00:00+00:00", "22:00:00"),
+    "no time": ("2026-11-21T22:00:00+00:00", "yesterday"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe", "a link", "a folder", "huge"])
-def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
-    ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(ledger, how, monkeypatch):
     path = ledger.run_dir(3) / "record.json"
     if how in CHANGES:
         assert CHANGES[how][0] in path.read_text()
@@ -433,9 +432,8 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
         records = again(ledger).records()
         fold(ledger, records, *last_campaign(records))
 
-    with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/") as refused:
+    with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/"):
         believe()
-    assert "\n" not in str(refused.value)
     assert "0003/record.json is damaged" in "\n".join(problems(ledger))
     monkeypatch.setattr(run, "process_root", lambda: ledger.tsv_path.parent)
     monkeypatch.setenv("COLUMNS", "1000")
@@ -443,14 +441,6 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
         done = CliRunner().invoke(commands, words)
         assert done.exit_code == (words == ["verify"]), (words, done.output)
         assert ("0003/record.json is damaged" in done.output) == (words != ["show", "2"])
-
-
-def test_a_start_in_no_time_zone_is_damage(ledger: Ledger) -> None:
-    record = ledger.reserve(a_record(), {"train.toml": b""})
-    for when in ("2026-11-21T22:00:00", "yesterday", ""):
-        edit(ledger, record.number, started=when)
-        with pytest.raises(UsageError, match=r"0005/record\.json is damaged"):
-            again(ledger).records()
 
 
 @pytest.mark.parametrize("name", ["999999999", "9999999999", "9" * 40, "00000", "1\u00b2", "-001", " 0001"])

@@ -1,7 +1,5 @@
 """The allow-list against a recording of prime-rl's config classes: it can neither drift nor leave a gap."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

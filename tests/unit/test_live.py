@@ -1,7 +1,5 @@
 """The live line: what it says of a run, how it ticks where nobody has a terminal, and that its thread ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -188,9 +186,7 @@ def test_the_comparison_of_packages_says_what_it_does(monkeypatch: pytest.Monkey
     assert seen == ["comparing the installed packages with what was published, 0 s"]
 
 
-def test_a_download_says_what_and_how_much_and_counts_its_bytes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_download_says_what_and_how_much_and_counts_its_bytes(monkeypatch, tmp_path):
     notes, seen = list[str](), list[str]()
     files = [SimpleNamespace(will_download=size > 0, file_size=size) for size in (8_000_000, 4_000_000, 0)]
 
@@ -222,7 +218,6 @@ def test_show_says_first_what_came_of_it_and_last_what_programs_compare(tmp_path
     assert shown[:6] == ["number", "status", "judgement", "effect_at_decision", "effect", "score"]
     assert shown.index("description") < shown.index("result") < shown.index("unused_keys") < shown.index("rules_hash")
     lines = [line for line in experiment_lines(ledger, record) if line.startswith("effect_at_decision")]
-    assert record.judgement is not None
     assert record.judgement.delta_stderr is not None
     half = 1.96 * record.judgement.delta_stderr
     assert lines == [f"{'effect_at_decision:':24}{record.judgement.delta:+.4f} ± {half:.4f}"]

@@ -1,8 +1,6 @@
 """What others take of the machine: real processes, and a stand-in for NVML. Other tests run beside these, so all is
 compared within one test, and by margins."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -11,10 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +17,7 @@ import pytest
 from nightshift.campaign.records import Load
 from nightshift.executors.gpus import Watch, watching
 from nightshift.executors.watchdog import PR_SET_CHILD_SUBREAPER
+from tests.unit.test_gpus import Card, StandInNvml
 from tests.waiting import HANG_SECONDS, Clock, wait_for
 
 SPIN_SECONDS = 1.0  # of processor time
@@ -127,7 +123,6 @@ def test_the_work_of_what_we_started_is_ours_too(tmp_path: Path, is_ended: bool)
 
         def work() -> float:
             sign.touch()
-            assert process.stdout
             worked = float(process.stdout.readline())
             if is_ended:
                 process.kill()
@@ -150,52 +145,49 @@ def test_a_share_is_of_all_cores_that_we_may_use_and_never_above_one() -> None:
     assert (taken.gpu_shared, taken.throttled) == (None, None), "without GPUs there is nothing to tell"
 
 
-class NvmlError(Exception):
-    """The stand-in's NVMLError."""
-
-
-@dataclass
-class StandInNvml:
-    """The functions of pynvml that load.py calls, for one GPU, number 3. `looks`: (clock event reasons, pids) in turn,
-    or an error."""
-
-    looks: list[tuple[int, Sequence[int]] | NvmlError]
-    asked: list[int] = field(default_factory=list)
-
-    NVMLError = NvmlError
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> tuple[int, Sequence[int]]:
-        self.asked.append(index)
-        look = self.looks[len(self.asked) - 1]
-        if isinstance(look, NvmlError):
-            raise look
-        return look
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, look: tuple[int, Sequence[int]]) -> int:
-        return look[0]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, look: tuple[int, Sequence[int]]) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in look[1]]
-
-
 US, STRANGER = os.getpid(), os.getppid()
 IDLE, APPLICATION_CLOCKS, POWER_CAP = 0x1, 0x2, 0x4
 HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
 
 
-def looked(*looks: tuple[int, Sequence[int]] | NvmlError) -> tuple[float | None, float | None]:
-    nvml = StandInNvml([*looks])
+LOST = None
+
+
+def looked(*looks: tuple[int, Sequence[int]] | None) -> tuple[float | None, float | None]:
+    """What is told of GPU 3 after these looks at it: its clock event reasons and pids in turn, or LOST."""
+    card = Card()
+    nvml = StandInNvml([Card(), Card(), Card(), card])
     watch = Watch((3, 3), nvml)
-    for _ in looks:
+    for look in looks:
+        card.lost = look is LOST
+        card.reasons, card.pids = look or (0, ())
         watch.look()
     assert nvml.asked == [3] * len(looks), "a GPU that holds both sides is looked at once"
     taken = watch.taken()
     return taken.gpu_shared, taken.throttled
 
 
-def test_a_process_of_somebody_else_on_our_gpu_is_a_share_of_the_looks() -> None:
-    assert looked((0, [US]), (0, [US])) == (0.0, 0.0)
-    assert looked((0, [US]), (0, [US, STRANGER]), (0, [US]), (0, [STRANGER, US])) == (0.5, 0.0)
+@pytest.mark.parametrize(
+    ("looks", "shared", "throttled"),
+    [
+        ([(0, [US]), (0, [US])], 0.0, 0.0),
+        ([(0, [US]), (0, [US, STRANGER]), (0, [US]), (0, [STRANGER, US])], 0.5, 0.0),
+        ([(0, [STRANGER]), (HW_THERMAL, [])], None, 0.5),  # numbers of another namespace tell nothing
+        ([(0, [STRANGER]), (0, [US, STRANGER])], 1.0, 0.0),  # of the looks that tell
+        *(
+            ([(reason, [US]), *[(0, [US])] * 3], 0.0, 0.25)
+            for reason in (HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE, HW_THERMAL | POWER_CAP)
+        ),
+        *(
+            ([(reason, [US])], 0.0, 0.0)  # a power cap is how cards run
+            for reason in (IDLE, APPLICATION_CLOCKS, POWER_CAP, IDLE | APPLICATION_CLOCKS | POWER_CAP)
+        ),
+        ([LOST], None, None),
+        ([LOST, (HW_THERMAL, [US])], 0.0, 1.0),
+    ],
+)
+def test_what_others_and_held_down_clocks_take_is_a_share_of_the_looks(looks, shared, throttled):
+    assert looked(*looks) == (shared, throttled)
 
 
 def test_a_process_that_we_started_is_ours() -> None:
@@ -203,33 +195,16 @@ def test_a_process_that_we_started_is_ours() -> None:
         assert looked((0, [US, process.pid])) == (0.0, 0.0)
 
 
-def test_numbers_of_another_namespace_tell_nothing() -> None:
-    assert looked((0, [STRANGER]), (HW_THERMAL, [])) == (None, 0.5)
-    assert looked((0, [STRANGER]), (0, [US, STRANGER])) == (1.0, 0.0), "of the looks that tell"
-
-
-@pytest.mark.parametrize("reason", [HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE, HW_THERMAL | POWER_CAP])
-def test_clocks_that_heat_or_power_hold_down_count(reason: int) -> None:
-    assert looked((reason, [US]), (0, [US]), (0, [US]), (0, [US])) == (0.0, 0.25)
-
-
-@pytest.mark.parametrize("reason", [IDLE, APPLICATION_CLOCKS, POWER_CAP, IDLE | APPLICATION_CLOCKS | POWER_CAP])
-def test_a_power_cap_is_how_cards_run(reason: int) -> None:
-    assert looked((reason, [US])) == (0.0, 0.0)
-
-
-def test_a_gpu_that_cannot_be_read_adds_nothing() -> None:
-    assert looked(NvmlError("GPU is lost")) == (None, None)
-    assert looked(NvmlError("GPU is lost"), (HW_THERMAL, [US])) == (0.0, 1.0)
-    watch = Watch((3,), None)  # no driver at all
+def test_without_a_driver_nothing_is_told() -> None:
+    watch = Watch((3,), None)
     watch.look()
     assert watch.taken().throttled is None
 
 
 def test_it_is_looked_at_now_and_then_while_a_run_trains_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nightshift.executors.gpus._SAMPLE_SECONDS", 0.01)
-    nvml = StandInNvml([(0, [US])] * 100_000)
-    with watching(Watch((3,), nvml)) as watch:
+    nvml = StandInNvml([Card(pids=(US,))])
+    with watching(Watch((0,), nvml)) as watch:
         wait_for(lambda: len(nvml.asked) >= 3)
     count = len(nvml.asked)
     time.sleep(0.05)

@@ -1,7 +1,5 @@
 """MATH on problems of our own: the sets, what is refused, and answers in every shape, hostile ones included."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -124,7 +122,6 @@ def math(engine: str = "prime-rl", **table: Any) -> Rules:
 def bounded(**table: Any) -> Iterator[tuple[Environment, Scorer]]:
     """The environment, and its scorer, which is closed."""
     (environment,) = environments.load(ROOT, math(**table).environments)
-    assert environment.scorer is not None
     try:
         yield environment, environment.scorer
     finally:
@@ -221,7 +218,7 @@ def test_data_that_is_missing_or_changed_later_and_levels_that_hold_too_little(c
         data.load("train", levels=[1])
     for levels in ([], [6], ["1"]):
         with pytest.raises(ValueError, match=r"is no list of levels. Write some of \[1, 2, 3, 4, 5\]"):
-            data.load("train", levels=levels)  # type: ignore[arg-type]
+            data.load("train", levels=levels)
     with pytest.raises(ValueError, match="size = 10 is not available in selection"):
         data.load("selection", 10)
     path = data.prepared_folder() / "math.jsonl"

@@ -1,7 +1,5 @@
 """`export --to model`: what is copied of a folder that anybody may have written, and that transformers loads it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -17,7 +15,7 @@ from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Job, Record, Weights
-from nightshift.errors import EngineError, NightshiftError, UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
 from nightshift.report.export.model import copy_model
@@ -43,7 +41,6 @@ def ledger(tmp_path: Path) -> Ledger:
     for record in records[:2]:
         shutil.copytree(BASE, ledger.run_dir(record.number) / "model")
         run = record.result
-        assert run is not None
         assert run.evaluation is not None
         scored = replace(run, evaluation=replace(run.evaluation, weights=Weights(40, digest)))
         ledger.write(replace(record, result=scored))
@@ -57,6 +54,11 @@ def ledger(tmp_path: Path) -> Ledger:
 def exported(ledger: Ledger, target: Path, number: int | None = None) -> Path:
     story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
     return copy_model(story, number, target, Private(ledger.tsv_path.parent, {}))
+
+
+def card(ledger: Ledger, target: Path, number: int | None = None) -> str:
+    """The card of an exported model, without the escapes of Markdown."""
+    return (exported(ledger, target, number) / "README.md").read_text().replace("\\", "")
 
 
 def test_the_incumbents_model_is_loaded_by_transformers_and_answers(ledger: Ledger, tmp_path: Path) -> None:
@@ -87,12 +89,11 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
 def test_a_job_that_nobody_was_given_tells_the_card_nothing(ledger: Ledger, tmp_path: Path) -> None:
     path = ledger.run_dir(2) / "job.json"
     path.write_text(path.read_text().replace("models/arithmetic-base", "evil/base"))
-    exported(ledger, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text().replace("\\", "")
-    assert "evil" not in card
-    assert "| base model | not recorded |" in card
-    assert "| budget | not recorded |" in card
-    assert "Not verified, for the base model has none alike, or is not here: chat_template.jinja, config.json" in card
+    told = card(ledger, tmp_path / "out")
+    assert "evil" not in told
+    assert "| base model | not recorded |" in told
+    assert "| budget | not recorded |" in told
+    assert "Not verified, for the base model has none alike, or is not here: chat_template.jinja, config.json" in told
 
 
 def test_beside_the_weights_is_no_code_and_no_other_network(ledger: Ledger, tmp_path: Path) -> None:
@@ -111,12 +112,9 @@ def test_beside_the_weights_is_no_code_and_no_other_network(ledger: Ledger, tmp_
     path.write_text(
         json.dumps(config | {"transformers_version": "9", "rope_theta": 1.0})
     )  # as a newer one may write it
-    exported(ledger, tmp_path / "out")
-    said = "or is not here: config.json (rope_theta, transformers_version)."
-    assert said in (tmp_path / "out" / "README.md").read_text().replace("\\", "")
+    assert "or is not here: config.json (rope_theta, transformers_version)." in card(ledger, tmp_path / "out")
     path.write_text(json.dumps(config, indent=7))
-    exported(ledger, tmp_path / "again")
-    assert "Not verified" not in (tmp_path / "again" / "README.md").read_text()
+    assert "Not verified" not in card(ledger, tmp_path / "again")
 
 
 def test_a_folder_called_as_a_file_is_told_where_it_lies(ledger: Ledger, tmp_path: Path) -> None:
@@ -127,9 +125,7 @@ def test_a_folder_called_as_a_file_is_told_where_it_lies(ledger: Ledger, tmp_pat
         exported(ledger, tmp_path / "out")
 
 
-def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tmp_path, monkeypatch):
     target = tmp_path / "out"
     target.mkdir()
     dead = subprocess.Popen(["true"])
@@ -146,18 +142,12 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(
 
 def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path: Path) -> None:
     with_certificate(ledger, certificate_for(ledger, estimate=Estimate(0.25, 0.1, 9.0, (0.1, 0.4))))
-    exported(ledger, tmp_path / "best")
-    exported(ledger, tmp_path / "first", 1)
-    assert (
-        "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
-        in (tmp_path / "best" / "README.md").read_text()
-    )
-    assert "Not certified: it is not the incumbent" in (tmp_path / "first" / "README.md").read_text()
+    told = "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
+    assert told in card(ledger, tmp_path / "best")
+    assert "Not certified: it is not the incumbent" in card(ledger, tmp_path / "first", 1)
 
 
-def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(ledger, tmp_path):
     first = ledger.record(1)
     for number in (2, 3):
         shutil.rmtree(ledger.run_dir(number))
@@ -227,10 +217,8 @@ def _more(folder: Path) -> None:
 @pytest.mark.parametrize("plant", [_swapped, _linked, _elsewhere, _pipe, _more])
 def test_a_planted_model_is_refused_whole(ledger: Ledger, tmp_path: Path, plant: Callable[[Path], None]) -> None:
     plant(ledger.run_dir(2) / "model")
-    with pytest.raises((EngineError, UsageError)) as refused:
+    with pytest.raises((EngineError, UsageError)):
         exported(ledger, tmp_path / "out")
-    assert isinstance(refused.value, NightshiftError)
-    assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
 

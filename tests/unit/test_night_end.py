@@ -1,7 +1,5 @@
 """However a night ends, who sleeps is told so: on a disk that takes nothing, with damaged records, by a bug."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource
@@ -21,7 +19,7 @@ from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STATE_NAME, NightRequest, NightState
 from tests.conftest import CAMPAIGN
-from tests.stand_in_setup import SilentReporter, make_poor
+from tests.stand_in_setup import make_poor
 from tests.unit.test_parallel import RULES, AnyOrder, Rates
 from tests.waiting import Clock
 
@@ -88,7 +86,6 @@ def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same
     assert end == ("end", stop.cause)
     assert told.messages[-1]["counts"]["num_experiments"] == 1
     assert said == ["the summary"] * 2
-    assert isinstance(setup.reporter, SilentReporter)
     assert [note for note in setup.reporter.notes if note.startswith(f"the night's last traces are not whole: {cause}")]
 
 
@@ -116,7 +113,6 @@ def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup:
     finally:
         resource.setrlimit(limit, (soft, hard))
     assert stop.cause == "6 experiments are done"
-    assert isinstance(setup.reporter, SilentReporter)
     assert len([note for note in setup.reporter.notes if "-- once more in 60 s" in note]) == 1
     assert [r.number for r in setup.ledger.records() if r.failure] == [4], "another run was lost"
 
@@ -132,16 +128,13 @@ def test_a_night_that_cannot_write_from_the_start_says_so(setup: Setup) -> None:
     assert why.startswith("EngineError: cannot write")
 
 
-def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(setup, monkeypatch):
     def refused(state: NightState, setup: Setup) -> str:
         raise OSError(28, "No space left on device")
 
     made, told, _ = night(setup, lambda: monkeypatch.setattr(loop, "write_summary", refused))
     stop = made.run()
     assert told.events == [("end", stop.cause)]
-    assert isinstance(setup.reporter, SilentReporter)
     assert setup.reporter.notes[-1].endswith("No space left on device")
 
 
@@ -177,9 +170,7 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
     assert json.loads((setup.ledger.runs_dir / STATE_NAME).read_text())["cause"] is None
 
 
-def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(setup, monkeypatch):
     causes = ["busy", "port 2048", "port 2049", "port 2050"]
     made, told, _ = night(setup, lambda: None)
 
@@ -197,7 +188,7 @@ def test_the_runs_in_flight_are_shown_while_an_agent_is_at_work(setup: Setup, mo
 
     def think() -> None:
         monkeypatch.setattr(setup.reporter, "show", shown.append)
-        assert not made._proposer.is_stopping()  # type: ignore[attr-defined]
+        assert not made._proposer.is_stopping()
         raise UsageError("enough")
 
     made, _, _ = night(setup, think)

@@ -1,7 +1,5 @@
 """benchmarks/seeds.py, agreement.py and aa.py: what two runs have in common, of made-up runs of which it is known."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -46,7 +44,6 @@ def test_runs_of_the_same_settings_agree_more_than_others() -> None:
         for seed in (1, 2):
             answers = np.where(rng.random(2000) < 0.2, rng.random(2000) < 0.5, base).astype(float)
             one = a_result(0.5, 2000, seed)
-            assert one.evaluation
             object.__setattr__(one.evaluation, "scores", packed(answers.tolist()))
             number = len(records) + 1
             records.append(a_record(number=number, decided=number, effective_hash=f"{pair}", result=one))

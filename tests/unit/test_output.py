@@ -1,7 +1,5 @@
 """What agents' programs print: last words and cost, in three formats, and what hostile output makes of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`nightshift new environment` and `nightshift doctor --environment`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model that rules.toml names: its folder is looked at before anything loads it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -44,12 +42,6 @@ def test_a_good_one_is_taken_and_a_dry_run_says_what_it_changes(folder: Path) ->
         assert changes(shipped, folder) == []
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_remote_code_is_refused(folder: Path, name: str) -> None:
-    write(folder / name, auto_map={"AutoModelForCausalLM": "modeling.Mine"})
-    assert "brings code of its own (auto_map), which is not run" in str(folder_problem(under(folder), folder))
-
-
 @pytest.mark.parametrize(
     ("missing", "cause"),
     [
@@ -66,11 +58,6 @@ def test_what_is_missing_is_one_line(folder: Path, missing: str, cause: str) -> 
         prepare_model(folder.parent, rules, print)
     assert cause in str(raised.value)
     assert TrlEngine(rules, folder.parent, {}).check() == [str(raised.value)]
-
-
-def test_a_pickle_is_never_read(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "holds pytorch_model.bin, a pickle" in str(folder_problem(under(folder), folder))
 
 
 def test_another_kind_of_model_is_for_prime_rl(folder: Path) -> None:
@@ -96,18 +83,31 @@ def test_another_kind_of_model_is_for_prime_rl(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "sliding_window": 16}, None),
     ],
 )
-def test_what_the_sampler_would_compute_otherwise_is_for_prime_rl(
-    folder: Path, values: dict[str, Any], found: str | None
-) -> None:
+def test_what_the_sampler_would_compute_otherwise_is_for_prime_rl(folder, values, found):
     write(folder / "config.json", **values)
     problem = folder_problem(under(folder), folder)
     assert problem is None if found is None else found in str(problem)
     assert folder_problem(under(folder, GSM8K_PRIME_RL), folder) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '"x"', "null", "[" * 100_000])
-def test_a_config_that_is_none_is_one_line(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text(text)
-    problem = folder_problem(under(folder), folder)
-    assert problem is not None
-    assert "is no model's folder" in problem
+REMOTE = {"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (lambda folder: write(folder / "config.json", **REMOTE), "brings code of its own (auto_map), which is not run"),
+        (lambda folder: write(folder / "tokenizer_config.json", **REMOTE), "brings code of its own (auto_map), which"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            "holds pytorch_model.bin, a pickle",
+        ),
+        *(
+            (lambda folder, text=text: (folder / "config.json").write_text(text), "is no model's folder")
+            for text in ("{", "[]", '"x"', "null", "[" * 100_000)
+        ),
+    ],
+)
+def test_code_a_pickle_and_a_config_that_is_none_are_refused(folder, spoil, cause):
+    spoil(folder)
+    assert cause in str(folder_problem(under(folder), folder))

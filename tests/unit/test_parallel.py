@@ -1,7 +1,5 @@
 """A night with several slots whose runs end in any order: one campaign all the same, whatever is lost on the way."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Collection
@@ -16,9 +14,10 @@ from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Job, Outcome, Proposal, Record, Request, Result, Training
 from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide, layout, num_slots_of
-from nightshift.experiment.experiment import admit, require_ready
+from nightshift.experiment.experiment import admit, require_ready, start
 from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night
@@ -106,13 +105,19 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     return make_poor(checkout, RULES, monkeypatch)
 
 
+def night_of(setup: Setup, executor: AnyOrder, proposer: Rates | None = None, experiments: int | None = None) -> Night:
+    """A night with this executor, which is not run yet."""
+    setup = replace(setup, executor=executor)
+    request = NightRequest("rates", experiments=experiments)
+    state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    return Night(state, setup, proposer or Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
+
+
 def night(
     setup: Setup, executor: AnyOrder, num_experiments: int, seed: int = 0, proposer: Rates | None = None
 ) -> tuple[list[Record], Rates]:
-    setup, proposer = replace(setup, executor=executor), proposer or Rates(seed)
-    request = NightRequest("rates", experiments=num_experiments)
-    state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
-    stop = Night(state, setup, proposer, lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
+    proposer = proposer or Rates(seed)
+    stop = night_of(setup, executor, proposer, num_experiments).run()
     assert stop.cause == f"{num_experiments} experiments are done", stop
     return setup.ledger.records(), proposer
 
@@ -154,10 +159,7 @@ class Full(AnyOrder):
 def test_a_job_that_is_heard_of_late_does_not_hold_up_the_end_of_a_night(setup: Setup) -> None:
     executor = Full(num_slots=1, seed=0)
     executor.root = setup.root
-    request = NightRequest("rates", experiments=8)
-    state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
-    stop = Night(state, replace(setup, executor=executor), Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
-    assert stop.cause == "file STOP found"
+    assert night_of(setup, executor, experiments=8).run().cause == "file STOP found"
     assert [r.failure for r in setup.ledger.records()] == [None, Failure.INTERRUPTED]
 
 
@@ -176,13 +178,11 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     for record in decided:
         assert record.parent in {kept.number for kept in campaign.kept} or not campaign.kept
         if record.judgement and record.judgement.incumbent is not None:
-            assert campaign.incumbent
             assert (record.judgement.incumbent, record.judgement.incumbent != record.parent) == (
                 campaign.incumbent.number,
                 True,
             )
         campaign = campaign.step(record)
-    assert campaign.incumbent
     assert (setup.root / "train.toml").read_bytes() == setup.ledger.source(campaign.incumbent.number)
     assert git(setup.root, "show", "HEAD:train.toml").encode() == setup.ledger.source(campaign.incumbent.number)
     assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
@@ -200,12 +200,8 @@ def after_a_kill(made: Night) -> None:
     assert stop.is_planned, stop
 
 
-def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(setup, monkeypatch):
     executor = AnyOrder(num_slots=2, seed=0)
-    setup = replace(setup, executor=executor)
-    state = NightState(NightRequest("rates", experiments=7), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
 
     def killed(record: Record, ledger: Ledger, repo: Repo) -> Record:
         if record.is_keep or not executor.in_flight():
@@ -217,7 +213,7 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(
 
     settle = finish._settle
     monkeypatch.setattr(finish, "_settle", killed)
-    after_a_kill(Night(state, setup, Rates(0), lambda text: None))
+    after_a_kill(night_of(setup, executor, experiments=7))
     ours = setup.ledger.records()
     assert [r.number for r in ours if r.settled is None] == []
     assert [*setup.ledger.runs_dir.glob(f"*/{finish.WEIGHTS_NAME}")] == []
@@ -232,9 +228,7 @@ def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(setup: Setup) -
                 git(setup.root, "commit", "--quiet", "--all", "-m", "mine")
             return super().result(folder)
 
-    setup = replace(setup, executor=Executor(num_slots=2, seed=0))
-    state = NightState(NightRequest("rates"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
-    stop = Night(state, setup, Rates(0), lambda text: None).run()
+    stop = night_of(setup, Executor(num_slots=2, seed=0)).run()
     assert stop.cause == f"the checkout moved from {CAMPAIGN} to main"
     assert (setup.root / "train.toml").read_text() == "# mine"
 
@@ -243,9 +237,6 @@ def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
     executor = AnyOrder(num_slots=2, seed=0)
     night(setup, executor, num_experiments=1)
     setup = replace(setup, executor=executor)
-    from nightshift.config.train_toml import parse
-    from nightshift.experiment.experiment import start
-
     config = parse(set_values((setup.root / "train.toml").read_bytes(), {LR: 3e-6}))
     record = start(Request(), config, setup)
     with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
@@ -269,17 +260,14 @@ def test_slots_divide_a_machine() -> None:
         divide(3, [0, 1, 2, 3], 2, range(9))
     with pytest.raises(UsageError, match=r"--pairs 3 needs a core each, there are 2\. Write --pairs 2\."):
         divide(3, [], 0, [0, 1])
+    assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]  # as many as there are for
+    assert divide(0, [], 0, [0, 1]) == [Slot()]
 
 
 def test_a_layout_is_part_of_the_hardware() -> None:
     told = "cpu x86_64, 2 cores" + layout(2, 1)
     assert told == "cpu x86_64, 2 cores, 2 side by side, 1 core each"
     assert [num_slots_of(text) for text in (told, "2 x H100" + layout(1, 8), "2 x H100" + layout(4, 8))] == [2, 1, 4]
-
-
-def test_auto_is_as_many_as_there_are_gpus_for() -> None:
-    assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]
-    assert divide(0, [], 0, [0, 1]) == [Slot()]
 
 
 def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
@@ -299,7 +287,7 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
 
     taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
     engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
-    setup = replace(setup, executor=Executor(2, 0), engine_of=engines)  # type: ignore[arg-type]
+    setup = replace(setup, executor=Executor(2, 0), engine_of=engines)
     require_ready(setup)
     taken.add("0,1")
     require_ready(setup)
@@ -309,16 +297,14 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
 
 def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(setup: Setup) -> None:
     """pairs in slurm.toml may be lowered while jobs run."""
-    executor = AnyOrder(num_slots=4, seed=0)
-    setup, begun = replace(setup, executor=executor), list[int]()
-    state = NightState(NightRequest("rates"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
-    made = Night(state, setup, Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
+    executor, begun = AnyOrder(num_slots=4, seed=0), list[int]()
+    made = night_of(setup, executor)
     while len(executor.in_flight()) < 3:
         made._step()
     executor.num_slots = 2
     before = len(executor.in_flight())
-    made._begin = lambda num_free: bool(begun.append(num_free))  # type: ignore[method-assign]
-    made._wait = lambda is_stopping: None  # type: ignore[method-assign]
+    made._begin = lambda num_free: bool(begun.append(num_free))
+    made._wait = lambda is_stopping: None
     for _ in range(5):
         made._step()
     assert 2 <= len(executor.in_flight()) <= before
@@ -327,7 +313,7 @@ def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(s
 
 def test_a_cluster_s_hardware_is_what_its_campaign_began_on(setup: Setup) -> None:
     executor = AnyOrder(num_slots=2, seed=0)
-    executor.hardware = lambda of_engine: ""  # type: ignore[method-assign]
+    executor.hardware = lambda of_engine: ""
     setup = replace(setup, executor=executor)
     assert setup.hardware == ""
     night(setup, executor, num_experiments=2)

@@ -3,8 +3,6 @@
 With a checkout of prime-rl at the pin, where NIGHTSHIFT_PRIME_RL says or prepare.py put it, in that one too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,7 +18,6 @@ from click.testing import CliRunner
 from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, SOURCE, variants
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
-from nightshift.config.values import Key, Kind
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
@@ -57,7 +54,6 @@ def forced() -> dict[str, Any]:
 PINS = Pins.read(ROOT / "pyproject.toml")
 INSTALLED = Installation.find(PINS, os.environ).root
 FORCED = forced()
-NAMES = {Kind.INT: "int", Kind.FLOAT: "float", Kind.BOOL: "bool", Kind.CHOICE: "str", Kind.LIST: "list[str]"}
 # What is renamed where, and the row that must be named for it: keys, a variant, a marker, a metric, a path, an
 # endpoint, a log's text, a program, a field of a trace.
 RENAMES = (
@@ -77,57 +73,24 @@ def expanded(at: str) -> str:
     return pin.expanded(at)
 
 
-def leaf(path: str, variant: str | None) -> str:
-    """The annotation and default of a key without keys below it."""
-    entries = [k for k in KEYS if k.path == path]
-    entries = [k for k in entries if not k.only_if or variant in (None, *k.only_if[1])] or entries
-    if not entries:
-        value = FORCED[path]
-        kind = {list: "list[str]", dict: "dict[str, str]"}.get(type(value), type(value).__name__)
-        return "str | None = None" if value is None else kind
-    [key] = entries[:1]
-    if path.endswith(".type"):
-        return f"Literal[{variant or key.choices[0]!r}] = {key.default!r}"
-    kind = f"Literal{list(key.choices)}" if key.kind is Kind.CHOICE else NAMES[key.kind]
-    if key.kind is Kind.INT and key.choices:
-        kind += f" | Literal{list(key.choices)}"
-    default = "" if key.default is None or key.kind is Kind.LIST else f" = {key.default!r}"
-    return f"{kind}{' | None' if key.nullable else ''}{default}"
-
-
-def is_under(path: str, selector: str, variant: str) -> bool:
-    """Whether a key or any below it exists under a variant."""
-    entries: list[Key] = [k for k in KEYS if k.path == path or k.path.startswith(f"{path}.")]
-    conditions = [k.only_if for k in entries if k.only_if and k.only_if[0] == selector]
-    return not conditions or any(variant in values for _, values in conditions)
-
-
 def classes(prefix: str, paths: list[str], name: str) -> Iterator[str]:
     """Classes that have exactly the keys of `paths`, all below `prefix`; the last is called `name`."""
-    children = dict.fromkeys(p.removeprefix(f"{prefix}.").partition(".")[0] for p in paths)
-    selector = f"{prefix}.type"
-    choices = next((k.choices for k in KEYS if k.path == selector), ())
+    choices = next((key.choices for key in KEYS if key.path == f"{prefix}.type"), ())
     fields: dict[str, str] = {}
-    for child in children:
+    for child in dict.fromkeys(path.removeprefix(f"{prefix}.").partition(".")[0] for path in paths):
         path = f"{prefix}.{child}" if prefix else child
-        below = [p for p in paths if p.startswith(f"{path}.")]
+        below = [each for each in paths if each.startswith(f"{path}.")]
+        inner, is_mapping = re.sub(r"\W", "_", path), f"{path}.*" in paths
         if below:
-            inner = re.sub(r"\W", "_", path)
-            if [p for p in below if p.startswith(f"{path}.*")]:
-                yield from classes(f"{path}.*", [p for p in below if p != f"{path}.*"], inner)
-                fields[child] = f"dict[str, {inner}]"
-            else:
-                yield from classes(path, below, inner)
-                own = next((k for k in KEYS if k.path == path), None)
-                fields[child] = f"{inner} | None = {None if own.default is None else inner + '()'}" if own else inner
-    for variant in choices if len(choices) > 1 else (None,):
-        yield f"class {name}{variant or ''}(BaseConfig):"
-        for child in children:
-            path = f"{prefix}.{child}" if prefix else child
-            if variant is None or is_under(path, selector, variant):
-                yield f"    {child}: {fields.get(child) or leaf(path, variant)}"
-    if len(choices) > 1:
-        yield f"{name} = Annotated[{' | '.join(f'{name}{v}' for v in choices)}, Field(discriminator='type')]"
+            entry = f"{path}.*" if is_mapping else path
+            yield from classes(entry, [each for each in below if each != f"{path}.*"], inner)
+        fields[child] = f"dict[str, {inner}]" if is_mapping else f"{inner} | None" if below else "Literal['x'] | int"
+    variants = [f"{name}{choice}" for choice in choices] or [name]
+    for variant in variants:
+        yield f"class {variant}(BaseConfig):"
+        yield from (f"    {child}: {kind} = None" for child, kind in fields.items())
+    if choices:
+        yield f"{name} = Annotated[{' | '.join(variants)}, Field(discriminator='type')]"
 
 
 @pytest.fixture
@@ -201,9 +164,7 @@ def test_a_comment_and_a_docstring_prove_nothing(tree: Path) -> None:
     assert row not in broken(tree)
 
 
-def test_what_moved_breaks_nothing_and_its_line_can_be_renewed(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_moved_breaks_nothing_and_its_line_can_be_renewed(tree, tmp_path, monkeypatch):
     copy = tmp_path / "table.toml"
     shutil.copyfile(pin.TABLE, copy)
     monkeypatch.setattr(pin, "TABLE", copy)

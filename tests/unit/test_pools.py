@@ -1,12 +1,9 @@
 """What an executor does when those that it asks do not answer; without workers and without SLURM."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,9 +202,7 @@ def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
 # -- a controller that does not answer ----------------------------------------------------------------
 
 
-def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller
-) -> None:
+def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(tmp_path, executor, controller):
     controller.loses_replies = True
     folder = folder_of(tmp_path)
     executor.submit(folder, JOB, enter)  # neither sbatch nor scancel answered
@@ -233,9 +228,7 @@ def test_a_refused_job_is_nowhere(tmp_path: Path, executor: SlurmExecutor, monke
     assert executor.in_flight() == {}
 
 
-def test_a_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_away(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller
-) -> None:
+def test_a_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_away(tmp_path, executor, controller):
     folder = folder_of(tmp_path)
     executor.submit(folder, JOB, enter)
     (name,) = controller.jobs
@@ -252,9 +245,7 @@ def test_a_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_
     assert len(controller.jobs) == 1
 
 
-def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller
-) -> None:
+def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(tmp_path, executor, controller):
     folders = [folder_of(tmp_path, number) for number in (1, 2)]
     for folder in folders:
         executor.submit(folder, JOB, enter)
@@ -267,9 +258,7 @@ def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(
     assert controller.jobs == {}
 
 
-def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(
-    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(tmp_path, executor, controller, monkeypatch):
     monkeypatch.setattr(slurm, "OTHERWISE_SECONDS", 0.0)
     folders = [folder_of(tmp_path, number) for number in (1, 2)]
     for folder in folders:
@@ -295,32 +284,22 @@ class Ended:
         return 0 if self.is_over else None
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[LocalExecutor, list[Ended]]]:
-    """One that ended before its turn to be collected, and one that runs."""
-    from nightshift.executors.local import _Worker
-
+def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(tmp_path):
+    """One worker ended before its turn to be collected, and one runs."""
     executor, workers = LocalExecutor(tmp_path, {}, (Slot(0), Slot(1))), [Ended(True), Ended(False)]
     os.close(workers[0].fds[1])  # readable from now on, as the pidfd of an ended process is
     for number, worker in enumerate(workers):
-        executor._workers[tmp_path / str(number)] = _Worker(
-            None, worker, JOB, Slot(number), float("inf"), worker.fds[0]
-        )  # type: ignore[arg-type]
-    yield executor, workers
+        made = local._Worker(None, worker, JOB, Slot(number), float("inf"), worker.fds[0])
+        executor._workers[tmp_path / str(number)] = made
+    began = time.monotonic()
+    executor.wait(0.3)
+    assert time.monotonic() - began >= 0.25
     for descriptor in (workers[0].fds[0], *workers[1].fds):
         os.close(descriptor)
 
 
-def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(two: tuple[LocalExecutor, list[Ended]]) -> None:
-    began = time.monotonic()
-    two[0].wait(0.3)
-    assert time.monotonic() - began >= 0.25
-
-
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="what the signal comes at is Linux's")
-def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path, monkeypatch):
     program, started, pidfd_open = tmp_path / "worker.py", list[psutil.Process](), os.pidfd_open
 
     def stopped(pid: int) -> int:

@@ -4,8 +4,6 @@ The golden files in tests/fixtures/prime_rl/golden are written only by `NIGHTSHI
 tests/unit/test_prime_rl_launch.py`; read their difference before it is committed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

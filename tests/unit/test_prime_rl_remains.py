@@ -1,7 +1,5 @@
 """What a run leaves that is heavy goes: at its end, or with the next start; whatever lies where its trace would."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

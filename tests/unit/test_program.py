@@ -1,11 +1,10 @@
 """program.md is short, and everything that it names exists: commands, flags, keys, findings."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,18 +45,21 @@ def test_flags_of_run_py_exist() -> None:
     assert used <= known, used - known
 
 
-def test_commands_exist() -> None:
-    seen = set()
-    for command in COMMANDS:
-        program, *rest = words_of(command)
-        seen.add(program)
+@pytest.mark.parametrize("page", ["program.md", "CLAUDE.md", "SECURITY.md"])
+def test_the_commands_of_a_page_exist(page):
+    text = (ROOT / page).read_text()
+    found = re.findall(r"uv run (?:--group dev )?([^`\n]+)", text) + re.findall(r"`(nightshift [^`]+)`", text)
+    assert len(found) >= 5
+    for command in found:
+        program, *rest = shlex.split(command.removesuffix(" > run.log 2>&1"))
         if program == "nightshift":
-            subcommand = commands.commands[rest[0]]
-            options = {option for parameter in subcommand.params for option in parameter.opts}
+            options = {option for parameter in commands.commands[rest[0]].params for option in parameter.opts}
             assert {word for word in rest[1:] if word.startswith("-")} <= options, command
+        elif program == "python":
+            assert rest[0] == "-m"
+            assert find_spec(f"{rest[1]}.__main__"), command
         else:
             assert (ROOT / program).is_file(), command
-    assert seen == {"run.py", "prepare.py", "nightshift"}
 
 
 def test_the_one_command_and_how_to_wait_stand_in_it() -> None:

@@ -1,7 +1,5 @@
 """What a stranger finds: the public names, one version everywhere, files that are valid, tools that stay away."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re
@@ -95,8 +93,8 @@ def test_development_tools_do_not_come_with_an_experiment() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "AGENTS.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "decision-rule",
-     "environments", "gpus", "measured", "pin", "using"))],
+    ["README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{name}.md" for name in ("architecture",
+     "decision-rule", "environments", "gpus", "measured", "pin", "using"))],
 )  # fmt: skip
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()

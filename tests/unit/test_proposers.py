@@ -1,7 +1,5 @@
 """TPE and random: from the ledger and a seed alone, inside the search space, and no dumber than they must be."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

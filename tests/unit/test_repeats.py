@@ -1,7 +1,5 @@
 """Equal settings are one more run of their parent: never kept, believed as a second run is, and shown by all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """benchmarks/replay.py: a campaign decided again; the same constants give the same verdicts, others may not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

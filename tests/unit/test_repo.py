@@ -1,7 +1,5 @@
 """git, for real: what is committed, what is restored, and what is never touched."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource
@@ -48,34 +46,6 @@ def test_keep_commits_the_submitted_bytes_and_nothing_else(repo: Repo) -> None:
     status = git(repo.root, "status", "--porcelain").splitlines()
     assert sorted(status) == [" M train.toml", "?? new.txt", "M  prepare.py"]
     assert (repo.root / "train.toml").read_bytes() == b"lr = 3 # edited meanwhile\n"
-
-
-def test_keep_adopts_what_the_agent_committed_first(repo: Repo) -> None:
-    (repo.root / "train.toml").write_bytes(CANDIDATE)
-    git(repo.root, "commit", "--quiet", "--all", "-m", "agent was quick")
-    before = repo.head()
-    commit, done = repo.keep(before, CANDIDATE, MESSAGE)
-    assert commit == before.commit == repo.head().commit
-    assert "adopted" in done
-
-
-def test_discard_restores_the_file_once_and_makes_no_commit(repo: Repo) -> None:
-    (repo.root / "train.toml").write_bytes(CANDIDATE)
-    before = commits(repo)
-    repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)
-    assert (repo.root / "train.toml").read_bytes() == INCUMBENT
-    assert commits(repo) == before
-    assert git(repo.root, "status", "--porcelain") == ""
-    assert repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE) == "train.toml is the incumbent's already"
-
-
-def test_discard_of_a_committed_candidate_adds_a_commit_and_resets_nothing(repo: Repo) -> None:
-    (repo.root / "train.toml").write_bytes(CANDIDATE)
-    git(repo.root, "commit", "--quiet", "--all", "-m", "agent was quick")
-    repo.discard(repo.head(), CANDIDATE, INCUMBENT, "Restore the incumbent\n")
-    assert commits(repo)[:3] == ["Restore the incumbent", "agent was quick", "baseline"]
-    assert repo.config_at("HEAD") == INCUMBENT == (repo.root / "train.toml").read_bytes()
-    assert git(repo.root, "status", "--porcelain") == ""
 
 
 def test_discard_leaves_a_file_that_was_edited_meanwhile(repo: Repo) -> None:
@@ -151,9 +121,7 @@ LOCK_FILES = ("index.lock", "HEAD.lock", f"refs/heads/{CAMPAIGN}.lock")
 
 
 @pytest.mark.parametrize("name", LOCK_FILES)
-def test_a_lock_that_stays_is_named_with_its_age_and_nothing_is_committed(
-    repo: Repo, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_stays_is_named_with_its_age_and_nothing_is_committed(repo, name, monkeypatch):
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
     lock, before = repo.root / ".git" / name, repo.head()
     lock.touch()
@@ -242,9 +210,7 @@ def test_git_that_cannot_be_started_is_one_line(repo: Repo) -> None:
 @pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("git", path=os.defpath) is None, reason="the system has no git of its own"
 )
-def test_a_git_that_comes_first_on_path_is_not_asked(
-    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_git_that_comes_first_on_path_is_not_asked(repo, tmp_path, monkeypatch):
     program = tmp_path / "git"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     program.chmod(0o755)

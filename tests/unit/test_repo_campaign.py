@@ -1,7 +1,5 @@
 """git for the night: a campaign branch of its own, a clone that shares nothing, a state that tells of strangers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil
@@ -50,9 +48,7 @@ def test_a_clone_shares_nothing_and_does_not_know_where_it_is_from(checkout: Pat
     assert not [path for path in ours if str(checkout).encode() in path.read_bytes()]
 
 
-def test_nothing_that_a_person_or_an_agent_configured_runs(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, monkeypatch):
     home, marker, evil = tmp_path / "home", tmp_path / "marker", tmp_path / "evil.sh"
     (home / ".config" / "git").mkdir(parents=True)
     evil.write_text(f"#!/bin/sh\ntouch {marker}\ncat\n")

@@ -1,7 +1,5 @@
 """The numbers and words of the morning page: none that no record holds."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -62,9 +60,7 @@ def moved(records: list[Record]) -> list[Record]:
         (judged([*STORY[:1], 0.725]), "Better: 0.5", "95 % interval +"),  # beyond it
     ],
 )
-def test_the_verdict_says_no_more_than_was_measured(
-    tmp_path: Path, records: list[Record], title: str, sentence: str
-) -> None:
+def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, sentence):
     found = morning(tmp_path, records)
     line = headline(found)
     assert line.title.startswith(title)
@@ -209,27 +205,22 @@ def test_short_names_stay_apart() -> None:
 # Time
 
 
-def test_the_seconds_of_a_run_sum_to_its_total() -> None:
-    run = a_result()  # 9 s start-up, 60.1 s training, 3 s evaluation, 75 s in all
-    steps = [Step(i, generate_seconds=0.5, train_seconds=0.9) for i in range(40)]
-    uses = split_run(run, steps)
+@pytest.mark.parametrize(
+    ("step", "num_steps", "told"),
+    [
+        ({"generate_seconds": 0.5, "train_seconds": 0.9}, 40, {Use.GENERATION: 20.0, Use.TRAINING: 36.0}),
+        # generation beside training costs what the trainer waits
+        ({"train_seconds": 0.9, "broadcast_seconds": 0.1, "wait_for_rollouts_seconds": 0.4}, 40,
+         {Use.TRAINING: 36.0, Use.TRANSFER: 4.0, Use.WAITING: 16.0}),
+        *((step, num, {Use.UNSPLIT: 60.1}) for step, num in (({}, 0), ({}, 1), ({"train_seconds": 900.0}, 1))),
+    ],
+)  # fmt: skip
+def test_the_seconds_of_a_run_sum_to_its_total(step, num_steps, told):
+    """9 s start-up, 60.1 s training, 3 s evaluation, 75 s in all."""
+    uses = split_run(a_result(), [Step(number, **step) for number in range(num_steps)])
     assert sum(uses.values()) == pytest.approx(75.0)
-    assert list(uses)[:3] == [Use.STARTUP, Use.GENERATION, Use.TRAINING]
-    assert uses[Use.GENERATION] == pytest.approx(20.0)
-
-
-def test_generation_beside_training_costs_what_the_trainer_waits() -> None:
-    steps = [Step(i, train_seconds=0.9, broadcast_seconds=0.1, wait_for_rollouts_seconds=0.4) for i in range(40)]
-    uses = split_run(a_result(), steps)
-    assert Use.GENERATION not in uses
-    assert uses[Use.WAITING] == pytest.approx(16.0)
-    assert uses[Use.TRANSFER] == pytest.approx(4.0)
-    assert sum(uses.values()) == pytest.approx(75.0)
-
-
-@pytest.mark.parametrize("steps", [[], [Step(1)], [Step(1, train_seconds=900.0)]])
-def test_training_that_no_step_explains_is_not_split(steps: list[Step]) -> None:
-    assert split_run(a_result(), steps)[Use.UNSPLIT] == pytest.approx(60.1)
+    assert {use: uses[use] for use in told} == pytest.approx(told)
+    assert list(uses)[: 1 + len(told)] == [Use.STARTUP, *told]
 
 
 def test_the_harness_itself_takes_the_rest_of_an_experiment() -> None:

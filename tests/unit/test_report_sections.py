@@ -1,7 +1,5 @@
 """What the sections of the morning page say: headline beside certificate, counts, keys by the belief, coordinates."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -54,9 +52,7 @@ SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
         (SURE, "worse", "Worse, certified", "bad"),
     ],
 )
-def test_the_headline_does_not_contradict_the_certificate(
-    tmp_path: Path, scores: list[float], verdict: str, title: str, tone: str
-) -> None:
+def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verdict, title, tone):
     found = morning(tmp_path, judged(scores), verdict=verdict)
     assert found.obsolete is None
     line = text.headline(found)
@@ -72,7 +68,6 @@ def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> No
 
 def test_a_kept_change_without_a_believed_gain_is_not_told_as_no_gain(tmp_path: Path) -> None:
     found = morning(tmp_path, judged(UNSURE))
-    assert found.standing
     level = replace(found.standing, incumbent=found.standing.baseline)
     line = text.headline(replace(found, standing=level))
     assert line.title == "No gain is believed yet"
@@ -142,7 +137,6 @@ def test_effects_are_those_of_the_belief(tmp_path: Path) -> None:
     shown = importances(found.campaign, found.experiments)
     belief = found.campaign.belief
     assert shown
-    assert belief
     ideas = list(map(int, belief.ideas))
     keys = {key for idea in found.campaign.ideas.values() for key in idea.keys}
     assert {key.key for key in shown.keys} < keys
@@ -183,7 +177,7 @@ def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> Non
         values = [configs[number][scale.key] for number in order]
         assert len(set(values)) > 1
         if scale.kind != "choice":
-            assert values == sorted(values)  # type: ignore[type-var]
+            assert values == sorted(values)
         assert all(by_number[number].points[index][1] == scale.y for number in order)
     for e in found.experiments:
         mean = e.expected.mean if e.expected else None
@@ -226,11 +220,9 @@ def test_the_share_of_others_stands_below_the_slots() -> None:
         for load in (Load(2, others_share=0.25), Load(2, others_share=None))
     )
     found = timeline([replace(record, result=first), replace(record, result=replace(second, place="slot 2"))])
-    assert found
     assert [(share.value, share.title[-4:]) for share in found.others] == [(0.25, " 25%")]
     assert found.others_y == found.lanes[-1].y + 18.0
     bare = timeline([replace(record, result=second)])
-    assert bare
     assert bare.others == ()
 
 

@@ -1,15 +1,8 @@
 """What a person says with -m: the whole is the description, a part of it the prediction."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from nightshift.agents.notebook import calibrations, predicted
-from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import prediction_in
-from tests.campaigns import campaign, replace
 
 
 @pytest.mark.parametrize(
@@ -33,13 +26,3 @@ from tests.campaigns import campaign, replace
 )
 def test_the_prediction_in_a_description(description: str, prediction: str | None) -> None:
     assert prediction_in(description) == prediction
-
-
-def test_a_persons_predictions_calibrate_nobody(tmp_path: Path) -> None:
-    records = campaign(Ledger(tmp_path), ["3e-6", "1e-5"])
-    told = [replace(record, prediction=prediction_in("lr: +1 pp")) for record in records]
-    assert predicted(told[1].proposal.prediction) == 0.01
-    assert calibrations(told) == []
-    assert [each.proposer for each in calibrations([replace(record, proposer="claude") for record in told])] == [
-        "claude"
-    ]

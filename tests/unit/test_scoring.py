@@ -1,4 +1,4 @@
-"""Scoring: what counts as the answer, which numbers are equal, and that no text can break or stall it."""
+"""Scoring: what each answer scores strictly (the line asked for, and nothing after it) and flexibly."""
 
 import json
 import os
@@ -16,34 +16,138 @@ OFFICIAL = os.environ.get("NIGHTSHIFT_GSM8K", "")
 needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names no folder with the official files")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("2 + 3 = 5\n#### 5", "5"),
-        ("#### 5\nNo, wait.\n#### 6", "6"),
-        ("#### 5, which is \\boxed{7}, or 8", "7"),
-        ("#### Step 1\nThere are 3.\n#### Step 2\nSo \\boxed{12} at 9 am", "12"),
-        ("The answer is \\boxed{\\text{about } 42 \\text{ m}^2}", "42"),
-        ("\\boxed{1} and then \\boxed{\\frac{3}{4}}", "3/4"),
-        ("\\boxed{1{,}234}", "1,234"),
-        ("\\boxed{seventy} or 71", "71"),
-        ("\\boxed{ 5", "5"),  # cut off inside the box
-        ("He has 3 apples, then 5-3=2.", "2"),
-        ("It falls to -7 degrees.", "-7"),
-        ("From 10-3", "3"),  # a binary minus is no sign
-        ("He pays $1,234.50.", "$1,234.50"),
-        ("**#### 72**", "72"),
-        ("#### **72**", "72"),
-        ("####72", "72"),
-        ("#### - 4", "- 4"),
-        ("##### 9\n", "9"),
-        ("#### no number\n", None),
-        ("", None),
-        ("the answer is \u0663", None),  # only ASCII digits are digits
-    ],
-)
-def test_answer_is_the_last_hashes_or_box_else_the_last_number(text: str, answer: str | None) -> None:
-    assert extract_answer(text) == answer
+HEADINGS = "#### 1. Calculate the cost\n2 + 4 = 6\n#### 2. Check\nThe total is **6**"
+
+SHAPES: list[tuple[str, str, int, int]] = [  # completion, right answer, strict, flexible
+    # The form that is asked for
+    ("2 + 4 = 6\n#### 6", "6", 1, 1),
+    ("#### 6", "6", 1, 1),
+    ("#### 6", "1", 0, 0),
+    ("#### 6\n", "6", 1, 1),
+    ("#### 6  \r\n\n", "6", 1, 1),
+    ("so\n  ####\t6", "6", 1, 1),
+    ("#### -6", "-6", 1, 1),
+    ("#### -6", "6", 0, 0),
+    ("#### 1,234", "1234", 1, 1),
+    ("#### 1234", "1,234", 1, 1),
+    ("#### 6.00", "6", 1, 1),
+    ("#### 0.1", "0.10000000000000001", 0, 0),  # equal as floats
+    ("#### 9007199254740993", "9007199254740992", 0, 0),  # equal as floats
+    ("#### 007", "7", 1, 1),
+    ("#### 5\nNo, wait.\n#### 6", "6", 1, 1),
+    ("#### 5\nNo, wait.\n#### 6", "5", 0, 0),
+    # Another form, the same answer
+    ("####6", "6", 0, 1),
+    ("##### 6", "6", 0, 1),
+    ("### 6", "6", 0, 1),
+    ("The answer is #### 6", "6", 0, 1),
+    ("**#### 6**", "6", 0, 1),
+    ("#### **6**", "6", 0, 1),
+    ("#### **6**.\nThere were 3 of them.", "6", 0, 1),
+    ("#### `6`", "6", 0, 1),
+    ("```\n#### 6\n```", "6", 0, 1),
+    ("#### 6.", "6", 0, 1),
+    ("#### $6", "6", 0, 1),
+    ("#### -$6", "-6", 0, 1),
+    ("#### \\$6.50\\)", "6.5", 0, 1),
+    ("#### 6\N{EURO SIGN}\nFor 3 days.", "6", 0, 1),
+    ("#### \N{POUND SIGN}6", "6", 0, 1),
+    ("#### 50%", "50", 0, 1),
+    ("#### 50%", "0.5", 0, 0),
+    ("#### 3/4", "0.75", 0, 1),
+    ("#### 6/8", "0.75", 0, 0),  # a division left undone
+    ("#### 48/2", "24", 0, 0),
+    ("#### 5/1", "5", 0, 0),
+    ("#### 6/0", "6", 0, 0),
+    ("#### 1/2/2024", "1", 0, 0),
+    ("#### \N{MINUS SIGN}6", "-6", 0, 1),
+    ("#### +6", "6", 0, 1),
+    ("#### - 6", "-6", 0, 1),
+    ("#### 1.2.3", "1.2", 0, 0),
+    ("#### 1,2", "12", 0, 0),
+    ("#### 1,2", "1", 0, 0),
+    ("#### 10,00,000", "1000000", 0, 1),  # Indian grouping
+    ("#### 1 234", "1234", 0, 0),
+    ("#### 1_234", "1234", 0, 0),
+    ("#### 1e3", "1000", 0, 0),
+    ("#### 6 apples", "6", 0, 1),
+    ("#### 6 (2 + 4)", "6", 0, 1),
+    ("#### 6 m^2", "6", 0, 1),
+    ("#### 6 cm3.", "6", 0, 1),
+    ("#### 2 + 4 = 6", "6", 0, 1),
+    ("#### 2 + 4 = 6", "2", 0, 0),
+    ("#### 6\nThat is 2 more than 4.", "6", 0, 1),
+    ("#### 6 apples\nThat is what she has.", "6", 0, 1),
+    ("#### 5, which is \\boxed{6}", "6", 0, 1),
+    ("#### 5\nThe answer is \\boxed{6}", "6", 0, 1),
+    ("\\boxed{5}\n#### 6", "6", 1, 1),
+    ("\\boxed{\\frac{3}{4}}", "0.75", 0, 1),
+    ("\\boxed{1{,}234 \\text{ m}^2}", "1234", 0, 1),
+    ("\\boxed{6", "6", 0, 1),  # cut off
+    ("\\boxed{1} and then \\boxed{\\frac{3}{4}}", "0.75", 0, 1),
+    ("\\boxed{\\text{about } 42 \\text{ m}^2}", "42", 0, 1),
+    ("\\boxed{seventy} or 71", "71", 0, 1),
+    ("The answer is 6.", "6", 0, 1),
+    ("It is six", "6", 0, 0),
+    ("He has 3 apples, then 5-3=2.", "2", 0, 1),
+    ("It falls to -7 degrees.", "-7", 0, 1),
+    ("From 10-3", "3", 0, 1),  # a binary minus is no sign
+    ("He pays $1,234.50.", "1234.5", 0, 1),
+    # Headings: their number is no answer
+    ("#### 1. Calculate the cost: 2 + 4. The total is **6**", "6", 0, 1),
+    ("#### 1. Calculate the cost: 2 + 4. The total is **6**", "1", 0, 0),
+    ("#### 1. Calculate\n2 + 4\nThe total is **6**", "6", 0, 1),
+    ("#### 1. Calculate\n2 + 4\nThe total is **6**", "1", 0, 0),
+    (HEADINGS, "6", 0, 1),
+    (HEADINGS, "2", 0, 0),
+    (HEADINGS + "\n#### 6", "6", 1, 1),
+    ("#### 1) Calculate\nIt is **6**", "1", 0, 0),
+    ("#### 1: Calculate\nIt is **6**", "1", 0, 0),
+    ("#### 1 - Calculate\nIt is **6**", "1", 0, 0),
+    ("#### **1.** Calculate\nIt is **6**", "1", 0, 0),
+    ("#### 1.2 Calculate\nIt is **6**", "1.2", 0, 0),
+    ("#### 1 Calculate\nIt is **6**", "6", 0, 1),
+    ("#### Step 1: Calculate\nIt is **6**", "6", 0, 1),
+    ("#### Step 1\nThere are 3.\n#### Step 2\nSo \\boxed{12} at 9 am", "12", 0, 1),
+    ("It is 6.\n#### 2. Check", "6", 0, 1),  # cut off after a heading
+    ("It is 6.\n#### 2. Check", "2", 0, 0),
+    ("It is 6.\n## Step 2: Check", "2", 0, 0),
+    ("#### 1. Calculate the cost", "1", 0, 0),
+    ("5## 1)6", "56", 0, 0),  # what stands around a heading does not grow together
+    ("5## 1)6", "6", 0, 1),
+    ("(he came in as #4)", "4", 0, 1),  # one # is no heading
+    ("#### 1.\nCalculate. It is **6**", "1", 0, 1),  # alone on its line: nothing tells it from an answer
+    # Hostile
+    ("", "6", 0, 0),
+    ("####", "6", 0, 0),
+    ("", "", 0, 0),
+    ("#### 7", "seven", 0, 0),  # a gold answer that is no number is equal to nothing
+    ("seven", "seven", 0, 0),
+    ("#### \u0666", "6", 0, 0),  # Arabic-Indic 6
+    ("#### \uff16", "6", 0, 0),  # fullwidth 6
+    ("#### 6\u0666", "6", 0, 1),
+    ("#### \u200b6", "6", 0, 1),  # behind a zero-width space
+    ("\uff03\uff03\uff03\uff03 6", "6", 0, 1),
+    ("#### 6\x00", "6", 0, 1),
+    ("#### 6\u2028#### 7", "6", 0, 0),  # a separator that is no newline
+    ("#### 5 #### 6", "6", 0, 1),
+    ("#### 5 #### 6", "5", 0, 0),
+    ("#### NaN", "NaN", 0, 0),
+    ("#### inf", "inf", 0, 0),
+    ("#### 1e999", "inf", 0, 0),
+    ("#### " + "9" * 100_000, "9" * 100_000, 0, 0),
+    ("#### 6." + "0" * 200, "6", 0, 0),
+    ("\ud800#### 6", "6", 0, 1),
+    ("She had 6 apples and ate 2. How many are left?", "6", 0, 0),  # the question said again
+    ("#### 1\n#### 2\n#### 3\n#### 4\n#### 5\n#### 6", "3", 0, 0),  # one answer, however many are given
+    ("#### 1 or 2 or 3 or 6", "1", 0, 0),
+]
+
+
+@pytest.mark.parametrize(("completion", "answer", "strict", "flexible"), SHAPES)
+def test_a_shape_scores(completion: str, answer: str, strict: int, flexible: int) -> None:
+    flexibly = score(completion, answer)
+    assert (flexibly * is_formatted(completion), flexibly) == (strict, flexible), extract_answer(completion)
 
 
 @pytest.mark.parametrize(
@@ -71,29 +175,6 @@ def test_equal_numbers_score_one_however_they_are_written(left: str, right: str)
         assert score(f"so it is {completion}.", gold) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("completion", "gold"),
-    [
-        ("#### 5", "-5"),
-        ("#### 0.1", "0.10000000000000001"),  # equal as floats
-        ("#### 9007199254740993", "9007199254740992"),  # equal as floats
-        ("#### 48/2", "24"),  # a division left undone
-        ("#### 6/8", "0.75"),
-        ("#### 5/1", "5"),
-        ("#### 5/0", "5"),
-        ("#### 1,2", "12"),  # a list, not a number
-        ("#### 1,2", "1"),
-        ("#### 1.2.3", "1.2"),
-        ("#### 7", "seven"),  # a gold answer that is no number is equal to nothing
-        ("seven", "seven"),
-        ("", ""),
-        ("#### " + "1" * 200, "1" * 200),
-    ],
-)
-def test_other_numbers_score_zero(completion: str, gold: str) -> None:
-    assert score(completion, gold) == 0.0
-
-
 @given(st.text(alphabet=st.sampled_from(list("0123456789.,/%$#-+ \n\t\\{}boxedfrac\u2212\u0663\ud800x")), max_size=60))
 def test_no_text_raises(text: str) -> None:
     answer = extract_answer(text)
@@ -106,6 +187,39 @@ def test_integers_score_one_exactly_when_equal(left: int, right: int) -> None:
     for written in (str(left), f"{left:,}", f"{left}.0"):
         assert score(f"#### {written}", str(left)) == 1.0
         assert score(f"#### {written}", str(right)) == float(left == right)
+
+
+PIECES = [
+    "####",
+    " ",
+    "\n",
+    "\t",
+    "6",
+    "12,345",
+    "-",
+    ".5",
+    ".",
+    ":",
+    "x",
+    "(",
+    ")",
+    "*",
+    "#",
+    "\\boxed{7}",
+    "\x0c",
+    "\r",
+]
+
+
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.sampled_from(["6", "-6", "12,345", "0.5", "6.5"])
+)
+def test_a_formatted_text_says_its_last_line_whatever_stands_before(before: str, number: str) -> None:
+    text = f"{before}\n#### {number}"
+    assert is_formatted(text)
+    assert extract_answer(text) == number
+    if is_formatted(before):
+        assert before.rstrip().endswith(str(extract_answer(before)))
 
 
 NUMBERS, SPACES = (

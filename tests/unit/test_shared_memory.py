@@ -1,7 +1,5 @@
 """Segments in /dev/shm: only what a process of ours was seen to map, and nobody maps now, is removed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -36,7 +34,6 @@ def name() -> Iterator[str]:
 def holder(name: str) -> subprocess.Popen[bytes]:
     """A process that maps the segment, as vLLM does, and unlinks nothing when it is killed."""
     process = subprocess.Popen([sys.executable, "-c", MAPS, str(SHARED_MEMORY / name)], stdout=subprocess.PIPE)
-    assert process.stdout
     process.stdout.readline()
     return process
 
@@ -44,7 +41,6 @@ def holder(name: str) -> subprocess.Popen[bytes]:
 def end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-    assert process.stdout
     process.stdout.close()
 
 

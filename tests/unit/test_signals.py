@@ -1,7 +1,5 @@
 """Who sent a signal is known, none is lost, and no child inherits a blocked one. Each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -58,7 +56,6 @@ def program(code: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
@@ -115,7 +112,6 @@ signal.pause()
         for _ in range(5):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.01)
-        assert process.stdin is not None
         process.stdin.close()
         assert first_line(process) == sent_from_here(signal.SIGINT)
         assert first_line(process) == "over"

@@ -4,8 +4,6 @@ Every process of a test carries a random signature in its command line, by which
 leftovers with psutil. Run alone: pytest tests/unit/test_supervise.py
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -85,8 +83,8 @@ def signature() -> Iterator[str]:
 def make_group(signature: str) -> Iterator[Callable[..., ProcessGroup]]:
     groups = []
 
-    def make(grace_seconds: float = HANG_SECONDS) -> ProcessGroup:
-        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds))
+    def make(grace_seconds: float = HANG_SECONDS, **kwargs: bool) -> ProcessGroup:
+        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds, **kwargs))
         return groups[-1]
 
     try:
@@ -231,31 +229,17 @@ def test_stop_of_training_leaves_serving_and_its_orphan_alone(make_group, launch
     assert not with_signature(signature)
 
 
-def test_unseen_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature):
-    """It is still in the session of the child that started it; another group is open, and not asked."""
-    serving, training = make_group(), make_group()
-    server = launch(serving, READY + SLEEP, "server")
-    launch(training, "import os, sys\n" + HIDDEN + "if os.fork():\n    " + READY + "os._exit(0)\nhide(sys.argv[1])")
+# In the session of the child that started it, or in one of its own: what a worker leaves behind stays below the worker.
+@pytest.mark.parametrize(("is_worker", "session"), [(False, ""), (True, "os.setsid()\n")])
+def test_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature, is_worker, session):
+    """Nobody has seen the orphan before; another group is open, and not asked."""
+    other = make_group(is_subreaper=is_worker)
+    running = launch(other, READY + SLEEP, "other")
+    group = make_group()
+    launch(group, f"import os, sys\n{HIDDEN}if os.fork():\n    {READY}os._exit(0)\n{session}hide(sys.argv[1])")
     wait_for(lambda: "kworker" in titles(signature) and len(titles(signature)) == 2)
-    assert training.stop() == []
-    assert [process.pid for process in with_signature(signature)] == [server.pid]
-
-
-def test_an_orphan_is_an_agents_though_a_worker_runs_beside_it(make_group, launch, signature):
-    """What a worker leaves behind stays below the worker, so an orphan that tells nothing is no worker's."""
-    worker = ProcessGroup(f"test-{uuid.uuid4().hex}", HANG_SECONDS, is_subreaper=True)
-    try:
-        running = launch(worker, READY + SLEEP, "worker")
-        agent = make_group()
-        launch(
-            agent,
-            "import os, sys\n" + HIDDEN + "if os.fork():\n    " + READY + "os._exit(0)\nos.setsid()\nhide(sys.argv[1])",
-        )
-        wait_for(lambda: "kworker" in titles(signature))
-        assert agent.stop() == []
-        assert [process.pid for process in with_signature(signature)] == [running.pid]
-    finally:
-        worker.stop()
+    assert group.stop() == []
+    assert [process.pid for process in with_signature(signature)] == [running.pid]
 
 
 def test_neither_orphans_nor_children_stay_as_zombies(make_group, launch):
@@ -540,44 +524,14 @@ def test_interruptible_raises_once_and_puts_the_handlers_back():
     assert {number: signal.getsignal(number) for number in supervise.STOP_SIGNALS} == before
 
 
-def test_signal_that_the_caller_ignores_stays_ignored():
-    """nohup run.py"""
-    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interruptible():
-            signal.raise_signal(signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, previous)
-
-
 # What an engine is told
 
 
-def test_check_names_the_children_that_ended(group, launch):
-    launch(group, READY + SLEEP, "server")
-    failed = launch(group, READY + "sys.exit(3)", "orchestrator")
-    killed = launch(group, READY + "import os; os.kill(os.getpid(), 9)", "trainer")
-    wait_for(lambda: failed.poll() is not None and killed.poll() is not None)
-    assert [(child.name, child.exit_cause()) for child in group.check()] == [
-        ("orchestrator", "exit code 3"),
-        ("trainer", "killed by SIGKILL"),
-    ]
-
-
-def test_piped_child_answers_and_is_closed_by_stop(group, launch):
-    child = launch(
-        group,
-        READY + "\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    child.stdin.write(b"abc\n")
-    child.stdin.flush()
-    assert child.stdout.readline() == b"cba\n"
+def test_unsent_input_of_a_dead_child_is_no_error_and_its_pipes_are_closed(group, launch):
+    child = launch(group, READY + SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.stdin.write(b"never flushed")
-    os.kill(child.pid, signal.SIGKILL)
-    wait_for(lambda: child.poll() is not None)
+    child.kill()
+    child.wait()
     assert group.stop() == []
     assert child.stdin.closed
     assert child.stdout.closed
@@ -602,8 +556,7 @@ def child_with_log(tmp_path: Path, log: bytes) -> Child:
     ("log", "lines"),
     [
         (b"\x1b[31mred\x1b[0m \x1b[1;38;5;9mbold\x1b[m\n", ["red bold"]),
-        (b"\x1b]0;title\x07kept\n\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n", ["kept", "link"]),
-        (b"\x1b[2J\x1b[1;1Hcleared\x1b(B\x1bc\n", ["cleared"]),
+        (b"\x1b]0;title\x07kept\n\x1b[2J\x1b[1;1Hcleared\x1b(B\x1bc\n", ["kept", "cleared"]),
         (b" 10%|#   |\r 50%|##  |\r100%|####|\r\n", ["100%|####|"]),
         (b"a\x00b\x07c\x08d\xe2\x80\xaee\tf\xc2\x9b\n", ["abcde f"]),  # NUL, bell, backspace, bidi override, C1
         (b"\xff\xfe broken \xc3\n\n   \n", ["\ufffd\ufffd broken \ufffd"]),

@@ -1,7 +1,5 @@
 """A keep is provisional until a run supports it, undecided where the odds are even; whatever tells it says so."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """[environment.NAME] with a package: what is found, hashed and refused, without importing any of it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -46,7 +44,6 @@ def test_a_folder_of_the_checkout_is_hashed_and_frozen_as_a_whole(root: Path, pl
     found = package(root / place)
     before = rules(root)
     (environment,) = before.environments
-    assert environment.taskset is not None
     assert (environment.taskset.place(root), environment.taskset.module) == (found, "their_env")
     assert "verifiers==0.3.1.dev62" in environment.versions
     hashes = [(before.hash(root), before.harness_tree(root))]
@@ -57,9 +54,7 @@ def test_a_folder_of_the_checkout_is_hashed_and_frozen_as_a_whole(root: Path, pl
     assert len({one for one, _ in hashes}) == len({two for _, two in hashes}) == 4
 
 
-def test_an_installed_package_is_hashed_by_its_bytes_wherever_it_lies(
-    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_is_hashed_by_its_bytes_wherever_it_lies(root, tmp_path_factory, monkeypatch):
     hashes = []
     for text in ("", "", "x = 1"):
         site = tmp_path_factory.mktemp("site")
@@ -73,12 +68,6 @@ def test_an_installed_package_is_hashed_by_its_bytes_wherever_it_lies(
     assert hashes[2][1] != hashes[0][1]
 
 
-def test_a_link_to_a_folder_has_no_hash(root: Path) -> None:
-    (package(root / "their_env") / "more").symlink_to(root / "environments")
-    with pytest.raises(UsageError, match="more is a link to a folder, whose bytes no hash holds"):
-        rules(root).hash(root)
-
-
 def test_every_key_of_the_table_is_part_of_the_hash(root: Path) -> None:
     package(root / "their_env")
     changes: list[dict[str, Any]] = [
@@ -86,16 +75,6 @@ def test_every_key_of_the_table_is_part_of_the_hash(root: Path) -> None:
         {"prompt_tokens": 99},
     ]  # fmt: skip
     assert len({rules(root, **change).hash(root) for change in changes}) == len(changes)
-
-
-def test_gsm8k_knows_nothing_of_it(root: Path) -> None:
-    package(root / "their_env")
-    (root / "rules.toml").write_text("environments = []\n")
-    before = rules_here(root, "prime-rl", 2)
-    told = before.hash(root), before.harness_tree(root)
-    (root / "rules.toml").write_text("environments = []\n" + LINES)
-    after = rules_here(root, "prime-rl", 2)
-    assert (after.hash(root), after.harness_tree(root)) == told
 
 
 def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> None:
@@ -159,7 +138,6 @@ def test_what_does_not_fit_is_one_line(root: Path, text: str, expected: str) -> 
     with pytest.raises(UsageError) as raised:
         rules_here(root, "trl", 1)
     assert expected in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -181,17 +159,6 @@ def test_a_model_is_a_folder_or_a_commit_on_the_hub(root: Path, chosen: dict[str
     assert f"{rules.model} {rules.model_revision} {rules.learning_rate_scale:g}" == expected
 
 
-def test_the_bytes_of_a_model_outside_are_hashed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    hashes = []
-    folder = tmp_path_factory.mktemp("model")
-    rules = rules_of(root, Chosen(environments=["gsm8k"], model=str(folder)), "trl", 1)
-    for text in ("a", "b"):
-        (folder / "model.safetensors").write_text(text)
-        hashes.append((rules.hash(root), rules.harness_tree(root)))
-    assert hashes[0][0] != hashes[1][0]
-    assert hashes[0][1] != hashes[1][1]
-
-
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
@@ -204,9 +171,3 @@ def test_what_is_neither_is_refused(root: Path, chosen: dict[str, str], expected
     (root / "my_model").mkdir()
     with pytest.raises(UsageError, match=re.escape(expected)):
         rules_of(root, msgspec.convert(chosen | {"environments": ["gsm8k"]}, Chosen), "trl", 1)
-
-
-@pytest.mark.parametrize("revision", ["main", "0" * 39, "A" * 40])
-def test_a_revision_is_a_commit(revision: str) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"revision": revision}, Chosen)

@@ -1,7 +1,5 @@
 """A team's questions, its notebook, and the evidence that it may read: bounded, cleaned, and of training only."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Foreign text becomes one plain line, once."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +40,7 @@ def test_a_proposal_and_an_error_hold_clean_text_only() -> None:
         "prediction": "\ud7ff\u202e+1 pp\n",
         "notes": ["n\u202e1", "\n"],
     }
-    said = Proposal(**hostile | {"notes": tuple(hostile["notes"])})  # type: ignore[arg-type]
+    said = Proposal(**hostile | {"notes": tuple(hostile["notes"])})
     for proposal in (said, json.decode(json.encode(hostile), type=Proposal), structs.replace(Proposal(), **hostile)):
         assert (proposal.description[:4], len(proposal.description)) == ("a bx", 1000)
         assert (proposal.prediction, proposal.notes) == ("+1 pp", ("n1", ""))

@@ -1,7 +1,5 @@
 """Tic-tac-toe: the board, and the games that the base model reads."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """Tic-tac-toe as a game of a policy: openings, forfeits, the pool, self-play, ratings."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -43,7 +41,7 @@ def by_opponent(policy: Policy, num_openings: int) -> list[dict[str, float]]:
 
 
 def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
-    sets = {split: data.load(split) for split in ("train", "selection", "sealed")}  # type: ignore[arg-type]
+    sets = {split: data.load(split) for split in ("train", "selection", "sealed")}
     assert {split: len(found) for split, found in sets.items()} == {"train": 890, "selection": 100, "sealed": 100}
     boards = [one.board for found in sets.values() for one in found]
     assert len({*boards}) == 1090
@@ -56,7 +54,7 @@ def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
     with pytest.raises(ValueError, match=r"size = 101 is not available in sealed\. Use 1 to 100"):
         data.load("sealed", 101)
     with pytest.raises(ValueError, match=r"split = 'test' does not exist\. Use one of: train, selection, sealed"):
-        data.load("test")  # type: ignore[arg-type]
+        data.load("test")
 
 
 def test_what_is_held_out_are_starts_and_the_page_says_so() -> None:
@@ -69,7 +67,7 @@ def test_what_is_held_out_are_starts_and_the_page_says_so() -> None:
             found |= {marks, "".join(marks[place] for place in mirrored)}
         return found
 
-    train, selection = ({one.board for one in data.load(split)} for split in ("train", "selection"))  # type: ignore[arg-type]
+    train, selection = ({one.board for one in data.load(split)} for split in ("train", "selection"))
     passed, level = set(train), train
     while level := {play(board, cell) for board in level for cell in moves(board)}:
         passed |= level

@@ -1,7 +1,5 @@
 """What the page draws of runs side by side."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -31,7 +29,6 @@ def records_of(record: Record, *results: Result) -> list[Record]:
 def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
     runs = (run(0, 60, "slot 1"), run(0, 40, "slot 2"), run(60, 40, "slot 1"))
     found = timeline(records_of(record, *runs))
-    assert found is not None
     assert [(lane.place, lane.y, len(lane.bars), lane.used) for lane in found.lanes] == [
         ("slot 1", 0.0, 2, 1.0),
         ("slot 2", LANE_HEIGHT, 1, 0.4),
@@ -45,14 +42,12 @@ def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
 def test_runs_that_share_a_node_do_not_lie_on_each_other(record: Record) -> None:
     runs = (run(0, 60, "n1"), run(10, 60, "n1"), run(65, 10, "n1"), run(0, 75, "n2"))
     found = timeline(records_of(record, *runs))
-    assert found is not None
     assert [(lane.place, len(lane.bars)) for lane in found.lanes] == [("n1", 2), ("n1 (2)", 1), ("n2", 1)]
 
 
 def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
     runs = [run(10 * n, 10, f"slot {s}", 2.0 if s == 2 else 1.0) for n in range(3) for s in (1, 2, 3)]
     found = timeline(records_of(record, *runs))
-    assert found is not None
     assert found.slow.startswith("slot 2 ")
     assert "2.0" in found.slow
 
@@ -73,5 +68,4 @@ def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> N
     assert sum(night.seconds.values()) == night.length_seconds == 0.5
     assert num_at_once([adopted]) == 0
     found = timeline([adopted, replace(record, number=2, result=run(1, 60, "slot 1"))])
-    assert found is not None
     assert [(bar.number, bar.x) for lane in found.lanes for bar in lane.bars] == [(2, LEFT)]

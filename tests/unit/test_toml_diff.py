@@ -1,7 +1,5 @@
 """The difference of two train.toml: what a person would write, and what is read again from records."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from nightshift.config.train_toml import Change, Config, changes_of, diff, parse

@@ -1,7 +1,5 @@
 """train.toml rewritten: the values that were asked for, and everything else as it was."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,6 @@
-"""The pipes between harness and trainer, with trainers of a few lines: long messages, deaths and silence."""
+"""The pipes between harness and trainer, with trainers of a few lines: long messages, deaths, silence, odd events."""
 
-from __future__ import annotations
-
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -9,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Failure, Outcome, Progress
+from nightshift.campaign.records import Completion, Failure, Outcome, Progress
 from nightshift.config.rules import Decoding
-from nightshift.engines.trl.session import TrlSession
+from nightshift.engines.trl.session import Completions, Ready, Trained, TrlSession, decode_event
 from nightshift.errors import EngineError
 from nightshift.executors.process import engine_environment
 from tests.conftest import living_children
@@ -97,3 +96,41 @@ def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start
     session = start(f"{READY}for line in sys.stdin.buffer:\n    {said}\n")
     training = session.train(60.0, lambda reading: None)
     assert (training.outcome, training.cause, training.failure) == (Outcome.CRASHED, "no score", failure)
+
+
+TRAINED = {
+    "event": "trained",
+    "outcome": "budget",
+    "num_steps": 40,
+    "training_seconds": 60.1,
+    "reward_mean": None,
+    "peak_memory_gb": 0.9,
+}
+
+
+def test_an_event_comes_as_it_was_said() -> None:
+    assert decode_event(json.dumps(TRAINED).encode()) == Trained("budget", 40, 60.1, None, 0.9)
+    assert decode_event(b'{"event": "ready", "seconds": {"import": 3.5}}') == Ready()
+    line = b'{"event": "completions", "completions": [{"text": "\\ud83d\\ude00", "num_tokens": 3, "truncated": true}]}'
+    assert decode_event(line) == Completions([Completion("😀", 3, truncated=True)])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Loading checkpoint shards: 100%",
+        b"\xff\xfe",
+        b"17",
+        b"{}",
+        b'{"event": ["step"]}',
+        b'{"event": "retired"}',
+        b'{"event": "trained"}',
+        b'{"event": "step", "step": "two", "time": 1.0, "reward_mean": 0.5}',
+        b'{"event": "step", "step": 2, "time": 1.0, "reward_mean": NaN}',
+        b"[" * 100_000,
+    ],
+)
+def test_anything_else_is_one_line_about_the_trainer(line: bytes) -> None:
+    with pytest.raises(EngineError, match="the trainer said b'") as caught:
+        decode_event(line)
+    assert len(str(caught.value)) < 1000

@@ -1,7 +1,5 @@
 """Code that git does not see and Python would run."""
 
-from __future__ import annotations
-
 import importlib.util
 import marshal
 import os

@@ -1,10 +1,9 @@
 """What the wall shows and covers, what comes back from behind it, and how it is chosen: without bubblewrap itself."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,9 +114,7 @@ def test_a_tool_of_uv_is_shown_with_its_environment_and_the_python_that_it_was_m
     assert places == {**link, **bound(tool, python, tmp_path / "python/3.12/lib/python3.12")}
 
 
-def test_of_a_persons_script_the_file_is_shown_and_of_the_checkouts_python_no_library(
-    tmp_path: Path,
-) -> None:
+def test_of_a_persons_script_the_file_is_shown_and_of_the_checkouts_python_no_library(tmp_path):
     root, script = tmp_path / "checkout", program(tmp_path / "mine/agent.py")
     python = program(tmp_path / "python/bin/python3.11", "\x7fELF")
     (root / ".venv/bin").mkdir(parents=True)
@@ -153,10 +150,10 @@ def test_hidden_are_the_checkout_its_git_its_runs_and_its_data_and_what_links_le
     assert Path("/opt/mine") in hidden_places(root, {"HOME": "/opt/mine"})
 
 
-def login_of(tmp_path: Path, credential: bytes = TOKEN) -> tuple[dict[str, str], Path]:
+def login_of(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """A person's environment with a login, and the new home."""
     (tmp_path / "home/.codex").mkdir(parents=True)
-    (tmp_path / "home/.codex/auth.json").write_bytes(credential)
+    (tmp_path / "home/.codex/auth.json").write_bytes(TOKEN)
     (tmp_path / "home/.codex/config.toml").write_text("model = 'x'\n")
     (tmp_path / "home/.codex/history.jsonl").write_text("private\n")
     (tmp_path / "inside").mkdir()
@@ -193,9 +190,8 @@ def test_a_login_elsewhere_and_one_that_is_a_link_are_found_and_written_where_th
     assert (tmp_path / "other/auth.json").is_symlink()
 
 
-def replaced(path: Path, make: object) -> None:
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
     path.unlink()
-    assert callable(make)
     make(path)
 
 
@@ -225,12 +221,9 @@ def folder_as_link(path: Path) -> None:
         (lambda path: path.write_bytes(b"\xff{"), "."),
     ],
 )
-def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(
-    tmp_path: Path, spoil: object, cause: str
-) -> None:
+def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_path, spoil, cause):
     environ, inside = login_of(tmp_path)
     before = CODEX.copy_in(environ, inside)
-    assert callable(spoil)
     spoil(inside / ".codex/auth.json")
     (note,) = CODEX.take_back(environ, inside, before)
     assert note.startswith("the auth.json that it left was not taken back: ")
@@ -317,9 +310,7 @@ def test_auto_takes_the_strongest_that_works_and_says_what_falls_and_bwrap_refus
     assert choose("none", *asked) == (None, "no OS wall around the agent: --sandbox none")
 
 
-def test_without_bubblewrap_auto_goes_on_and_says_so(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bubblewrap_auto_goes_on_and_says_so(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "defpath", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     asked = (["sh"], CODEX, (), {"HOME": str(tmp_path)}, Clone(Repo(checkout), tmp_path))

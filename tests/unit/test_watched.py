@@ -1,7 +1,5 @@
 """A run while it trains: its end without a gradient, and its reward curve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -113,12 +111,10 @@ def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(setup: 
     baseline(setup, "rewards")
     record = run(setup, b"3e-5", "no_gradient")
     result = record.result
-    assert result is not None
     assert record.status in ("keep", "discard")
     assert result.training.outcome is Outcome.NO_GRADIENT
     assert (result.training.cause, result.training.failure) == (None, None)
     assert 25 <= result.training.num_steps < 45
-    assert result.evaluation is not None
     assert result.evaluation.weights.step == result.training.num_steps
     assert "\noutcome:          no_gradient: training ended early" in summary(record, "")
     assert (record.health or "").startswith(

@@ -1,7 +1,5 @@
 """Several worlds at once: what a run says of them, what disasters say of their parent, and a run without an idea."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
