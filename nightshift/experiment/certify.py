@@ -267,7 +267,7 @@ def _task(
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
-        if not (begun / PLAN_NAME).is_file() or (split == "test" and (begun / COMPARISON_NAME).exists()):
+        if not (begun / PLAN_NAME).is_file() or (split == "test" and _is_finished(begun, ledger)):
             continue
         if not ledger.holds(begun / PLAN_NAME):  # a kill came before its line, and so before any run
             folder = folder if any(begun.glob("*-*")) else begun
@@ -283,6 +283,12 @@ def _task(
             break
     settings = {side: effective.settings for side, effective in validated.items()}
     return Task(setup, plan, folder, settings, validated["incumbent"].unused)
+
+
+def _is_finished(folder: Path, ledger: Ledger) -> bool:
+    """True if a comparison has its line. Without one, by a kill or invented, it is made again from the runs."""
+    path = folder / COMPARISON_NAME
+    return path.is_file() and ledger.holds(path)
 
 
 def _can_resume(plan: Plan, setup: Setup) -> bool:
