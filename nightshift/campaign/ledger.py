@@ -70,7 +70,8 @@ class Ledger:
         self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
         self._columns: tuple[str, ...] = COLUMNS
         self._rows = dict[int, tuple[Record, str]]()  # of results.tsv
-        self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
+        # Reserved here, or closed and read once: what a process decides by does not change under it.
+        self._known: dict[int, Record] = {}
 
     def run_dir(self, number: int) -> Path:
         """Folder of one experiment and its run."""
@@ -140,7 +141,7 @@ class Ledger:
         if self.tsv_path.is_dir():  # it would be found out when all is done
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(), status=STARTED)
-        self._closed.pop(record.number, None)  # one of this number was moved out of runs/
+        self._known.pop(record.number, None)  # one of this number was moved out of runs/
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
         try:
             remove_tree(partial)  # left by a kill
@@ -153,6 +154,7 @@ class Ledger:
         except OSError as error:
             raise disk_error(error, folder) from None
         self.journal.add("begun", f"{folder.name}/{CONFIG_NAME}", sha256(files[CONFIG_NAME]))
+        self._known[record.number] = record
         return record
 
     def write(self, record: Record) -> None:
@@ -161,7 +163,7 @@ class Ledger:
         Raises EngineError when the disk refuses.
         """
         data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
-        self._closed.pop(record.number, None)
+        self._known.pop(record.number, None)
         if record.status != STARTED:
             self.journal.add("decided", f"{record.number:04d}/{RECORD_NAME}", record_sha256(data))
 
@@ -216,7 +218,7 @@ class Ledger:
 
     def read(self, number: int) -> Record | None:
         """One record; None when it was never written. UsageError for a damaged one, or one of an earlier version."""
-        if (known := self._closed.get(number)) is not None:
+        if (known := self._known.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
         try:
@@ -228,7 +230,7 @@ class Ledger:
             fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
         if record.settled is not None:  # decided and no more is not closed: another process's head settles it yet
-            self._closed[number] = record
+            self._known[number] = record
         return record
 
     def sweep(self, in_flight: Collection[int] = ()) -> None:
