@@ -96,7 +96,8 @@ class Ledger:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
+        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds, or as long as a commit
+        waits for git's lock file."""
         self.require_in_place()
         path = self.runs_dir / ".lock"
         lock = FileLock(path, timeout=_WRITE_SECONDS)
