@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.campaign.journal import Access
+from nightshift.campaign.journal import ASIDE, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Job, Result
@@ -500,6 +500,9 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     is_own = first is not None and not {*first.environments}.isdisjoint(task.setup.rules.environment_names)
     if task.plan.split == "validation" and is_own:
         notes.append(_CHOSEN_THERE)
+    if task.plan.access is not None:
+        aside = sorted(task.setup.ledger.runs_dir.glob(f"{ASIDE}-*"))
+        notes += [f"{path.name} was set aside: accesses in its damaged lines are not counted" for path in aside]
     return notes
 
 

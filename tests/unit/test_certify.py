@@ -319,6 +319,12 @@ def test_a_certificate_has_its_line_in_the_journal_and_names_the_head(kept: Setu
         kept.ledger.enter(kept.ledger.run_dir(1) / "train.toml")  # another line changes nothing
 
 
+def test_a_journal_that_was_set_aside_is_said(kept: Setup) -> None:
+    (kept.ledger.runs_dir / "journal.damaged-1").write_text("no line\n")
+    note = "journal.damaged-1 was set aside: accesses in its damaged lines are not counted"
+    assert note in certified(kept, num_seeds=1).notes
+
+
 def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     result = kept.executor.result
     monkeypatch.setattr(kept.executor, "result", lambda folder: replace(result(folder), load=Load(2, others_share=0.4)))
