@@ -1,7 +1,8 @@
 """The lock of the one process that works in a checkout: run.py, a night, certify.
 
-The lock is held on the folder runs/ itself, so deleting a file lets no second controller in. `runs/.controller` only
-names the holder.
+The lock is held on the folder runs/ itself, so deleting a file lets no second controller in. `runs/.controller` names
+the process that holds the lock. That file is locked as well: NFS and Lustre lock a folder for one host only, a file for
+all hosts. The kernel drops both locks when the process dies, however it dies.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import msgspec
 import psutil
 
 from nightshift.errors import UsageError
-from nightshift.files import as_json, disk_error, read_file, write_atomically
+from nightshift.files import as_json, disk_error, read_file
 from nightshift.text import clean
 
 HOLDER_NAME = ".controller"
 _PATIENCE_SECONDS = 1.0  # `is_held` takes the lock for an instant, for example in `nightshift status`
 _POLL_SECONDS = 0.01
 _MAX_COMMAND = 200  # characters that are shown
-# Linux emulates flock on NFS by locks on byte ranges, which a descriptor opened for reading cannot have (EBADF), and
-# some file systems lock no folders at all.
-_NO_FOLDER_LOCK = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+# Some file systems lock no folders, some no files. An emulation of flock by locks on byte ranges refuses a descriptor
+# that was opened for reading (EBADF).
+_NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,14 @@ class ControllerLock:
             except OSError:
                 return False
             try:
-                return not _flock(descriptor, fcntl.LOCK_SH)
-            except OSError as error:
-                if path == self.runs_dir and error.errno not in _NO_FOLDER_LOCK:
+                if not _flock(descriptor, fcntl.LOCK_SH):
+                    return True
+            except OSError as error:  # of the file: a file system without any lock, where no controller can start
+                if path == self.runs_dir and error.errno not in _NO_LOCK:
                     raise
             finally:
                 os.close(descriptor)
-        return False  # a file system without any lock, where no controller can start
+        return False
 
     def require_in_place(self) -> None:
         """Raise UsageError if this process holds the lock and somebody moved runs/ away."""
@@ -110,21 +112,17 @@ class ControllerLock:
         except OSError:
             return False
 
-    def _acquire(self, folder: int) -> int | None:
-        """Lock the folder, write `.controller`. Returns that file's descriptor if only files can be locked."""
+    def _acquire(self, folder: int) -> int:
+        """Lock the folder and `.controller`, which then names this process. Returns: the file's descriptor."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                try:
-                    if _flock(folder, fcntl.LOCK_EX):
-                        break
-                except OSError as error:
-                    if error.errno not in _NO_FOLDER_LOCK:
-                        raise
-                    if (file := self._lock_file()) is not None:
-                        return file
+                is_locked = _flock_folder(folder)
+                file = None if is_locked is False else self._lock_file(has_folder=is_locked is True)
             except OSError as error:
                 raise disk_error(error, self._path) from None
+            if file is not None:
+                return file
             if time.monotonic() >= deadline:
                 holder = ""  # the file may not tell
                 with suppress(OSError, ValueError, OverflowError, RecursionError):
@@ -132,19 +130,26 @@ class ControllerLock:
                 cause = f"another controller works in this checkout{holder}"
                 raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
             time.sleep(_POLL_SECONDS)
-        try:
-            write_atomically(self._path, _this_process(), sync=False)
-        except OSError as error:
-            raise disk_error(error, self._path) from None
-        return None
 
-    def _lock_file(self) -> int | None:
-        """Lock `.controller` itself, and write into it. None while another process holds the lock."""
+    def _lock_file(self, has_folder: bool) -> int | None:
+        """Lock `.controller`, and write into it. None while another process holds the lock.
+
+        With the lock of the folder, what else lies in its place is removed, and a file system that locks no files will
+        do. OSError without it.
+        """
+        if has_folder and (self._path.is_symlink() or self._path.is_fifo()):
+            self._path.unlink()
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         is_ours = False
         try:
+            try:
+                is_free = _flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if not has_folder or error.errno not in _NO_LOCK:
+                    raise
+                is_free = True
             # Somebody may have removed or replaced the file before this process locked it.
-            is_ours = _flock(file, fcntl.LOCK_EX) and os.path.samestat(os.fstat(file), os.lstat(self._path))
+            is_ours = is_free and os.path.samestat(os.fstat(file), os.lstat(self._path))
             if is_ours:
                 os.ftruncate(file, 0)
                 os.pwrite(file, _this_process(), 0)
@@ -163,6 +168,16 @@ def _flock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _flock_folder(descriptor: int) -> bool | None:
+    """Try to lock a folder; False if another process holds the lock, None if the file system locks no folders."""
+    try:
+        return _flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno in _NO_LOCK:
+            return None
+        raise
 
 
 def _this_process() -> bytes:

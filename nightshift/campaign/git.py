@@ -47,6 +47,7 @@ def object_id(kind: bytes, data: bytes, width: int) -> str:
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
 _TIMEOUT_SECONDS = 60.0
+_GRACE_SECONDS = 5.0
 LOCK_SECONDS = 60.0  # a git that works holds its lock files for less
 _LOCK_POLL_SECONDS = 0.2
 _LOCK_FILE = re.compile(rb"Unable to create '(.+\.lock)': File exists")
@@ -318,6 +319,11 @@ class Repo:
             with process:
                 try:
                     output = process.communicate(stdin, _TIMEOUT_SECONDS)
+                except BaseException:  # also of a signal: git removes its lock files when it is asked to end
+                    process.terminate()
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_GRACE_SECONDS)
+                    raise
                 finally:  # with whatever it started, should there be a way for it to
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.pid, signal.SIGKILL)

@@ -124,8 +124,11 @@ class Journal:
         return True
 
     def accesses(self) -> list[Access]:
-        """All accesses to the test split in order, one for each job; also those in journals that were set aside.
-        UsageError if the journal is damaged: no access may be forgotten."""
+        """All accesses to the test split in order, one for each job; also those in journals that were set aside, as
+        far as these can be read.
+
+        UsageError if the journal itself is damaged: no access may be forgotten.
+        """
         found = list[Access]()
         for path in (*sorted(self.path.parent.glob(f"{ASIDE}-*")), self.path):
             try:

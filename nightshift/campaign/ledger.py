@@ -65,7 +65,8 @@ class Ledger:
         self.journal = Journal(self.runs_dir)
         self._controller = ControllerLock(self.runs_dir)
         self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
-        self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
+        # Reserved here, or closed and read once: what a process decides by does not change under it.
+        self._known: dict[int, Record] = {}
 
     def run_dir(self, number: int) -> Path:
         return self.runs_dir / f"{number:04d}"
@@ -88,7 +89,8 @@ class Ledger:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
+        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds, or as long as a commit
+        waits for git's lock file."""
         self.require_in_place()
         path = self.runs_dir / ".lock"
         lock = FileLock(path, timeout=_WRITE_SECONDS)
@@ -131,7 +133,7 @@ class Ledger:
         if self.tsv_path.is_dir():  # it would be found out when all is done
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(), status=STARTED)
-        self._closed.pop(record.number, None)  # one of this number was moved out of runs/
+        self._known.pop(record.number, None)  # one of this number was moved out of runs/
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
         try:
             remove_tree(partial)  # left by a kill
@@ -144,12 +146,13 @@ class Ledger:
         except OSError as error:
             raise disk_error(error, folder) from None
         self.journal.add("begun", f"{folder.name}/{CONFIG_NAME}", sha256(files[CONFIG_NAME]))
+        self._known[record.number] = record
         return record
 
     def write(self, record: Record) -> None:
         """Write record.json; then, if it is decided, its line of the journal. EngineError when the disk refuses."""
         data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
-        self._closed.pop(record.number, None)
+        self._known.pop(record.number, None)
         if record.status != STARTED:
             self.journal.add("decided", f"{record.number:04d}/{RECORD_NAME}", record_sha256(data))
 
@@ -200,7 +203,7 @@ class Ledger:
 
     def read(self, number: int) -> Record | None:
         """One record; None when it was never written. UsageError for a damaged one, or one of an earlier version."""
-        if (known := self._closed.get(number)) is not None:
+        if (known := self._known.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
         try:
@@ -212,7 +215,7 @@ class Ledger:
             fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
         if record.settled is not None:  # decided and no more is not closed: another process's head settles it yet
-            self._closed[number] = record
+            self._known[number] = record
         return record
 
     def sweep(self, in_flight: Collection[int] = ()) -> None:

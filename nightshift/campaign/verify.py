@@ -14,13 +14,23 @@ from contextlib import suppress
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.index import INDEX_NAME, contradictions
 from nightshift.campaign.journal import ASIDE, JOURNAL_NAME, Line, line_of, record_sha256, sha256
-from nightshift.campaign.ledger import EVENTS, RECORD_NAME, RUN_NAME, STARTED, Ledger
+from nightshift.campaign.ledger import (
+    COMPARISON_NAME,
+    EVENTS,
+    PLAN_NAME,
+    RECORD_NAME,
+    RUN_NAME,
+    STARTED,
+    Ledger,
+)
 from nightshift.campaign.records import JOB_NAME, Record
 from nightshift.campaign.scores import run_scores
 from nightshift.errors import UsageError, listed
 from nightshift.files import Document, read_file
+from nightshift.text import clean
 
 _OF_AN_EXPERIMENT = re.compile(r"([0-9]{4,9})/([^/]+)")
+_MAX_READINGS = 10  # of all records, until no line was added meanwhile
 Places = Mapping[str, Sequence[tuple[int, Line]]]  # by file: the lines about it, with their places from 1
 
 
@@ -97,10 +107,14 @@ class Findings(Document, frozen=True, kw_only=True, tag="verify"):
 
 def verify(ledger: Ledger, head: str | None = None) -> Findings:
     """Compare runs/ with its journal, and the journal with a `head` (its first digits) that was noted elsewhere."""
-    records, problems = ledger.readable()
     try:
         lines = ledger.journal.lines()
+        for _ in range(_MAX_READINGS):  # a controller may write meanwhile
+            (records, problems), files, before = ledger.readable(), _other_files(ledger), lines
+            if (lines := ledger.journal.lines()) == before:
+                break
     except OSError as error:
+        records, problems = ledger.readable()
         problems.append(f"{ledger.journal.path} cannot be read: {error.strerror}. So nothing can be compared with it")
         return Findings(head="", num_lines=0, problems=problems, notes=[])
     found = Findings(head=ledger.journal.head, num_lines=len(lines), problems=problems, notes=[])
@@ -112,9 +126,11 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     places = _places(lines)
     recovered = [file for file, about in places.items() if any(line.recovered for _, line in about)]
     if recovered:
-        found.notes.append(f"{listed(recovered)}: the line was written by a later start, after a kill")
+        found.notes.append(
+            f"{listed([clean(file) for file in recovered])}: the line was written by a later start, after a kill"
+        )
     _compare_experiments(ledger, records, places, found)
-    _compare_other_files(ledger, {record.number for record in records if record.result}, places, found)
+    _compare_other_files(ledger, files, {record.number for record in records if record.result}, places, found)
     by_number = {record.number: record for record in records}
     for record in records:
         try:
@@ -131,7 +147,8 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
     strange = sorted({path.name for path in ledger.runs_dir.glob("*") if path.name.strip().isdigit()} - known)
     problems += [f"runs/{n!a} looks like an experiment and has no record: nothing reads it" for n in strange]
-    problems += [f"runs/{p.name}: a damaged journal was set aside" for p in ledger.runs_dir.glob(f"{ASIDE}-*")]
+    aside = ledger.runs_dir.glob(f"{ASIDE}-*")
+    problems += [f"runs/{clean(path.name)}: a damaged journal was set aside" for path in aside]
     return found
 
 
@@ -158,7 +175,7 @@ def _order_problems(lines: Sequence[bytes]) -> Iterator[str]:
 
 
 def _name(place: int, line: Line) -> str:
-    return f"line {place} ({line.event}): runs/{line.file}"
+    return f"line {place} ({line.event}): runs/{clean(line.file)}"
 
 
 def _numbers(about: Sequence[tuple[int, Line]]) -> str:
@@ -190,11 +207,13 @@ def _compare_experiments(ledger: Ledger, records: Sequence[Record], places: Plac
                 say(f"{_name(place, line)} was changed since")
 
 
-def _compare_other_files(ledger: Ledger, measured: set[int], places: Places, found: Findings) -> None:
+def _compare_other_files(
+    ledger: Ledger, there: Sequence[str], measured: set[int], places: Places, found: Findings
+) -> None:
     """Jobs and certificates. The job of a run that nobody collected yet may still be replaced by another one."""
     of_experiments = (f"/{CONFIG_NAME}", f"/{RECORD_NAME}")
     own = {file for file in places if not file.endswith(of_experiments) and file != INDEX_NAME}
-    for file in sorted({*_other_files(ledger), *own}):
+    for file in sorted({*there, *own}):
         say, about = found.problems.append, places.get(file, [])
         if file.endswith(JOB_NAME):
             # Collected: its run is part of a record or a certificate. Not so if the experiment is gone, which has a
@@ -205,11 +224,29 @@ def _compare_other_files(ledger: Ledger, measured: set[int], places: Places, fou
                 is_collected = f"{file.rpartition('/')[0]}/{RUN_NAME}" in places
             say = say if is_collected else found.notes.append
         digest = _sha256(ledger, file)
-        if not about:
-            say(f"runs/{file} has no line: invented, or copied into runs/")
+        if not about and _may_lack_a_line(file, places):
+            found.notes.append(
+                f"runs/{file} has no line, perhaps by a kill: it is not read, and certify makes it again"
+            )
+        elif not about:
+            say(f"runs/{clean(file)} has no line: invented, or copied into runs/")
         elif digest is None:
             say(f"{_name(*about[-1])} was deleted")
         elif len(about) > 1 and about[-1][1].event == "measured":
             say(f"lines {_numbers(about)}: runs/{file} was measured more than once: an earlier one was deleted")
         elif digest != about[-1][1].sha256:
             say(f"{_name(*about[-1])} was changed since")
+
+
+def _may_lack_a_line(file: str, places: Places) -> bool:
+    """True if certify writes a file next after what the last line about its certificate speaks of: a kill may have come
+    between the file and its line."""
+    folder, _, name = file.rpartition("/")
+    certificate = "/".join(file.split("/")[:2]) + "/"
+    numbered = [line for other, about in places.items() if other.startswith(certificate) for line in about]
+    if not numbered:
+        return name == PLAN_NAME
+    _, last = max(numbered, key=lambda each: each[0])
+    if name == RUN_NAME:
+        return last.file == f"{folder}/{JOB_NAME}"
+    return name == COMPARISON_NAME and last.event != "begun"

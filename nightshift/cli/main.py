@@ -140,7 +140,11 @@ def history(as_json: bool) -> None:
     metavar="COMMAND",
     help="Run it at a keep, a crash that repeats, and the end, with JSON on its stdin: your mail, chat or phone.",
 )
-@click.option("--stop", is_flag=True, help="End what a night whose head was killed left running; with no other option.")
+@click.option(
+    "--stop",
+    is_flag=True,
+    help="Cancel the jobs in SLURM of a night whose controller was killed; with no other option.",
+)
 def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 

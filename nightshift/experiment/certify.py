@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.campaign.journal import Access
+from nightshift.campaign.journal import ASIDE, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Result
@@ -265,7 +265,7 @@ def _task(
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
-        if not (begun / PLAN_NAME).is_file() or (split == "test" and (begun / COMPARISON_NAME).exists()):
+        if not (begun / PLAN_NAME).is_file() or (split == "test" and _is_finished(begun, ledger)):
             continue
         if not ledger.holds(begun / PLAN_NAME):  # a kill came before its line, and so before any run
             folder = folder if any(begun.glob("*-*")) else begun
@@ -287,6 +287,12 @@ def _task(
                 raise UsageError(cause, fix)
             return Task(setup, old, begun, settings, unused)
     return Task(setup, plan, folder, settings, unused)
+
+
+def _is_finished(folder: Path, ledger: Ledger) -> bool:
+    """True if a comparison has its line. Without one, by a kill or invented, it is made again from the runs."""
+    path = folder / COMPARISON_NAME
+    return path.is_file() and ledger.holds(path)
 
 
 def _last_access(ledger: Ledger) -> int:
@@ -466,6 +472,9 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     first = baseline_of(task.setup.ledger.records(), task.setup.repo.head())
     if task.plan.split == "validation" and first and {*first.environments} & {*task.setup.rules.environment_names}:
         notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
+    if task.plan.access is not None:
+        aside = sorted(task.setup.ledger.runs_dir.glob(f"{ASIDE}-*"))
+        notes += [f"{path.name} was set aside: accesses in its damaged lines are not counted" for path in aside]
     return notes
 
 

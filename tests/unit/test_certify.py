@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from nightshift_arithmetic import data
 
+from nightshift.campaign.journal import Access, Event, Journal
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Load, Request, Weights
 from nightshift.campaign.verify import verify
@@ -133,6 +134,50 @@ def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says
     assert f"{side}, seed {seed}: was started 2 times" in made.notes
     assert [note for note in made.notes if "was started" in note and seed not in note] == []
     assert verify(kept.ledger).problems == []
+
+
+@pytest.mark.parametrize(
+    ("name", "num_runs"), [("plan.json", 2), ("run.json", 2), ("comparison.json", 0)]
+)  # that are made after the kill
+def test_a_kill_between_a_file_and_its_line_costs_no_access_and_is_no_problem(
+    kept: Setup, notebook: SilentReporter, monkeypatch: pytest.MonkeyPatch, name: str, num_runs: int
+) -> None:
+    add = Journal.add
+
+    def killed(journal: Journal, event: Event, file: str, digest: str, access: Access | None = None) -> bool:
+        if file.endswith(f"/{name}"):
+            raise KeyboardInterrupt  # instead of SIGKILL
+        return add(journal, event, file, digest, access=access)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", killed)
+        with pytest.raises(KeyboardInterrupt):
+            certified(kept, num_seeds=1)
+    found = verify(kept.ledger)
+    assert found.problems == []
+    [note] = found.notes
+    assert f"{name} has no line" in note
+    assert certificate_of(kept) is None
+    notebook.notes.clear()
+    made = certified(kept, num_seeds=1)
+    assert made.access == 1
+    assert certificate_of(kept) == made
+    assert sum(": run " in note for note in notebook.notes) == num_runs
+    assert [path.name for path in (kept.ledger.runs_dir / "certify").iterdir()] == ["0001"]
+    assert verify(kept.ledger).problems == verify(kept.ledger).notes == []
+
+
+def test_a_planted_comparison_ends_no_certificate(kept: Setup, notebook: SilentReporter) -> None:
+    def interrupt(text: str) -> None:
+        if "run 2 of 2" in text:
+            (kept.ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME).write_text("{}")
+            raise Interrupted("stopped by SIGINT")
+
+    notebook.on_note = interrupt
+    with pytest.raises(Interrupted):
+        certified(kept, num_seeds=1)
+    notebook.on_note = lambda text: None
+    assert certified(kept, num_seeds=1).access == 1
 
 
 def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, notebook: SilentReporter) -> None:
@@ -269,6 +314,12 @@ def test_a_certificate_has_its_line_in_the_journal_and_names_the_head(kept: Setu
         path.unlink()
         assert f"runs/{name} was deleted" in verify(kept.ledger).problems[-1]
         kept.ledger.enter(kept.ledger.run_dir(1) / "train.toml")  # another line changes nothing
+
+
+def test_a_journal_that_was_set_aside_is_said(kept: Setup) -> None:
+    (kept.ledger.runs_dir / "journal.damaged-1").write_text("no line\n")
+    note = "journal.damaged-1 was set aside: accesses in its damaged lines are not counted"
+    assert note in certified(kept, num_seeds=1).notes
 
 
 def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

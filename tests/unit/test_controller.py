@@ -117,7 +117,25 @@ def test_where_no_folder_can_be_locked_the_file_is(tmp_path: Path) -> None:
     assert not ledger.is_running()
 
 
-def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(tmp_path, on_nfs, monkeypatch):
+def test_a_second_controller_on_another_host_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS locks a folder for one host only: a stand-in for its flock lets this process lock every folder."""
+    flock: Callable[[int, int], None] = fcntl.flock
+
+    def on_another_host(descriptor: int, kind: int) -> None:
+        if not Path(f"/proc/self/fd/{descriptor}").is_dir():
+            flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", on_another_host)
+    with another_controller(tmp_path) as first:
+        assert Ledger(tmp_path).is_running()
+        assert f"process {first.pid} (uv run nightshift night" in refusal(tmp_path)
+    with Ledger(tmp_path).controller():
+        pass
+
+
+def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(
+    tmp_path: Path, on_nfs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, flock, replaced = tmp_path / "runs" / HOLDER_NAME, fcntl.flock, list[Path]()
 
     def slow(descriptor: int, kind: int) -> None:
@@ -142,6 +160,31 @@ def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: py
     with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).controller():
         pass
     assert not Ledger(tmp_path).is_running()
+
+
+@pytest.mark.parametrize("what", ["a link", "a FIFO", "no locks of files"])
+def test_what_lies_in_place_of_the_file_keeps_no_controller_out(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "runs" / HOLDER_NAME, fcntl.flock
+    path.parent.mkdir()
+    (tmp_path / "private").write_text("mine")
+
+    def folders_only(descriptor: int, kind: int) -> None:
+        if not Path(f"/proc/self/fd/{descriptor}").is_dir():
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        flock(descriptor, kind)
+
+    match what:
+        case "a link":
+            path.symlink_to(tmp_path / "private")
+        case "a FIFO":
+            os.mkfifo(path)
+        case _:
+            monkeypatch.setattr(fcntl, "flock", folders_only)
+    with Ledger(tmp_path).controller():
+        assert f"process {os.getpid()} (" in refusal(tmp_path)
+    assert (tmp_path / "private").read_text() == "mine"
 
 
 def test_a_controller_does_not_write_into_another_runs_folder(tmp_path: Path) -> None:

@@ -448,6 +448,22 @@ def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_noth
         run(setup)
 
 
+def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_written(setup: Setup) -> None:
+    def edit(folder: Path) -> None:
+        path = folder / "record.json"
+        fields = json.loads(path.read_text())
+        rules = fields["decision_rules"]
+        rules["kinds"] = [[60.0, 0.5] for _ in rules["kinds"]]  # every idea is believed to help
+        path.write_text(json.dumps({**fields, "diff": ["seq_len: 1 -> 2"]}))
+
+    baseline(setup, then=BAD)
+    with during(setup, edit):
+        record = run(setup)
+    assert (record.status, record.decision_rules) == ("discard", RULES.decision)
+    assert record.diff != ("seq_len: 1 -> 2",)
+    assert verify(setup.ledger).problems == []
+
+
 def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
     baseline(setup, then=BAD)
     with during(setup, lambda folder: (folder / "train.toml").unlink()):

@@ -193,7 +193,7 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
         lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "line 3 of journal.jsonl is damaged"
     ),
     "cut by many lines": (lambda x: reorder(x, lambda o: o[:4]), "has no line"),
-    "cut in a line": (lambda x: reorder(x, lambda o: [*o[:-1], o[-1][:9]]), "comparison.json has no line"),
+    "cut in an earlier line": (lambda x: reorder(x, lambda o: [*o[:-3], o[-3][:9]]), "run.json has no line"),
     "no journal": (lambda x: x.journal.path.unlink(), "has no line"),
     "a pipe for a journal": (
         lambda x: (x.journal.path.unlink(), os.mkfifo(x.journal.path)), "journal.jsonl cannot be read"
@@ -281,9 +281,49 @@ def test_an_outcome_and_a_lesson_are_written_after_the_decision_and_change_no_ha
     assert problems(ledger) == []
 
 
-def test_a_line_without_an_end_is_noted(ledger: Ledger) -> None:
-    ATTACKS["cut in a line"][0](ledger)
-    assert verify(again(ledger)).notes == ["the last line of journal.jsonl has no end: it was cut, perhaps by a kill"]
+def test_a_line_without_an_end_is_noted_and_what_a_kill_may_have_done_is_no_problem(ledger: Ledger) -> None:
+    reorder(ledger, lambda old: [*old[:-1], old[-1][:9]])
+    assert verify(again(ledger)).problems == []
+    assert verify(again(ledger)).notes == [
+        "the last line of journal.jsonl has no end: it was cut, perhaps by a kill",
+        "runs/certify/0001/comparison.json has no line, perhaps by a kill: it is not read, and certify makes it again",
+    ]
+
+
+def test_what_a_controller_writes_while_verify_reads_is_no_problem(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, controller, readable = (
+        ledger.reserve(a_record(), {"train.toml": b"x = 1\n"}),
+        again(ledger),
+        Ledger.readable,
+    )
+
+    def late(self: Ledger) -> tuple[list[Record], list[str]]:
+        found = readable(self)
+        controller.write(
+            replace(record, status="discard", judgement=Judgement(why="why"), result=a_result(), decided=5)
+        )
+        path = ledger.runs_dir / "certify" / "0001" / "baseline-8" / "run.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+        controller.enter(path)
+        return found
+
+    monkeypatch.setattr(Ledger, "readable", late)
+    found = verify(again(ledger))
+    assert found.problems == found.notes == []
+    assert found.num_lines == 16
+
+
+def test_a_name_in_the_journal_stays_in_its_line(ledger: Ledger) -> None:
+    held = [journal.line_of(line) for line in lines(ledger)]
+    rewrite(ledger, [*held, replace(held[0], file="0009/x\x1b[2J\nnote: all is well", recovered=True)])
+    (ledger.runs_dir / "journal.damaged-1\nall is well").touch()
+    found = verify(again(ledger))
+    assert len(found.problems) == 3
+    for told in (*found.problems, *found.notes):
+        assert told.isprintable(), told
 
 
 class Killed(BaseException):

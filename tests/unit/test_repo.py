@@ -151,6 +151,18 @@ def test_a_lock_that_goes_in_time_only_delays_a_keep(repo: Repo, name: str) -> N
     assert git(repo.root, "diff", "--cached", "--name-only") == ""
 
 
+def test_a_git_that_is_ended_removes_its_lock_file(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for git, which removes its lock file when it is asked to end, as git does."""
+    lock, program = tmp_path / "index.lock", tmp_path / "git"
+    program.write_text(f"#!/bin/sh\ntrap 'rm {lock}; exit 1' TERM\ntouch {lock}\nsleep 600 & wait\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(git_module, "_program", lambda: str(program))
+    Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(Interrupted), interruptible():
+        repo.keep(Head(CAMPAIGN, "0" * 40), CANDIDATE, MESSAGE)
+    assert not lock.exists()
+
+
 def test_a_wait_that_ctrl_c_cut_short_is_not_begun_again(repo: Repo) -> None:
     """The clean-up after Ctrl-C settles the record, too."""
     (repo.root / ".git" / "index.lock").touch()

@@ -21,8 +21,8 @@ def write_runs(story: Story, folder: Path, private: Private, *, is_mine: bool = 
     installed, or fails.
 
     A run has the config that applies, the numbers that the experiment came to as its summary, and the steps of its
-    first run; those of others as `run-2/...`. Nothing of this machine, its code or its git is told: what is `private`
-    of a description is replaced, and the logs that the package writes beside a run, which name its paths, are left out.
+    run. Nothing of this machine, its code or its git is told: what is `private` of a description is replaced, and the
+    logs that the package writes beside a run, which name its paths, are left out.
     """
     try:
         import wandb
