@@ -50,9 +50,9 @@ def as_recorded_now(ledger: Ledger, record: Record) -> Result:
     """A run with the mean length of its steps: nights of 2026-11-23 hold the median."""
     run, steps = record.result, curve(ledger, record)
     assert run is not None
-    if run.load is None or not steps or not steps[-1].time:
+    if run.contention is None or not steps or not steps[-1].time:
         return run
-    return replace(run, load=replace(run.load, step_seconds=steps[-1].time / len(steps)))
+    return replace(run, contention=replace(run.contention, step_seconds=steps[-1].time / len(steps)))
 
 
 def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput) -> Iterator[dict[str, Any]]:
@@ -74,7 +74,7 @@ def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput)
         "used": min(steps[-1].time / throughput.budget_seconds, 1.0) if is_decaying else None,
         "is_cut": is_decaying and run.training.num_steps < begins,
         "log_error": math.log(pace * throughput.budget_seconds / throughput.plan(config.resolved).num_steps),
-        "is_busy": bool(run.load and run.load.taken >= BUSY),
+        "is_busy": bool(run.contention and run.contention.taken >= BUSY),
     }
 
 

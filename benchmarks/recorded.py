@@ -96,7 +96,7 @@ def _record(night: str, experiment: dict[str, Any]) -> Record:
         result=_result(experiment["runs"][0]),
         judgement=msgspec.convert(experiment["judgement"], Judgement),
         decided=experiment["number"],
-        settled="recorded",
+        git_action="recorded",
         total_seconds=experiment["total_seconds"],
     )
 

@@ -147,7 +147,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
             effective_hash=candidate.hash,
             result=a_result(score, 100),
             judgement=judgement,
-            settled="settled",
+            git_action="git_action",
             health=f"entropy fell {number}",
         )
         reserved = ledger.reserve(record, {"train.toml": candidate.source})

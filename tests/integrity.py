@@ -29,7 +29,9 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
     if not numbers == [r.number for r in records] == list(range(1, len(numbers) + 1)) and not gaps:
         found.append(f"numbers are not 1, 2, 3, ...: {numbers}")
     found += [f"{r.number:04d} is open" for r in records if r.status == "started"]
-    found += [f"{r.number:04d} is not settled" for r in records if r.settled is None and r.failure != "interrupted"]
+    found += [
+        f"{r.number:04d} has no git action" for r in records if r.git_action is None and r.failure != "interrupted"
+    ]
     for r in records:
         if r.status in ("keep", "discard") and not _is_measured(r):
             found.append(f"{r.number:04d} was decided without a whole evaluation")

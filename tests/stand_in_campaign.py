@@ -194,7 +194,7 @@ def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
     return replace(
         record,
         kept_commit=f"{record.number:040x}" if is_keep else None,
-        settled="committed on the stand-in branch" if is_keep else "restored the incumbent's train.toml",
+        git_action="committed on the stand-in branch" if is_keep else "restored the incumbent's train.toml",
         lesson=f"{100 * record.judgement.delta:+.1f} pp expected; the other direction is open"
         if record.number % 4
         else None,

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from nightshift.agents.base import Answer, Context  # noqa: E402
-from nightshift.campaign.records import Load, Proposal  # noqa: E402
+from nightshift.campaign.records import Contention, Proposal  # noqa: E402
 from nightshift.cli import output  # noqa: E402
 from nightshift.cli.progress import TerminalReporter  # noqa: E402
 from nightshift.cli.shell import in_one_line  # noqa: E402
@@ -116,7 +116,7 @@ def main() -> None:
         runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
     install("night")
     busy = Path(sys.argv[1]) / "stand-in-busy"
-    look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
+    look = lambda: Contention(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
     start.Night = partial(start.Night, pauses=tuple(pauses), look=look)
 
     def night() -> int:

@@ -19,7 +19,7 @@ from types import ModuleType
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift.campaign.records import Load  # noqa: E402
+from nightshift.campaign.records import Contention  # noqa: E402
 from nightshift.config.rules import Rules  # noqa: E402
 from nightshift.config.rules_toml import rules_here  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
@@ -49,11 +49,11 @@ class Neighbours(Watch):
 
     asked: Path | None = None
 
-    def taken(self) -> Load:
+    def taken(self) -> Contention:
         shares = json.loads(self.asked.read_text()) if self.asked and self.asked.exists() else []
         if self.asked and shares:
             self.asked.write_text(json.dumps(shares[1:]))
-        return Load(2, others_share=shares[0] if shares else 0.0, stolen_share=0.0)
+        return Contention(2, others_share=shares[0] if shares else 0.0, stolen_share=0.0)
 
 
 def fault(folder: Path, name: str, once: bool = True) -> None:

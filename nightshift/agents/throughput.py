@@ -60,7 +60,10 @@ class Throughput:
         precision, pull = np.diag(sds**-2), means * sds**-2
         for config, run in runs:
             if seconds := step_seconds(run):
-                drivers, variance = _drivers(config.resolved), NOISE_SD**2 + (run.load.taken if run.load else 0.0) ** 2
+                drivers, variance = (
+                    _drivers(config.resolved),
+                    NOISE_SD**2 + (run.contention.taken if run.contention else 0.0) ** 2,
+                )
                 precision += np.outer(drivers, drivers) / variance
                 pull += drivers * math.log(seconds) / variance
         covariance = np.linalg.inv(precision)
@@ -75,8 +78,8 @@ class Throughput:
 
 def step_seconds(run: Result) -> float | None:
     """Of a step, on the budget's clock; where that was not measured, on the wall's; None without one."""
-    if run.load and run.load.step_seconds:
-        return run.load.step_seconds
+    if run.contention and run.contention.step_seconds:
+        return run.contention.step_seconds
     seconds, num_steps = run.training.training_seconds, run.training.num_steps
     return seconds / num_steps if seconds and num_steps else None
 

@@ -19,7 +19,7 @@ from nightshift.files import disk_error, remove_tree
 from nightshift.text import clean
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
-_FAILED = "not settled: "
+_FAILED = "not done: "
 MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
 
 
@@ -42,11 +42,11 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     head, journal = Head(record.branch, record.commit), ledger.journal.head
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
-        return replace(record, settled=f"{_FAILED}{where} is no campaign (git switch -c autoresearch/<tag>)")
+        return replace(record, git_action=f"{_FAILED}{where} is no campaign (git switch -c autoresearch/<tag>)")
     if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
-        return replace(record, settled="train.toml left as it is: nothing was decided")
+        return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:
-        return replace(record, settled="baseline: nothing to commit")
+        return replace(record, git_action="baseline: nothing to commit")
     assert record.judgement is not None
     trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Journal: {journal}\n" if journal else "")
     # git takes neither NUL nor surrogates, a terminal no codes of others, and a reason no trailer of its own.
@@ -55,33 +55,33 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         candidate = ledger.stored_config(ledger.record(record.number)).source
         if record.is_keep:
             commit, settled = repo.keep(head, candidate, message)
-            return replace(record, kept_commit=commit, settled=settled)
+            return replace(record, kept_commit=commit, git_action=settled)
         numbers = [record.judgement.incumbent or record.parent, record.judgement.taken_back_to]
         sources = [ledger.stored_config(ledger.record(number)).source for number in numbers if number is not None]
         before, incumbent = sources[0], sources[-1]
         restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
-        return replace(record, settled=repo.discard(head, candidate, incumbent, restore, before))
+        return replace(record, git_action=repo.discard(head, candidate, incumbent, restore, before))
     except (EngineError, UsageError, OSError, ValueError) as error:
-        if isinstance(error, GitLockedError) and error.is_known and record.settled:
+        if isinstance(error, GitLockedError) and error.is_known and record.git_action:
             return record  # the same lock file as before: the record says so
-        return replace(record, settled=f"{_FAILED}{error}")
+        return replace(record, git_action=f"{_FAILED}{error}")
 
 
 def uncommitted(campaign: Campaign) -> str | None:
     """What git did not take of the campaign's standing verdicts, in one line; None if nothing is missing."""
     last = campaign.decided[-1] if campaign.decided else None
     for record in (campaign.incumbent, last):
-        if record is not None and (record.is_keep or record is last) and _is_unsettled(record) and record.settled:
+        if record is not None and (record.is_keep or record is last) and _is_unsettled(record) and record.git_action:
             verdict = "kept and not committed" if record.is_keep else "discarded, but the branch may still hold it"
-            cause = record.settled.removeprefix(_FAILED).rstrip(".")
+            cause = record.git_action.removeprefix(_FAILED).rstrip(".")
             return f"{record.number:04d} is {verdict}: {cause}. Each later experiment and start tries again."
     return None
 
 
 def _is_unsettled(record: Record) -> bool:
     """True if what its verdict does to the branch was not done, or failed for a reason that may have passed."""
-    failed = (record.settled or "").startswith(_FAILED) and Head(record.branch, None).is_campaign
-    return record.judgement is not None and (record.settled is None or failed)
+    failed = (record.git_action or "").startswith(_FAILED) and Head(record.branch, None).is_campaign
+    return record.judgement is not None and (record.git_action is None or failed)
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
@@ -102,9 +102,9 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")
         elif record.number in due:
-            settled = close(record, ledger, repo).settled
-            if settled != record.settled:
-                note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
+            settled = close(record, ledger, repo).git_action
+            if settled != record.git_action:
+                note(f"experiment {record.number:04d} was decided before git was called; now: {settled}")
     for number in reversed(ledger.numbers()):
         if number in in_flight:
             continue
@@ -119,7 +119,7 @@ def _due(records: Sequence[Record], ledger: Ledger, repo: Repo) -> set[int]:
     the incumbent, or the last verdict, of the branch checked out. Any other would undo what came after it."""
     unsettled = {record.number: record for record in records if _is_unsettled(record)}
     last, branch = max((r.decided or 0 for r in records), default=0), repo.head().branch if unsettled else ""
-    due = {n for n, r in unsettled.items() if r.settled is None and r.decided in (None, last)}
+    due = {n for n, r in unsettled.items() if r.git_action is None and r.decided in (None, last)}
     for rules_hash in {record.rules_hash for record in unsettled.values() if record.branch == branch}:
         campaign = fold(ledger, records, branch, rules_hash)
         keep, end = campaign.incumbent, (campaign.decided or (None,))[-1]

@@ -189,7 +189,7 @@ def _digest(decided: Sequence[Record]) -> str:
             r.effective_hash,
             r.proposal.base,
             r.diff,
-            r.result and r.result.load,
+            r.result and r.result.contention,
         )
         for r in decided
     ]

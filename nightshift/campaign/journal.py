@@ -161,15 +161,15 @@ def sha256(data: bytes) -> str:
 
 
 def record_sha256(data: bytes) -> str:
-    """The hash of a record.json: of its JSON with sorted keys, without what is written after the decision (`settled`,
-    `kept_commit`, the proposer's `reported_outcome` and `lesson`). ValueError if it is not JSON of a record."""
+    """The hash of a record.json: of its JSON with sorted keys, without what is written after the decision
+    (`git_action`, `kept_commit`, the proposer's `reported_outcome` and `lesson`). ValueError if it is no record."""
     try:
         fields = msgspec.json.decode(data, type=dict)
         proposal = msgspec.convert(fields.get("proposal"), dict)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     fields["proposal"] = {name: proposal[name] for name in proposal if name not in ("reported_outcome", "lesson")}
-    decided = {name: fields[name] for name in fields if name not in ("settled", "kept_commit")}
+    decided = {name: fields[name] for name in fields if name not in ("git_action", "kept_commit")}
     return sha256(msgspec.json.encode(decided, order="sorted"))
 
 

@@ -214,7 +214,7 @@ class Ledger:
             reason = error.strerror if isinstance(error, OSError) else error
             fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
-        if record.settled is not None:  # decided and no more is not closed: another process's head settles it yet
+        if record.git_action is not None:  # decided and no more is not closed: another process's head settles it yet
             self._known[number] = record
         return record
 

@@ -206,7 +206,7 @@ class Progress:
     seconds_left: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
     reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None  # mean of the last step, usually 0..1
     num_done: _Count | None = None  # evaluation: examples completed
-    place: str = ""  # slot or node, where there are several
+    slot: str = ""  # slot or node, where there are several
     num_with_gradient: _Count = 0  # training: of all steps so far
     num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
 
@@ -273,7 +273,7 @@ class Evaluation:
     weights: Weights
     seconds: float
     strict_score: Fraction | None = None  # None: an environment asks for no form
-    formatted_share: Fraction | None = None  # of the answers, right or wrong
+    format_rate: Fraction | None = None  # of the answers, right or wrong
     repeated_share: Fraction | None = None  # of completions asked for again: the same text; None: not asked
     parts: tuple[Part, ...] = ()
     unscored: tuple[str, ...] = ()  # a line an environment whose reward failed for some answers, which count 0
@@ -291,7 +291,7 @@ def packed(scores: Sequence[float]) -> Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Contention:
     """How busy the machine was while a run trained; shares, 0..1, of what others took (executors/gpus.py)."""
 
     num_cores: int
@@ -321,12 +321,12 @@ class Result:
     startup_seconds: Seconds | None = None
     total_seconds: Seconds = 0.0
     hardware: str = ""
-    load: Load | None = None
+    contention: Contention | None = None
     versions: dict[str, str] = field(default_factory=dict)
     token: str = ""  # of its job
     job_sha256: str = ""  # of the job.json that its worker read
-    began: str = ""  # ISO 8601, UTC, by the worker's clock
-    place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
+    started: str = ""  # ISO 8601, UTC, by the worker's clock
+    slot: str = ""  # of this machine, or the node; empty where runs follow each other
 
 
 class Action(StrEnum):
@@ -415,7 +415,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     # What was decided, and what git did.
     judgement: Judgement | None = None
     decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
-    settled: str | None = None  # what was done to git and train.toml, or why nothing was
+    git_action: str | None = None  # what was done to git and train.toml, or why nothing was
     kept_commit: str | None = None
 
     @property
@@ -476,7 +476,7 @@ class Job:
     ends_without_gradient: bool = False
     cores: tuple[int, ...] = ()
     layout: str = ""
-    place: str = ""
+    slot: str = ""
 
     @property
     def sha256(self) -> str:

@@ -25,7 +25,7 @@ BUSY = 0.25  # what others took, from which a run is called busy: half a core of
 
 def taken(record: Record) -> float:
     """The largest share that others took of what its run needed, 0..1."""
-    return record.result.load.taken if record.result and record.result.load else 0.0
+    return record.result.contention.taken if record.result and record.result.contention else 0.0
 
 
 def extra_variance(record: Record) -> float:
@@ -36,7 +36,7 @@ def extra_variance(record: Record) -> float:
 
 
 def remark(record: Record) -> str | None:
-    load = record.result.load if record.result else None
+    load = record.result.contention if record.result else None
     if load is None or load.taken < BUSY:
         return None
     shares = {
@@ -126,9 +126,9 @@ def compare(candidate: Record, parent: Record) -> Form | None:
 
 def _answers(record: Record) -> Answers | None:
     found = record.evaluation
-    if found is None or found.strict_score is None or found.formatted_share is None:
+    if found is None or found.strict_score is None or found.format_rate is None:
         return None
-    return Answers(found.eval_score, found.strict_score, found.formatted_share, len(found.example_scores))
+    return Answers(found.eval_score, found.strict_score, found.format_rate, len(found.example_scores))
 
 
 def _stderr(p: float, n: int, q: float, m: int) -> float:

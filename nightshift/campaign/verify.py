@@ -126,9 +126,8 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     places = _places(lines)
     recovered = [file for file, about in places.items() if any(line.recovered for _, line in about)]
     if recovered:
-        found.notes.append(
-            f"{listed([clean(file) for file in recovered])}: the line was written by a later start, after a kill"
-        )
+        names = listed([clean(file) for file in recovered])
+        found.notes.append(f"{names}: written by a later start, after a kill or because the journal was gone")
     _compare_experiments(ledger, records, places, found)
     _compare_other_files(ledger, files, {record.number for record in records if record.result}, places, found)
     by_number = {record.number: record for record in records}

@@ -68,7 +68,7 @@ def summary(record: Record, journal: str) -> str:
         *([("base", ", ".join(f"{number:04d}" for number in record.proposal.base))] if record.proposal.base else []),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
-        ("settled", record.settled or ""),
+        ("git", record.git_action or ""),
         *([("journal", journal)] if journal else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
         *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {branch}")]),

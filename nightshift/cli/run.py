@@ -58,7 +58,7 @@ def run(root: Path, request: Request) -> int:
         require_ready(setup)  # before anything is written or downloaded for what cannot run
         with setup.ledger.controller():
             sweep(root, reporter.note)
-            end_jobs(setup.ledger)
+            end_jobs(setup.ledger, reporter.note)
             setup.engine.prepare_at_start(reporter.note)
             try:
                 record = run_experiment(request, setup)

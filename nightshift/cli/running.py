@@ -51,7 +51,7 @@ class RunLine:
     def text(self, name: str = "", bar: int = 0) -> str:
         """What it does, since when, and when that ends; with a bar of so many cells, if its share is known."""
         reading, job, lasts = self._reading, self._job, lasted(time.time() - self._began)
-        place = clean(reading.place, _MAX_NAME) + ": " if reading and reading.place else ""
+        place = clean(reading.slot, _MAX_NAME) + ": " if reading and reading.slot else ""
         head = f"{name or self.name}: {place}"
         if reading is None:
             return f"{head}waiting to start, {lasts}"

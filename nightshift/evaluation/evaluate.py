@@ -87,7 +87,7 @@ def evaluate(
         weights=weights,
         seconds=time.monotonic() - began,
         strict_score=_mean(as_asked) if as_asked else None,
-        formatted_share=sum(formatted) / n if has_form else None,
+        format_rate=sum(formatted) / n if has_form else None,
         repeated_share=repeated,
         parts=parts if len(parts) > 1 else (),
         unscored=unscored,

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from nightshift.campaign.records import Load
+from nightshift.campaign.records import Contention
 from nightshift.config.rules import RULES_NAME
 from nightshift.errors import EngineError, UsageError
 
@@ -53,11 +53,11 @@ class Watch:
                 if pids & ours:  # else these are numbers of another namespace, and tell nothing
                     self._shared.append(bool(pids - ours))
 
-    def taken(self) -> Load:
+    def taken(self) -> Contention:
         seconds = max(self._clock() - self._began, 1e-9) * len(self._cores)
         busy, stolen = (now - before for now, before in zip(self._used(), self._machine, strict=True))
         others = busy - (_own_seconds() - self._ours)
-        return Load(
+        return Contention(
             num_cores=len(self._cores),
             load_average=os.getloadavg()[0],
             others_share=min(max(others / seconds, 0.0), 1.0),
@@ -93,7 +93,7 @@ def watching(watch: Watch) -> Iterator[Watch]:
         thread.join()
 
 
-def taken_now() -> Load:
+def taken_now() -> Contention:
     """What others take of the processors for two seconds from now."""
     watch = Watch()
     time.sleep(_SAMPLE_SECONDS)

@@ -79,7 +79,7 @@ class LocalExecutor:
             gpus=slot.gpus or job.gpus,
             cores=slot.cores,
             layout=layout(len(self.slots), len(slot.cores)),
-            place=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
+            slot=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
         )
         marker = f"{folder.name}-{uuid.uuid4().hex}"
         write_json(folder / JOB_NAME, job)

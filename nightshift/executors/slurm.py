@@ -27,7 +27,7 @@ from msgspec import Meta
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, STARTED_NAME, Job, Result
 from nightshift.entry import isolated
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, UsageError, listed
 from nightshift.executors.leftovers import mark
 from nightshift.executors.local import PROGRAM
 from nightshift.executors.process import engine_environment, tail
@@ -273,9 +273,11 @@ def jobs_left(ledger: Ledger, first: int = 0) -> dict[Path, Job]:
     return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(ledger, folder))}
 
 
-def end_jobs(ledger: Ledger) -> None:
+def end_jobs(ledger: Ledger, note: Callable[[str], None]) -> None:
     """Cancel the jobs that earlier controllers of this checkout left. EngineError where slurmctld does not answer."""
-    cancel_jobs([job.name for job in jobs_left(ledger).values()])
+    if jobs := jobs_left(ledger):
+        cancel_jobs([job.name for job in jobs.values()])
+        note(f"cancelled jobs in SLURM that an earlier controller left: {listed([path.name for path in jobs])}")
 
 
 @unblocked()

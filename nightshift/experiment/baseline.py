@@ -68,7 +68,7 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
     head, is_all = setup.repo.head(), config.hash == made.config_hash and not request.again
     said = f"{request.proposal.description}: " if is_all and request.proposal.description else ""
     said += f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
-    cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "settled", "total_seconds"))
+    cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "git_action", "total_seconds"))
     record = replace(
         made,
         branch=head.branch,

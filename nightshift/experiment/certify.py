@@ -459,7 +459,7 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     """What a reader should know beside the numbers."""
     notes = [result.note] if result.note else []
     for run in runs:
-        name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.load
+        name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.contention
         notes += [f"{name}: crashed: {training.cause}"] if run.result.evaluation is None else []
         notes += [f"{name}: {run.proof}"] if run.proof else []
         notes += [f"{name}: was started {run.num_starts} times"] if run.num_starts > 1 else []

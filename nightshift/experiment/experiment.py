@@ -195,12 +195,12 @@ def withdraw(number: int, cause: str, setup: Setup) -> None:
 
 
 def interrupt(cause: str, setup: Setup) -> None:
-    """End what is in flight, and close its record: as interrupted, unless it has its verdict and was not settled."""
+    """End what is in flight, and close its record: as interrupted, unless it has its verdict already."""
     numbers = setup.experiments_in_flight()
     cancel(setup)
     records = setup.ledger.records()
     for record in records:
-        if record.settled is not None or (record.number not in numbers and record is not records[-1]):
+        if record.git_action is not None or (record.number not in numbers and record is not records[-1]):
             continue
         if record.status == STARTED:
             conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)

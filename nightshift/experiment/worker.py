@@ -51,7 +51,7 @@ _PROGRESS_SECONDS = 0.5
 _CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 
 
-def reporter(path: Path, place: str) -> ProgressCallback:
+def reporter(path: Path, slot: str) -> ProgressCallback:
     """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
     last_phase: Phase | None = None
     last = 0.0
@@ -61,7 +61,7 @@ def reporter(path: Path, place: str) -> ProgressCallback:
         now = time.monotonic()
         if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
             with suppress(OSError):  # a full disk ends the run where it matters, not here
-                write_atomically(path, msgspec.json.encode(replace(reading, place=place)), sync=False)
+                write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
             last_phase, last = reading.phase, now
 
     report(Progress(Phase.STARTING, 0))
@@ -139,8 +139,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     began = time.monotonic()
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    place = job.place or os.environ.get("SLURMD_NODENAME", "")
-    result = Result(job.seed, crashed, token=job.token, job_sha256=job.sha256, began=now, place=place)
+    slot = job.slot or os.environ.get("SLURMD_NODENAME", "")
+    result = Result(job.seed, crashed, token=job.token, job_sha256=job.sha256, started=now, slot=slot)
     engine: Engine | None = None
     answers: Path | None = None
     try:
@@ -162,7 +162,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         else:  # the file appears with the result: who could read its score sooner could end a run whose score is low
             examples, answers = selection_set(rules, root), temporary_beside(folder / ANSWERS_NAME)
         result = replace(result, hardware=hardware, versions=engine.versions())
-        opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, place)
+        opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
@@ -172,7 +172,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             steps = read_steps(folder / METRICS_NAME)
             times = [step.time for step in steps if step.time]
             load = replace(watch.taken(), step_seconds=max(times) / len(steps) if times else None)
-            result = replace(result, load=load, curve=curve(steps, rules.budget_seconds))
+            result = replace(result, contention=load, curve=curve(steps, rules.budget_seconds))
             if result.training.outcome.is_success:
                 if result.training.num_steps < 1:  # the model as it came is no result of this config
                     cause = f"no step fitted into the budget of {rules.budget_text}"

@@ -23,7 +23,7 @@ from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.recombine import base_of, next_base
-from nightshift.campaign.records import Cost, Failure, Load, Proposal, Record, Request
+from nightshift.campaign.records import Contention, Cost, Failure, Proposal, Record, Request
 from nightshift.campaign.scores import BUSY, to_repeat
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
@@ -97,7 +97,7 @@ class Night:
         proposer: Proposer,
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
-        look: Callable[[], Load] = taken_now,
+        look: Callable[[], Contention] = taken_now,
         notifier: Notifier | None = None,
     ) -> None:
         """`tell` gets the summaries; news goes to the reporter. `look` measures what others take of the machine."""

@@ -47,7 +47,7 @@ def night(
         setup.engine.prepare_at_start(reporter.note)
         state = begin(request, setup)
         if old is None or state.started != old.started:
-            end_jobs(ledger)
+            end_jobs(ledger, reporter.note)
         elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
             for folder, job in jobs.items():
                 setup.executor.take_over(folder, job)
@@ -64,7 +64,7 @@ def stop_night(root: Path) -> str:
     ledger, notes = Ledger(root), list[str]()
     with ledger.controller():
         sweep(root, notes.append)
-        end_jobs(ledger)
+        end_jobs(ledger, notes.append)
         with ledger.lock():
             resume(ledger, Repo(root), notes.append)
         state = load(ledger)

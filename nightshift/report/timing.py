@@ -170,8 +170,8 @@ class Timeline:
 
 def timeline(records: Sequence[Record]) -> Timeline | None:
     """Of the runs that say where and when they were made; None where none does."""
-    placed = ((record, run) for record in records if (run := own_run(record)) and run.place)
-    runs = [(record, run, ran) for record, run in placed if (ran := span(run.began, run.total_seconds))]
+    placed = ((record, run) for record in records if (run := own_run(record)) and run.slot)
+    runs = [(record, run, ran) for record, run in placed if (ran := span(run.started, run.total_seconds))]
     if not runs:
         return None
     began, ended = min(ran[0] for *_, ran in runs), max(ran[1] for *_, ran in runs)
@@ -179,7 +179,7 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
     scale = (WIDTH - LEFT) / seconds
     found = defaultdict[str, list[tuple[Record, Result, Span]]](list)
     for one in sorted(runs, key=lambda one: one[2]):  # a node may hold several at once
-        names = (f"{one[1].place} ({n})" if n > 1 else one[1].place for n in count(1))
+        names = (f"{one[1].slot} ({n})" if n > 1 else one[1].slot for n in count(1))
         found[next(name for name in names if not found[name] or found[name][-1][2][1] <= one[2][0])].append(one)
     lanes = []
     for index, place in enumerate(sorted(found)):
@@ -194,7 +194,7 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
             )
             for record, run, ran in found[place]
         ]
-        steps = [s for _, run, _ in found[place] if run.load and (s := run.load.step_seconds) is not None]
+        steps = [s for _, run, _ in found[place] if run.contention and (s := run.contention.step_seconds) is not None]
         used = min(sum(run.total_seconds for _, run, _ in found[place]) / seconds, 1.0)
         step_seconds = median(steps) if len(steps) >= _MIN_RUNS else None
         lanes.append(Lane(place, index * LANE_HEIGHT, tuple(bars), used, step_seconds))
@@ -202,11 +202,11 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
         Share(
             LEFT + scale * (ran[0] - began).total_seconds(),
             max(scale * run.total_seconds, 1.0),
-            run.load.others_share,
-            f"{record.number:04d}: others took {run.load.others_share:.0%}",
+            run.contention.others_share,
+            f"{record.number:04d}: others took {run.contention.others_share:.0%}",
         )
         for record, run, ran in runs
-        if run.load and run.load.others_share is not None
+        if run.contention and run.contention.others_share is not None
     )
     bottom = len(lanes) * LANE_HEIGHT
     height = bottom + (_SHARE_HEIGHT if others else 0.0)
@@ -217,7 +217,7 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
 def num_at_once(records: Iterable[Record]) -> int:
     """The most runs that were under way at one moment."""
     runs = [run for record in records if (run := own_run(record))]
-    spans = [ran for run in runs if (ran := span(run.began, run.total_seconds))]
+    spans = [ran for run in runs if (ran := span(run.started, run.total_seconds))]
     ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     now = most = 0
     for _, change in ends:

@@ -146,7 +146,7 @@ def test_hostile_texts_run_nothing_and_are_searched_and_downloaded_as_text(
     ledger = build(tmp_path, len(HOSTILE), num_examples=60, with_files=False)
     everything = " ".join(HOSTILE)
     for record, text in zip(ledger.records(), HOSTILE, strict=True):
-        ledger.write(replace(record, description=text, lesson=everything, health=everything, settled=everything))
+        ledger.write(replace(record, description=text, lesson=everything, health=everything, git_action=everything))
     tab = open_tab(written(tmp_path), 390)
     for button in tab.page.query_selector_all("button.open"):
         button.click()

@@ -262,7 +262,7 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
     lock.unlink()
     code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=1)
     assert code == 0, stderr
-    assert "experiment 0002 was decided but not settled; now: committed " in stderr
+    assert "experiment 0002 was decided before git was called; now: committed " in stderr
     assert "\ngit: " not in (root / "runs" / "night.txt").read_text()
     assert "Not in git" not in (root / "runs" / "report.md").read_text()
     assert problems(root) == []

@@ -40,7 +40,7 @@ def test_two_side_by_side_are_one_campaign(root: Path) -> None:
     assert sorted(r.decided or 0 for r in ours) == [*range(1, 8)]
     assert all(r.hardware.endswith(", 2 side by side, 1 core each") for r in ours)
     assert seeds_twice(ours) == []
-    assert {r.result.place for r in ours if r.result} == {"slot 1", "slot 2"}
+    assert {r.result.slot for r in ours if r.result} == {"slot 1", "slot 2"}
     began = {r.number: datetime.fromisoformat(r.started).timestamp() for r in ours}
     ended = {r.number: began[r.number] + (r.total_seconds or 0) for r in ours}
     assert any(began[b] < ended[a] for a in began for b in began if a < b), "none ran beside another"

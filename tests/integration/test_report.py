@@ -252,7 +252,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
                 lesson=everything,
                 notes=(everything,),
                 health=everything,
-                settled=everything,
+                git_action=everything,
                 hardware=everything,
                 versions={everything: everything},
                 unused_keys=(everything,),

@@ -65,7 +65,7 @@ def share_in_use(ours: list[Record]) -> float:
     found = timeline(ours)
     assert found is not None
     assert len(found.lanes) == NUM_SLOTS
-    spans = [ran for r in ours if (run := r.result) and (ran := span(run.began, run.total_seconds))]
+    spans = [ran for r in ours if (run := r.result) and (ran := span(run.started, run.total_seconds))]
     seconds = (max(span[1] for span in spans) - min(span[0] for span in spans)).total_seconds()
     in_use = sum(r.result.total_seconds for r in ours if r.result)
     in_use += sum(r.total_seconds or 0.0 for r in ours if r.result is None)  # the lost one left no result

@@ -60,15 +60,17 @@ def test_an_experiment_is_recorded_whole_whatever_its_streams_take(root: Path) -
     for number, (streams, is_heard) in enumerate(STREAMS.items(), 1):
         code, said = run(root, streams, "--again")
         record = Ledger(root).records()[-1]
-        is_whole = record.number == number and record.settled and record.proposal.description == "Δ lr → 3e-6, λ 日本"
+        is_whole = (
+            record.number == number and record.git_action and record.proposal.description == "Δ lr → 3e-6, λ 日本"
+        )
         if code != (ExitCode.MEASURED if is_heard else ExitCode.UNSAID) or "Traceback" in said or not is_whole:
-            wrong[streams] = code, said, record.status, record.settled
+            wrong[streams] = code, said, record.status, record.git_action
     assert not wrong
     assert len((root / "results.tsv").read_text().splitlines()) == len(STREAMS) + 1
     for variables in VARIABLES:
         code, said = run(root, "", "--again", **variables)
         assert (code, "Traceback" in said) == (0, False), (variables, said)
-    assert all(record.settled for record in Ledger(root).records())
+    assert all(record.git_action for record in Ledger(root).records())
 
 
 @pytest.mark.parametrize("streams", [">/dev/full 2>&1", ">&- 2>&-", "2>&1 | true"])

@@ -54,7 +54,7 @@ def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup)
     assert (record.number, record.baseline, record.branch) == (2, made.number, CAMPAIGN)
     assert (record.status, record.parent, record.decided) == ("keep", None, 2)
     assert record.result == made.result
-    assert record.settled == "baseline: nothing to commit"
+    assert record.git_action == "baseline: nothing to commit"
     assert record.judgement.incumbent_score == made.score
     assert "made on main" in record.proposal.description
     assert setup.ledger.files_dir(record) == setup.ledger.run_dir(made.number)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.records import Failure, Load, Record
+from nightshift.campaign.records import Contention, Failure, Record
 from nightshift.campaign.scores import BUSY, extra_variance, remark, taken, to_repeat
 from tests.campaigns import a_record, folded, judged, replace
 
@@ -16,8 +16,8 @@ STORY = [0.50, 0.60, 0.40, 0.58]
 def loaded(record: Record, share: float | None, **load: Any) -> Record:
     """With what others took of the cores in its run; None: the run has no load at all."""
     assert record.result is not None
-    found = None if share is None else Load(2, **{"others_share": share, **load})
-    return replace(record, result=replace(record.result, load=found))
+    found = None if share is None else Contention(2, **{"others_share": share, **load})
+    return replace(record, result=replace(record.result, contention=found))
 
 
 def busy(*shares: float) -> list[Record]:
@@ -96,7 +96,7 @@ def test_what_is_slow_by_itself_is_no_busy_machine() -> None:
     assert to_repeat(records, 2) is None
     assert extra_variance(records[3]) == 0.0
     assert remark(records[3]) is None
-    unknown = replace(records[3], result=replace(records[3].result, load=Load(2, 50.0, 900.0)))
+    unknown = replace(records[3], result=replace(records[3].result, contention=Contention(2, 50.0, 900.0)))
     assert to_repeat([*records[:3], unknown], 2) is None
 
 
@@ -116,5 +116,5 @@ def test_what_was_not_decided_is_nothing_to_repeat(changes: dict[str, Any]) -> N
 
 def test_a_crash_without_an_evaluation_is_nothing_to_repeat() -> None:
     records = judged([*STORY, None])
-    run = replace(records[1].result, evaluation=None, load=Load(2, others_share=0.9))
+    run = replace(records[1].result, evaluation=None, contention=Contention(2, others_share=0.9))
     assert to_repeat([*records[:4], replace(records[4], result=run)], 2) is None

@@ -9,7 +9,7 @@ from nightshift_arithmetic import data
 
 from nightshift.campaign.journal import Access, Event, Journal
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Load, Request, Weights
+from nightshift.campaign.records import Contention, Request, Weights
 from nightshift.campaign.verify import verify
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
@@ -324,7 +324,9 @@ def test_a_journal_that_was_set_aside_is_said(kept: Setup) -> None:
 
 def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     result = kept.executor.result
-    monkeypatch.setattr(kept.executor, "result", lambda folder: replace(result(folder), load=Load(2, others_share=0.4)))
+    monkeypatch.setattr(
+        kept.executor, "result", lambda folder: replace(result(folder), contention=Contention(2, others_share=0.4))
+    )
     made = certified(kept, num_seeds=1)
     said = [note for note in made.notes if "contention: others used 40% of the machine" in note]
     assert len(said) == 2

@@ -35,11 +35,11 @@ def test_an_engine_needs_only_what_another_process_can_be_told(rules: Rules, tmp
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:
-    with pytest.raises(UsageError, match=r"'0,1' is no GPU id.*--gpus 0; or add --engine prime-rl"):
+    with pytest.raises(UsageError, match=r"'0,1' is no GPU id.*--gpus 0 for --engine trl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "0,1")
     with pytest.raises(UsageError, match="--gpus none is for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "none")
-    with pytest.raises(UsageError, match=r"'1' is no pair of GPU ids.*both on one: --gpus 0,0; or add --engine trl"):
+    with pytest.raises(UsageError, match=r"'1' is no pair of GPU ids.*--gpus 0,1 .or 0,0. for --engine prime-rl"):
         open_engine(GSM8K_PRIME_RL, ROOT, {}, "1")
     with pytest.raises(UsageError, match=r"--prime-rl there is for --engine prime-rl, these rules \(arithmetic-trl\)"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, prime_rl=Path("there"))

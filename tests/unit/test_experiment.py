@@ -86,7 +86,7 @@ def test_the_baseline_is_recorded_as_it_was_and_makes_no_commit(setup: Setup) ->
     assert record.result.training.outcome is Outcome.FINISHED
     assert record.judgement.why == "baseline"
     assert record.judgement.delta is None
-    assert record.settled == "baseline: nothing to commit"
+    assert record.git_action == "baseline: nothing to commit"
     assert subjects(setup) == ["baseline config", "start"]
     assert record.proposal.prediction == "no change"
     assert record.health
@@ -130,7 +130,7 @@ def test_what_an_agent_committed_first_is_adopted_or_undone_by_a_commit(setup: S
     git(setup.root, "commit", "--quiet", "--all", "-m", "quick agent: good")
     kept = run(setup)
     assert kept.kept_commit == setup.repo.head().commit
-    assert "adopted" in kept.settled
+    assert "adopted" in kept.git_action
     write(setup, BAD)
     git(setup.root, "commit", "--quiet", "--all", "-m", "quick agent: bad")
     record = run(setup)
@@ -271,7 +271,7 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
     record = run(setup)
     parent = git(setup.root, "rev-parse", "HEAD~1").strip()
     git(setup.root, "update-ref", "HEAD", parent)  # as if the power had failed between verdict and commit
-    setup.ledger.write(replace(record, kept_commit=None, settled=None))
+    setup.ledger.write(replace(record, kept_commit=None, git_action=None))
     setup.ledger.tsv_path.unlink()
     assert tried(setup, BAD).status == "discard"
     settled = setup.ledger.read(record.number)
@@ -289,7 +289,7 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
     lock.touch()
     record = run(setup)
     assert (record.status, record.kept_commit) == ("keep", None)
-    assert record.settled.startswith(f"not settled: git could not write: its lock file {lock} was ")
+    assert record.git_action.startswith(f"not done: git could not write: its lock file {lock} was ")
     assert uncommitted(setup.campaign(record.branch)).startswith("0002 is kept and not committed: git could not write")
     for rate in ("4e-5", "5e-5")[:num_between]:  # discarded while the lock is still held
         assert tried(setup, rate).status == "discard"
@@ -310,8 +310,8 @@ def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setu
     assert record.status == "keep"
     good = write(setup, GOOD)
     assert run(setup).status == "keep"
-    for settled in (None, "not settled: git update-ref failed"):
-        setup.ledger.write(replace(record, kept_commit=None, settled=settled))
+    for settled in (None, "not done: git update-ref failed"):
+        setup.ledger.write(replace(record, kept_commit=None, git_action=settled))
         tried(setup, BAD, again=True)
         assert setup.repo.config_at("HEAD") == good
 
@@ -354,7 +354,7 @@ def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup)
     with pytest.raises(UsageError, match="first experiment measures the baseline"):
         run(setup)
     (setup.root / "train.toml").write_bytes(source)
-    assert run(setup).settled == "baseline: nothing to commit"
+    assert run(setup).git_action == "baseline: nothing to commit"
 
 
 @pytest.mark.parametrize("damage", [b"\xff\x00", b"max_steps = 3\n[orchestrator]\n", b"another learning rate"])
@@ -380,7 +380,7 @@ def test_nothing_is_settled_with_bytes_that_were_not_run(setup: Setup) -> None:
     with during(setup, lambda folder: stored.write_bytes(source.replace(b"3e-6", b"9e-6"))):
         record = run(setup)
     assert (record.status, record.kept_commit) == ("keep", None)
-    assert record.settled.startswith("not settled: runs/0002/train.toml is not what experiment 0002 ran")
+    assert record.git_action.startswith("not done: runs/0002/train.toml is not what experiment 0002 ran")
 
 
 def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup) -> None:
@@ -389,8 +389,8 @@ def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup)
     source = write(setup, GOOD)
     record = run(setup)
     assert record.status == "keep"
-    assert record.settled is not None
-    assert "branch main is no campaign" in record.settled
+    assert record.git_action is not None
+    assert "branch main is no campaign" in record.git_action
     assert subjects(setup) == ["start"]
     assert (setup.root / "train.toml").read_bytes() == source
     assert run(setup).status in ("keep", "discard")  # no campaign: the same config may be repeated

@@ -31,13 +31,13 @@ from tests.rules import ARITHMETIC_TRL
 ROOT = Path(__file__).parents[2]
 NUM = 1000
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-Scores = tuple[float, float | None, float | None]  # eval_score, strict_score, formatted_share
+Scores = tuple[float, float | None, float | None]  # eval_score, strict_score, format_rate
 
 
 def measured(number: int, scores: Scores, parent: int | None = None) -> Record:
     score, strict, share = scores
     result = a_result(score, NUM, 1000)
-    result = replace(result, evaluation=replace(result.evaluation, strict_score=strict, formatted_share=share))
+    result = replace(result, evaluation=replace(result.evaluation, strict_score=strict, format_rate=share))
     return a_record(number=number, decided=number, parent=parent, config_hash=f"{number}", result=result)
 
 
@@ -94,10 +94,10 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 def test_a_record_without_a_strict_score_has_none_and_never_zero() -> None:
     record = measured(1, (0.4, 0.1, 0.12))
     data = json.loads(msgspec.json.encode(record))
-    for name in ("strict_score", "formatted_share"):
+    for name in ("strict_score", "format_rate"):
         del data["result"]["evaluation"][name]
     old = msgspec.json.decode(json.dumps(data).encode(), type=Record)
-    assert (old.evaluation.strict_score, old.evaluation.formatted_share) == (None, None)
+    assert (old.evaluation.strict_score, old.evaluation.format_rate) == (None, None)
     assert figures(old)["strict_score"] is None
     assert "\nstrict_score:\n" in summary(old, "")
     assert "\nstrict_score:     0.100000\n" in summary(record, "")
@@ -108,7 +108,7 @@ def test_neither_results_tsv_nor_the_verdict_knows_the_strict_score() -> None:
     with_strict, without = pair(*ONLY_FORM[:2])[1], pair(*plain)[1]
     assert with_strict.status == without.status
     assert row(with_strict) == row(without)
-    assert not {"strict_score", "formatted_share"} & set(COLUMNS)
+    assert not {"strict_score", "format_rate"} & set(COLUMNS)
 
 
 def test_the_digest_has_a_line_for_it() -> None:
@@ -160,12 +160,12 @@ def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_o
     answers = [f"#### {right[0]}", f"It is {right[1]}.", "#### 1000", "no idea"]
     path = tmp_path / "evaluation.jsonl"
     found = evaluate(Parrot(answers), examples, ARITHMETIC_TRL, path, lambda reading: None)
-    assert (found.eval_score, found.strict_score, found.formatted_share) == (0.5, 0.25, 0.5)
+    assert (found.eval_score, found.strict_score, found.format_rate) == (0.5, 0.25, 0.5)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["formatted"] for line in lines] == [True, False, True, False]
     monkeypatch.delattr("nightshift_arithmetic.scoring.is_formatted")
     found = evaluate(Parrot(answers), examples, ARITHMETIC_TRL, path, lambda reading: None)
-    assert (found.eval_score, found.strict_score, found.formatted_share) == (0.5, None, None)
+    assert (found.eval_score, found.strict_score, found.format_rate) == (0.5, None, None)
     assert "formatted" not in json.loads(path.read_text().splitlines()[0])
 
 

@@ -83,7 +83,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_what_is_not_settled_yet_and_read_again_is_folded_once(tmp_path: Path, steps: list[int]) -> None:
-    ledger = stored(tmp_path, [replace(record, settled=None) for record in judged(STORY)])
+    ledger = stored(tmp_path, [replace(record, git_action=None) for record in judged(STORY)])
     steps.clear()
     for _ in range(2):
         fold(ledger, records := ledger.records(), *last_campaign(records))
@@ -128,7 +128,7 @@ def a_record_changed(ledger: Ledger, now: str = "[1.0,1.0", then: str = "[0.0,0.
 CHANGES: dict[str, Callable[[Ledger], object]] = {
     "a record, its times restored": a_record_changed,
     "its settings": lambda x: a_record_changed(x, '"effective_hash":"4"', '"effective_hash":"2"'),
-    "its load": lambda x: a_record_changed(x, '"load":null', '"load":{"num_cores":2,"others_share":0.9}'),
+    "its load": lambda x: a_record_changed(x, '"contention":null', '"contention":{"num_cores":2,"others_share":0.9}'),
     "a record deleted": lambda x: x.run_dir(3).rename(x.runs_dir.parent / "gone"),
     "forged": lambda x: path_of(x).write_bytes(forged(x)),
     "torn": lambda x: os.truncate(path_of(x), 100),

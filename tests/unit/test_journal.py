@@ -268,7 +268,7 @@ def test_records_that_are_older_than_the_journal_enter_as_recovered(ledger: Ledg
         for side in ("baseline", "incumbent")
     ], "what a worker was given is believed only if its line was written before it started"
     assert len(found.notes) == 1
-    assert "the line was written by a later start, after a kill" in found.notes[0]
+    assert "written by a later start, after a kill or because the journal was gone" in found.notes[0]
     assert "0001/train.toml" in found.notes[0]
     a_better_score(ledger)
     assert RECORD in problems(ledger)[0]
@@ -276,7 +276,7 @@ def test_records_that_are_older_than_the_journal_enter_as_recovered(ledger: Ledg
 
 def test_an_outcome_and_a_lesson_are_written_after_the_decision_and_change_no_hash(ledger: Ledger) -> None:
     record = ledger.record(2)
-    ledger.write(replace(record, settled="by hand", kept_commit="f" * 40, lesson="x", reported_outcome="better"))
+    ledger.write(replace(record, git_action="by hand", kept_commit="f" * 40, lesson="x", reported_outcome="better"))
     assert len(lines(ledger)) == 13
     assert problems(ledger) == []
 
@@ -335,8 +335,8 @@ def a_life(ledger: Ledger) -> Record:
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "config.json": b"{}"})
     record = replace(record, status="keep", judgement=Judgement(why="why"), result=a_result(), decided=5)
     ledger.write(record)
-    ledger.close(replace(record, settled="committed", kept_commit="a" * 40))
-    ledger.write(replace(record, settled="committed", kept_commit="a" * 40, lesson="a lesson"))
+    ledger.close(replace(record, git_action="committed", kept_commit="a" * 40))
+    ledger.write(replace(record, git_action="committed", kept_commit="a" * 40, lesson="a lesson"))
     return record
 
 

@@ -57,7 +57,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made_up")
     ledger = build(root, 40, seed=10, num_examples=200, with_files=False)
     for record in ledger.records():
-        result = record.result and replace(record.result, place=f"slot {record.number % 2}")
+        result = record.result and replace(record.result, slot=f"slot {record.number % 2}")
         ledger.write(replace(record, result=result, description=f"{record.proposal.description} \u202e\ud83d \x1b[31m"))
     cut = ledger.reserve(
         a_record(branch=BRANCH, rules_hash=record.rules_hash, parent=1, description="cut off"), {"train.toml": b""}

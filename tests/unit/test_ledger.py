@@ -120,7 +120,7 @@ def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> Non
 
 
 def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: Ledger) -> None:
-    record = closed(ledger, settled="kept")
+    record = closed(ledger, git_action="kept")
     assert ledger.read(1) is ledger.read(1)
     Ledger(ledger.tsv_path.parent).write(replace(record, description="changed by another process"))
     assert ledger.records() == [record]
@@ -135,8 +135,8 @@ def test_who_looks_between_the_verdict_and_what_it_does_to_the_branch_sees_both(
     head = Ledger(ledger.tsv_path.parent)
     decided = closed(head)
     assert ledger.records() == [decided]
-    head.write(replace(decided, settled="kept as abc"))
-    assert ledger.records()[0].settled == "kept as abc"
+    head.write(replace(decided, git_action="kept as abc"))
+    assert ledger.records()[0].git_action == "kept as abc"
 
 
 def test_temporary_files_of_the_dead_are_swept_and_of_the_living_only_those_of_the_last_run(ledger: Ledger) -> None:

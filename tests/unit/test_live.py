@@ -100,7 +100,7 @@ def test_an_evaluation_ends_as_fast_as_it_goes_and_never_goes_back(tmp_path: Pat
 
 def test_a_certificates_run_and_another_engine_are_named(tmp_path: Path) -> None:
     run = a_run(tmp_path, replace(JOB, rules=GSM8K_PRIME_RL), "baseline-1000")
-    assert told(run, Progress(Phase.STARTING, 0, place="node \x1b[31m7"), time.time()).startswith(
+    assert told(run, Progress(Phase.STARTING, 0, slot="node \x1b[31m7"), time.time()).startswith(
         "baseline 1000: node 7: starting: starting the inference server and the trainer, 0 s of at most "
     )
 
@@ -108,7 +108,7 @@ def test_a_certificates_run_and_another_engine_are_named(tmp_path: Path) -> None
 @pytest.mark.parametrize("width", [30, 60, 79, 119])
 def test_a_line_is_never_wider_than_its_terminal_and_says_when_it_ends_if_it_can(tmp_path: Path, width: int) -> None:
     run = a_run(tmp_path)
-    told(run, Progress(Phase.TRAINING, 37, 60.0, 0.512, place="日本"), time.time())
+    told(run, Progress(Phase.TRAINING, 37, 60.0, 0.512, slot="日本"), time.time())
     line = live_line(None, [run], width)
     assert len(line) <= width
     assert line.isascii()

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.campaign.records import Load
+from nightshift.campaign.records import Contention
 from nightshift.executors.gpus import Watch, watching
 from nightshift.executors.watchdog import PR_SET_CHILD_SUBREAPER
 from tests.unit.test_gpus import Card, StandInNvml
@@ -224,4 +224,4 @@ def test_it_is_looked_at_now_and_then_while_a_run_trains_and_not_after(monkeypat
     ],
 )
 def test_the_largest_share_is_what_was_taken(shares: dict[str, float | None], taken: float) -> None:
-    assert Load(2, **shares).taken == pytest.approx(taken)
+    assert Contention(2, **shares).taken == pytest.approx(taken)

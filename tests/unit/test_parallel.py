@@ -215,7 +215,7 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(setup,
     monkeypatch.setattr(finish, "_settle", killed)
     after_a_kill(night_of(setup, executor, experiments=7))
     ours = setup.ledger.records()
-    assert [r.number for r in ours if r.settled is None] == []
+    assert [r.number for r in ours if r.git_action is None] == []
     assert [*setup.ledger.runs_dir.glob(f"*/{finish.WEIGHTS_NAME}")] == []
 
 

@@ -88,7 +88,7 @@ def test_keys_of_the_summary_exist() -> None:
         "p_better",
         "why",
         "unused_keys",
-        "settled",
+        "git",
         "total_seconds",
         "num_steps",
     }

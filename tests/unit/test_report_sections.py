@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Load, Record
+from nightshift.campaign.records import Contention, Failure, Record
 from nightshift.campaign.standing import Expected
 from nightshift.report import page as compare
 from nightshift.report import text
@@ -216,10 +216,10 @@ def test_the_share_of_others_stands_below_the_slots() -> None:
     record = judged(STORY[:1])[0]
     began = "2026-11-21T22:00:00+00:00"
     first, second = (
-        replace(record.result, began=began, place="slot 1", load=load)
-        for load in (Load(2, others_share=0.25), Load(2, others_share=None))
+        replace(record.result, started=began, slot="slot 1", contention=load)
+        for load in (Contention(2, others_share=0.25), Contention(2, others_share=None))
     )
-    found = timeline([replace(record, result=first), replace(record, result=replace(second, place="slot 2"))])
+    found = timeline([replace(record, result=first), replace(record, result=replace(second, slot="slot 2"))])
     assert [(share.value, share.title[-4:]) for share in found.others] == [(0.25, " 25%")]
     assert found.others_y == found.lanes[-1].y + 18.0
     bare = timeline([replace(record, result=second)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nightshift.agents.throughput import Throughput
-from nightshift.campaign.records import Load, Result
+from nightshift.campaign.records import Contention, Result
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
 from tests.campaigns import a_result
@@ -25,8 +25,10 @@ def config(**values: object) -> Config:
 
 def run(num_steps: int, seconds: float = 60.0, taken: float | None = None) -> Result:
     made = a_result()
-    load = None if taken is None else Load(2, others_share=taken)
-    return replace(made, training=replace(made.training, num_steps=num_steps, training_seconds=seconds), load=load)
+    load = None if taken is None else Contention(2, others_share=taken)
+    return replace(
+        made, training=replace(made.training, num_steps=num_steps, training_seconds=seconds), contention=load
+    )
 
 
 def test_one_run_tells_how_many_steps_its_config_makes() -> None:

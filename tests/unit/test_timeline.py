@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from nightshift.campaign.records import Load, Record, Result
+from nightshift.campaign.records import Contention, Record, Result
 from nightshift.report.timing import LANE_HEIGHT, LEFT, WIDTH, Use, nights, num_at_once, split_experiment, timeline
 from tests.campaigns import a_result, judged, replace
 
@@ -12,9 +12,9 @@ NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
 
 
 def run(began_seconds: float, seconds: float, place: str, step_seconds: float = 1.0) -> Result:
-    load = Load(2, others_share=0.0, stolen_share=0.0, step_seconds=step_seconds)
+    load = Contention(2, others_share=0.0, stolen_share=0.0, step_seconds=step_seconds)
     began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
-    return replace(a_result(0.5), began=began, total_seconds=seconds, place=place, load=load)
+    return replace(a_result(0.5), started=began, total_seconds=seconds, slot=place, contention=load)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
 
 def test_what_says_not_when_or_where_it_ran_is_not_drawn(record: Record) -> None:
     assert timeline([record]) is None
-    runs = (replace(run(0, 60, "slot 1"), began="yesterday"), replace(run(0, 60, "slot 1"), place=""))
+    runs = (replace(run(0, 60, "slot 1"), started="yesterday"), replace(run(0, 60, "slot 1"), slot=""))
     assert timeline(records_of(record, *runs)) is None
 
 
