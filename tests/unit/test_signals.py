@@ -42,7 +42,8 @@ WAITS = {
     "sleep": "time.sleep(60)",
     "a lock": "threading.Event().wait()",
     "a join": "t = threading.Thread(target=time.sleep, args=(60,), daemon=True); t.start(); t.join()",
-    "a child": 'subprocess.run(["sleep", "20"], stdout=subprocess.DEVNULL)',
+    # It reads this process's stdin, and so ends when the test closes that, even if the signal came as it was started.
+    "a child": 'subprocess.run(["cat"], stdout=subprocess.DEVNULL)',
     "computing": "while True: pass",
 }
 MAIN_ONLY = {"OPENBLAS_NUM_THREADS": "1"}  # as with entry.py: no thread of a library receives stop signals
