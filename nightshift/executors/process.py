@@ -207,7 +207,6 @@ class ProcessGroup:
     def check(self) -> list[Child]:
         """The children that have ended by themselves. Call about once a second: it also remembers processes."""
         self._tree.sample()
-        leftovers.remember(process for group in _open_groups for process in group._tree.seen)
         return [child for child in self.children if child.poll() is not None]
 
     @property
@@ -237,7 +236,6 @@ class ProcessGroup:
             _open_groups.discard(self)
             _reap_orphans()
             if not _open_groups:
-                leftovers.remember(())
                 _dismiss_watchdog()
             return left
 

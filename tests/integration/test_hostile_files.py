@@ -40,7 +40,7 @@ FILES = (
     [
         *(f"runs/0002/{name}" for name in ("config.json", "job.json", "result.json", "worker.log", "metrics.jsonl")),
         *(f"runs/0002/{name}" for name in ("evaluation.jsonl", "rollouts.jsonl", "progress.json")),
-        *("runs/night.json", "runs/certify/0001/comparison.json", "runs/journal.jsonl", "runs/agent/processes.json"),
+        *("runs/night.json", "runs/certify/0001/comparison.json", "runs/journal.jsonl"),
         *(f"runs/{name}" for name in ("report.html", "report.md", "progress.png", "night.txt", "detached.log")),
     ],
 )

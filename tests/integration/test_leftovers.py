@@ -19,23 +19,18 @@ from nightshift.agents.clone import Clone
 from nightshift.campaign.git import Repo
 from nightshift.errors import EngineError
 from nightshift.executors import leftovers as module
-from nightshift.executors.leftovers import CHECKOUT_NAME, SEEN_NAME, digest_of, end_leftovers
+from nightshift.executors.leftovers import CHECKOUT_NAME, digest_of, end_leftovers
 from nightshift.executors.watchdog import is_alive
 from tests.night_checkout import finish, leftovers, start, start_run
 from tests.waiting import wait_for
 
 STUBBORN = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-AT_TERMINAL = f"import pty, sys; pty.spawn([sys.executable, '-c', {STUBBORN!r}])"
-# One child keeps its environment, one has none and is seen by the head before the head is killed.
 KILLER = f"""
 import json, os, psutil, signal, subprocess, sys, time
 from pathlib import Path
-folder, seen = map(Path, sys.argv[1:])
-def daemon(env):
-    return subprocess.Popen([sys.executable, "-c", {STUBBORN!r}, str(folder)], start_new_session=True, env=env, cwd="/")
-pids = [os.getpid(), daemon(None).pid, daemon({{}}).pid]
-while not (seen.exists() and all(str(pid) in seen.read_text() for pid in pids)):
-    time.sleep(0.02)
+folder = Path(sys.argv[1])
+daemon = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}, str(folder)], start_new_session=True, cwd="/")
+pids = [os.getpid(), daemon.pid]
 (folder / "pids").write_text(json.dumps(pids))
 head = psutil.Process(os.getppid())
 for child in head.children():
@@ -49,7 +44,7 @@ time.sleep(600)
 def test_the_next_start_ends_an_agent_that_killed_watchdog_and_head(root: Path) -> None:
     script = root.parent / "killer.py"
     script.write_text(KILLER)
-    command = shlex.join([sys.executable, str(script), str(root.parent), str(root / SEEN_NAME)])
+    command = shlex.join([sys.executable, str(script), str(root.parent)])
     code, _, stderr = finish(start(root, agent=command, experiments=2, sandbox="none"))
     assert code == -9, stderr
     alive = [psutil.Process(pid) for pid in json.loads((root.parent / "pids").read_text())]
@@ -68,8 +63,6 @@ def test_the_next_start_ends_an_agent_that_killed_watchdog_and_head(root: Path) 
 def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., psutil.Process]]:
     """A process in a session of its own, without a terminal."""
     monkeypatch.setattr(module, "_checkout", "")
-    monkeypatch.setattr(module, "_seen_path", None)
-    monkeypatch.setattr(module, "_rows", [])
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
     started = []
 
@@ -87,49 +80,18 @@ def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., psutil.Pr
         process.communicate()
 
 
-def test_what_a_file_names_is_ended_only_if_it_can_be_what_the_head_saw(
-    tmp_path: Path, sleeper: Callable[..., psutil.Process]
-) -> None:
+def test_only_what_belongs_to_the_checkout_is_ended(tmp_path: Path, sleeper: Callable[..., psutil.Process]) -> None:
     told: list[str] = []
-    seen, marked, later, foreign = (
-        sleeper(),
+    ours, foreign, bare = (
         sleeper({CHECKOUT_NAME: digest_of(tmp_path)}),
-        sleeper(),
         sleeper({CHECKOUT_NAME: digest_of(tmp_path / "other")}),
+        sleeper(),
     )
-    [at_terminal] = sleeper(code=AT_TERMINAL).children()
-    assert at_terminal.terminal() is not None
-    rows = [(each.pid, each.create_time()) for each in (seen, foreign, at_terminal, psutil.Process(1))]
-    rows += [(later.pid, later.create_time() - 100), (os.getpid(), psutil.Process().create_time())]
-    rows += [(os.getppid(), psutil.Process(os.getppid()).create_time()), (-1, 0.0), (2**70, 1e300), (0, 0.0)]
-    path = tmp_path / SEEN_NAME
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(rows))
     end_leftovers(tmp_path, told.append)
-    wait_for(lambda: not is_alive(seen) and not is_alive(marked))
-    assert all(map(is_alive, (later, foreign, at_terminal)))
+    wait_for(lambda: not is_alive(ours))
+    assert all(map(is_alive, (foreign, bare)))
     assert len(told) == 1
-    assert f"pid {seen.pid} " in told[0]
-    assert f"pid {later.pid} " not in told[0]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "null", "[" * 200_000, '[["1", 2]]', "[[1, NaN]]", "many", "fifo", "link", "folder"]
-)
-def test_a_file_that_is_none_ends_nobody_and_hangs_nothing(
-    tmp_path: Path, text: str, sleeper: Callable[..., psutil.Process]
-) -> None:
-    process, path = sleeper(), tmp_path / SEEN_NAME
-    path.parent.mkdir(parents=True)
-    row = f"[{process.pid}, {process.create_time()}]"
-    make = {"many": lambda: path.write_text(f"[{', '.join(20_000 * [row])}]")}  # looking at each takes minutes
-    make |= {"fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/dev/zero"), "folder": path.mkdir}
-    make.get(text, lambda: path.write_text(text))()
-    told: list[str] = []
-    end_leftovers(tmp_path, told.append)
-    module.remember([process])
-    assert told == []
-    assert is_alive(process)
+    assert f"pid {ours.pid} " in told[0]
 
 
 DAEMON = "import os, sys, time; os.fork() and sys.exit(); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"

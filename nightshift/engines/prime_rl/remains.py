@@ -19,7 +19,6 @@ import msgspec
 import psutil
 
 from nightshift.errors import NightshiftError
-from nightshift.executors.leftovers import SAME_SECONDS
 from nightshift.executors.process import ProcessGroup
 from nightshift.executors.watchdog import is_alive
 from nightshift.files import read_json, write_json
@@ -73,6 +72,7 @@ def _is_private(segment: Segment) -> bool:
 
 PRIME_DIR = "prime-rl"  # prime-rl's own folder in the run's
 TRACE_NAME = "unfinished.json"
+SAME_SECONDS = 2.0  # the clock on the wall, by which psutil tells when a process began, is set now and then
 LOOK_SECONDS = 5.0  # a look reads what every process of the run maps: thousands of lines each
 EARLIER_DIR = "earlier"  # weights of earlier steps of a self-play run
 _HEAVY = ("broadcasts", EARLIER_DIR, "rollouts")
