@@ -14,6 +14,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 CAMPAIGN = "autoresearch/test"
+MEASURING = "nightshift/evaluation/evaluate.py"  # a file that the rules hash covers
 # What an experiment needs of the project.
 NAMES = (
     *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
@@ -48,12 +49,14 @@ def make_checkout(root: Path, branch: str, config: str, *, stand_in: bool = Fals
 
 
 def small_checkout(folder: Path, config: bytes = b"lr = 0\n") -> Path:
-    """`folder`/checkout: a repository with `config` as train.toml, a harness file and a document, on CAMPAIGN."""
+    """`folder`/checkout: a repository with `config` as train.toml, a measuring file and others, on CAMPAIGN."""
     root = folder / "checkout"
     root.mkdir(parents=True)
     (root / "train.toml").write_bytes(config)
     (root / "rules.toml").write_text("environments = []\n")
-    (root / "prepare.py").write_text("MEASURES = True\n")
+    (root / MEASURING).parent.mkdir(parents=True)
+    (root / MEASURING).write_text("MEASURES = True\n")
+    (root / "prepare.py").write_text("PREPARES = True\n")
     (root / "environments").symlink_to(ROOT / "environments")
     (root / "program.md").write_text("Be tireless.\n")
     (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")

@@ -16,7 +16,7 @@ import psutil
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
-from nightshift.experiment.integrity import changed_harness_files
+from nightshift.experiment.integrity import changed_files
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
 from tests.rules import ARITHMETIC_TRL
@@ -27,9 +27,8 @@ BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[t
 
 def furnish(checkout: Path, baseline: bytes = BASELINE) -> Path:
     """Make the `checkout` fixture one that run.py and a night can run in."""
-    for name in ("models", "nightshift"):
-        (checkout / name).symlink_to(ROOT / name)
-    names = ("runs/", "results.tsv", "models", "environments", "nightshift", "run.py", "stand-in*", "STOP")
+    (checkout / "models").symlink_to(ROOT / "models")
+    names = ("runs/", "results.tsv", "models", "environments", "run.py", "stand-in*", "STOP")
     (checkout / ".gitignore").write_text("\n".join(names) + "\n")
     (checkout / "run.py").symlink_to(ROOT / "run.py")
     (checkout / "train.toml").write_bytes(baseline)
@@ -112,6 +111,6 @@ def problems(root: Path) -> list[str]:
     if commits != [[r.kept_commit, f"{r.number:04d}"] for r in kept]:
         found.append(f"commits {commits} are not those of the keeps")
     head = repo.head().commit
-    if head is None or changed_harness_files(repo, head, ARITHMETIC_TRL):
-        found.append("the harness changed")
+    if head is None or changed_files(repo, head, ARITHMETIC_TRL):
+        found.append("what measures changed")
     return found + [f"left behind: {path}" for path in (root.parent / "temporary").glob("nightshift-*/*")]

@@ -20,7 +20,6 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
-from nightshift.experiment.surroundings import Surroundings
 from tests.conftest import git
 from tests.stand_in_pool import StandInExecutor
 from tests.stand_ins import Neighbours
@@ -46,7 +45,7 @@ class SilentReporter:
 
 
 def furnish(checkout: Path) -> None:
-    """Give the `checkout` fixture what the engine looks for, and code that is frozen."""
+    """Give the `checkout` fixture what the engine looks for."""
     (checkout / "models").symlink_to(TESTS.parent / "models")
     with (checkout / ".gitignore").open("a") as file:
         file.write("models\nstand-in.json\n")
@@ -69,12 +68,11 @@ def make_setup(
         root=checkout,
         rules=rules,
         rules_hash=rules.hash(checkout),
-        harness_tree=rules.harness_tree(checkout),
         engine=engine,
         ledger=Ledger(checkout),
         repo=Repo(checkout),
         executor=StandInExecutor(checkout),
-        surroundings=Surroundings(checkout, path=()),
+        variables={},
         reporter=SilentReporter(),
         request=Request(),
         now=lambda: datetime.now(UTC),

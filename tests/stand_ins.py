@@ -24,7 +24,6 @@ from nightshift.config.rules import Rules  # noqa: E402
 from nightshift.config.rules_toml import rules_here  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.executors.gpus import Watch  # noqa: E402
-from nightshift.experiment.surroundings import Surroundings  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
@@ -115,7 +114,6 @@ def install(kind: str) -> None:
     git.LOCK_SECONDS = 1.0
     if kind != "real":
         _put_into(setup, kind)
-        setup.Surroundings = lambda root: Surroundings(root, path=())  # type: ignore[misc, assignment]
         local.PROGRAM = slurm.PROGRAM = (__file__, kind)
 
 

@@ -3,9 +3,8 @@
 Each proposal is a fresh process with a bounded brief, in a throw-away clone (clone.py), in a sandbox where this machine
 has one (sandbox.py), as a process group that leaves nothing behind (executors/process.py). Taken over are its
 train.toml, if that is a regular file of sane size, and a few lines of text: hypothesis, prediction, and the lesson of
-the experiment before. Whatever else it did is named in the notes. The checkout itself is compared before and after
-(experiment/seal.py), and so is the Python environment (experiment/surroundings.py): what an agent does past its clone
-where there is no sandbox cannot be prevented, only detected.
+the experiment before. Whatever else it did in its clone is named in the notes. Only the sandbox keeps
+it in there.
 """
 
 from __future__ import annotations
@@ -33,11 +32,8 @@ from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import Cost, Proposal
 from nightshift.config.toml_text import read_source
 from nightshift.engines.base import ALL, Check
-from nightshift.errors import ConfigError, NightshiftError, UsageError, listed
+from nightshift.errors import ConfigError, NightshiftError, listed
 from nightshift.executors.process import ProcessGroup
-from nightshift.experiment import seal
-from nightshift.experiment.seal import Checkout
-from nightshift.experiment.surroundings import Surroundings
 from nightshift.files import write_atomically
 from nightshift.text import clean
 from nightshift.waiting import waiting
@@ -197,10 +193,8 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where agents are asked. What each of them leaves beside its answer is undone or named."""
+    """Where agents are asked."""
 
-    checkout: Checkout
-    surroundings: Surroundings
     jobs: Callable[[], Collection[str]]  # of this person on the cluster, but for the night's own
 
     def ask(
@@ -213,10 +207,8 @@ class Desk:
         evidence: Mapping[str, bytes] | None = None,
     ) -> Answer:
         """Let it work once, with `evidence` to read, and take over what may be taken over: in a `role` its answer only,
-        else its train.toml too. UsageError if it reached past its clone."""
-        before, jobs = seal.take(self.checkout), self.jobs()
-        if not self.checkout.in_flight():  # else it is still to be as the first of those runs found it
-            self.surroundings.look()
+        else its train.toml too."""
+        jobs = self.jobs()
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
@@ -228,12 +220,7 @@ class Desk:
             answer = _take_over(agent, context.source, ending.cause, edits=not role)
         finally:
             agent.clone.clear()
-        notes = (*ending.notes, *seal.restore(before, self.checkout))
-        if changed := self.surroundings.changed(was_agent_here=True):
-            raise UsageError(
-                f"{listed(changed)} changed while the agent worked: workers would import it",
-                "Look at the change and undo it (uv sync --reinstall); then start the night again.",
-            )
+        notes = ending.notes
         if new := sorted({*self.jobs()} - {*jobs}):
             notes = (*notes, f"jobs that are not the night's appeared on the cluster: {listed(new)}")
         return answer.with_proposal(cost=ending.cost, notes=(*answer.proposal.notes, *notes))
@@ -257,7 +244,7 @@ class AgentProposer:
         return self.agent.wall is not None
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
+        """Brief it, let it work, take over what may be taken over."""
         return self.desk.ask(self.agent, compose(context), context, is_stopping)
 
 

@@ -6,12 +6,13 @@ same place for one checkout: what a killed night left there is cleared by the ne
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -19,9 +20,7 @@ from types import MappingProxyType
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.config.values import quoted, shorten
 from nightshift.errors import EngineError, UsageError, listed
-from nightshift.experiment.integrity import files_below
-from nightshift.experiment.seal import digest
-from nightshift.files import remove_tree
+from nightshift.files import read_file, remove_tree
 from nightshift.signals import unblocked
 
 ANSWER_NAME = "hypothesis.txt"
@@ -97,10 +96,40 @@ class Clone:
     def _listing(self) -> dict[str, str]:
         """Relative name -> kind and content, of the files of the clone and of its git history."""
         found = {}
-        for entry in files_below(self.path):
+        for entry in _files_below(self.path):
             name = os.path.relpath(entry.path, self.path)
             if not name.startswith(".git/") or name.startswith(_HISTORY):
-                found[name] = digest(Path(entry.path), _MAX_BYTES)
+                found[name] = _digest(Path(entry.path))
             if len(found) >= _MAX_FILES:
                 break
         return found
+
+
+def _files_below(top: Path) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, in a fixed order; without what lies in folders that cannot be read."""
+    folders = [os.fspath(top)]
+    while folders:  # os.walk recurses, and a tree that is deep enough ends it
+        try:
+            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            else:
+                yield entry
+
+
+def _digest(path: Path) -> str:
+    """Kind and content of whatever stands at `path`, as text; never waits for a pipe, never follows a link.
+
+    Of a file of more than _MAX_BYTES its size and time only.
+    """
+    if path.is_symlink():
+        return f"link to {path.readlink()}"
+    try:
+        status = path.lstat()
+        return f"{status.st_mode & 0o777:o} {hashlib.sha256(read_file(path, _MAX_BYTES)).hexdigest()}"
+    except OSError as error:
+        is_big = error.errno == errno.EFBIG
+        return f"{status.st_size} bytes of {status.st_mtime_ns}" if is_big else "absent, or no readable file"

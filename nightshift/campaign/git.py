@@ -194,21 +194,6 @@ class Repo:
         git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root.resolve()), str(folder))
         Repo(folder)._git("remote", "remove", "origin")
 
-    def state(self) -> dict[str, str]:
-        """HEAD, branches, index and configuration as text. Editors change remote branches, tags, `branch.*`."""
-        configuration = self._git("config", "--local", "--list").splitlines()
-        return {
-            "HEAD": self._git("rev-parse", "--symbolic-full-name", "HEAD"),
-            "branches": self._git("for-each-ref", "--format=%(refname) %(objectname)", "refs/heads"),
-            "the index": self._git("ls-files", "--stage", "-v"),
-            "the git configuration": "\n".join(line for line in configuration if not line.startswith("branch.")),
-        }
-
-    def folders(self) -> set[Path]:
-        """Where git keeps what is its own: one folder, and another one in a linked work tree."""
-        names = self._git("rev-parse", "--absolute-git-dir", "--git-common-dir").splitlines()
-        return {(self.root / name).resolve() for name in names}
-
     def _commit_on(self, branch: str) -> str:
         """The commit that the checkout stands on. UsageError if it is no longer where the experiment began."""
         now = self.head()

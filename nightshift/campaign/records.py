@@ -400,7 +400,6 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     decision_rules: DecisionRules
     budget_seconds: Seconds | None = None  # of its run
     engine: str
-    harness_tree: str = ""  # sha256 of the harness's bytes
     versions: dict[str, str]
     hardware: str
 
@@ -457,12 +456,11 @@ class Job:
     campaign's, None for its baseline; `token`: a random word that its result repeats; `name`: of the job in SLURM,
     empty on this machine; `incumbent`: its settings, whose start tells whose fault a failed start is, None for a
     baseline. `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline.
-    `cores`: what it is pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash,
-    harness or hardware refuses."""
+    `cores`: what it is pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash
+    or hardware refuses."""
 
     rules: Rules
     rules_hash: str
-    harness_tree: str
     settings: dict[str, Any]
     seed: int
     split: Literal["validation", "test"]

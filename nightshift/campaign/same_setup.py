@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from nightshift.campaign.git import Head
 from nightshift.campaign.records import Record
-from nightshift.entry import FIXED_VARIABLES
 from nightshift.errors import UsageError
+
+# What a worker gets of your environment and trains otherwise by: a record names them, a campaign keeps them.
+FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of FIXED_VARIABLES that are set to something."""
+    return {name: environ[name] for name in FIXED_VARIABLES if environ.get(name)}
 
 
 def baseline_of(records: Sequence[Record], head: Head) -> Record | None:

@@ -26,7 +26,7 @@ from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
 _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
-_HASHES = ("config_hash", "effective_hash", "rules_hash", "harness_tree", "commit", "kept_commit")
+_HASHES = ("config_hash", "effective_hash", "rules_hash", "commit", "kept_commit")
 _LAST = (
     "unused_keys",
     *_HASHES,

@@ -3,9 +3,8 @@
 Two results compare only if they carry the same rules hash. Nothing in train.toml can change a value
 here; a value here that train.toml also names is a locked key (see allowlist.py). Which rules hold: rules_toml.py.
 
-One list of paths serves twice. `Rules.measuring` is hashed into every record; `Rules.frozen`, the same and the rest of
-the harness, may not change while a campaign lives (experiment/integrity.py). A path is a file, or a folder with all
-below it where it ends with a slash.
+`Rules.measuring` lists the measuring files: they are hashed into every record, and may not change while a campaign
+lives (experiment/integrity.py). A path is a file, or a folder with all below it where it ends with a slash.
 """
 
 from __future__ import annotations
@@ -48,11 +47,12 @@ MEASURING_CODE = (
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
 )
-# All that runs beside it. Documents, tests, benchmarks and other environments come and go.
-_HARNESS = ("nightshift/", "prepare.py", "pyproject.toml", "run.py")
 TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # what drives a taskset; the harness for prime-rl
 _SCORER_CODE = ("nightshift/evaluation/scorer.py",)
-_UNREAD = re.compile(r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache)|.*~")  # nothing loads it
+# What nothing loads: compiled code, caches, what editors leave while a file is open.
+_UNREAD = re.compile(
+    r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache)|.*~|\..*\.sw[a-p]|\.#.*|#.*#|4913"
+)
 _PART_BYTES = 1 << 24
 _BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash
 NO_CARD = "none"  # the preset where no GPU is used, or none is here
@@ -198,18 +198,17 @@ class Rules:
         packages = [taskset.place(root) for taskset in tasksets if taskset is not None and not taskset.folder]
         return [*packages, *([Path(self.model)] if Path(self.model).is_absolute() else [])]
 
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Paths of all that may not change while a campaign under these rules lives."""
-        return (*_HARNESS, *self.measuring)
-
     def hash(self, root: Path) -> str:
         """12 hex digits over the constants, and the bytes of `measuring` below `root`."""
-        return _digest(root, self.measuring, self.elsewhere(root), json.dumps(asdict(self), sort_keys=True))[:12]
-
-    def harness_tree(self, root: Path) -> str:
-        """sha256 over the bytes of `frozen` below `root`: the same on two machines that run the same harness."""
-        return _digest(root, self.frozen, self.elsewhere(root))
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
+        covered = [(place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in self.elsewhere(root)]
+        for top, paths in [(root, self.measuring), *covered]:
+            for name in covered_files(top, paths):
+                with (top / name).open("rb") as file:  # a part at a time: a model has gigabytes
+                    digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
+                    while data := file.read(_PART_BYTES):
+                        digest.update(data)
+        return digest.hexdigest()[:12]
 
 
 def is_covered(name: str, paths: Sequence[str]) -> bool:
@@ -228,17 +227,3 @@ def covered_files(root: Path, paths: Sequence[str]) -> list[str]:
                 raise UsageError(f"{link} is a link to a folder, whose bytes no hash holds", "Put the folder there.")
             names.update(f"{folder}/{name}".removeprefix(f"{top}/") for name in files)
     return [name for name in sorted(names) if is_covered(name, paths) and (root / name).is_file()]
-
-
-def _digest(root: Path, paths: Sequence[str], elsewhere: Sequence[Path], constants: str = "") -> str:
-    """Hex digits over `constants` and every regular file that `paths` cover, or that lies in a place `elsewhere`, which
-    may move: its name, its size, its bytes."""
-    digest = hashlib.sha256(constants.encode())
-    covered = [(place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in elsewhere]
-    for top, below in [(root, paths), *covered]:
-        for name in covered_files(top, below):
-            with (top / name).open("rb") as file:  # a part at a time: a model has gigabytes
-                digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
-                while data := file.read(_PART_BYTES):
-                    digest.update(data)
-    return digest.hexdigest()

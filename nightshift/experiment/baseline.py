@@ -6,7 +6,6 @@ begins with that result: no baseline is trained twice.
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
 from typing import Any
 
@@ -19,33 +18,10 @@ from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME
 from nightshift.campaign.records import Proposal, Record, Request
 from nightshift.campaign.same_setup import baseline_of, differences
 from nightshift.config.train_toml import Config
-from nightshift.errors import UsageError, listed
-from nightshift.experiment.integrity import changed_harness_files, require_clean_start
+from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.runs import as_json
 from nightshift.experiment.setup import Setup
 from nightshift.files import read_file
-
-_CHECKED = "checked"  # among a record's versions: the commit that code and libraries were compared with
-
-
-def require_packaged(setup: Setup) -> None:
-    """Refuse libraries that were edited where they are installed; UsageError with their names."""
-    setup.reporter.note("comparing the installed packages with what was published, once for a campaign")
-    if edited := setup.surroundings.unlike_packages():
-        raise UsageError(f"{listed(edited)} in {sys.prefix} differ from their packages", "uv sync --reinstall")
-
-
-def checked(record: Record, setup: Setup) -> Record:
-    """A baseline after the check of code and libraries. Edited libraries are refused on a campaign branch (UsageError);
-    elsewhere the record notes the commit if all was as committed, so that a campaign may begin with its result."""
-    head = Head(record.branch, record.commit)
-    if head.is_campaign:
-        require_packaged(setup)
-    elif head.commit is not None and not changed_harness_files(setup.repo, head.commit, setup.rules):
-        setup.reporter.note("comparing the installed packages with what was published, for campaigns from this commit")
-        if not setup.surroundings.unlike_packages():
-            return replace(record, versions={**record.versions, _CHECKED: head.commit})
-    return record
 
 
 def fitting_baseline(setup: Setup) -> Record | None:
@@ -55,7 +31,7 @@ def fitting_baseline(setup: Setup) -> Record | None:
     committed = setup.repo.config_at(head.commit) if is_new and head.commit else None
     made = next((record for record in records if committed and _is_it(record, head, committed, setup)), None)
     if made is not None and committed is not None:
-        require_clean_start(setup.repo, head, committed, None, setup.rules)
+        require_committed(setup.repo, head, committed, setup.rules)
     return made
 
 
@@ -64,7 +40,6 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
     is all that running `config` asks for. UsageError as for a baseline that is run."""
     if (made := fitting_baseline(setup)) is None:
         return None
-    require_packaged(setup)
     head, is_all = setup.repo.head(), config.hash == made.config_hash and not request.again
     said = f"{request.proposal.description}: " if is_all and request.proposal.description else ""
     said += f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
@@ -90,15 +65,14 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
 
 def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
     """Whether a record outside of any campaign measured what this one would measure first, and is as it was written."""
-    here = setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables
+    here = setup.engine.name, setup.rules_hash, setup.hardware, setup.variables
     if (
         not record.is_keep
         or record.parent is not None
         or Head(record.branch, record.commit).is_campaign
         or record.evaluation is None
         or differences(record, *here)
-        or record.harness_tree != setup.harness_tree
-        or not record.commit == record.versions.get(_CHECKED) == head.commit
+        or record.commit != head.commit
     ):
         return False
     # Its files are those for which their writer added a line to the journal: agents can write in runs/.

@@ -35,10 +35,9 @@ from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
-from nightshift.experiment.baseline import require_packaged
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
 from nightshift.experiment.experiment import require_ready
-from nightshift.experiment.integrity import changed_harness_files, require_clean_start
+from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
 from nightshift.experiment.runs import job_of, submit_job
 from nightshift.experiment.setup import Setup
 from nightshift.files import Document, read_json, remove_tree, write_json
@@ -192,9 +191,9 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
         configs[side] = parse(source, f"train.toml of {revision}")
     first = baseline_of(setup.ledger.records(), head)
     if first is not None:
-        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables)
-        require_clean_start(setup.repo, head, b"", first, setup.rules)
-    elif configs and (changed := changed_harness_files(setup.repo, head.commit or "HEAD", setup.rules)):
+        require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
+        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.variables)
+    elif configs and head.commit and (changed := changed_files(setup.repo, head.commit, setup.rules)):
         raise UsageError(f"{listed(changed)} differ from the commit checked out", "Commit or restore them.")
     if len(configs) == len(SIDES):
         if configs["baseline"].hash == configs["incumbent"].hash:
@@ -228,7 +227,6 @@ def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:
         setup,
         rules=rules,
         rules_hash=rules.hash(setup.root),
-        harness_tree=rules.harness_tree(setup.root),
         engine=open_engine(rules, setup.root, dict(os.environ), setup.request.gpus),
         request=replace(setup.request, budget_seconds=budget_seconds),
     )
@@ -310,7 +308,6 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     for task in questions:
         for line in task.describe():
             setup.reporter.note(line)
-    require_packaged(setup)
     measured = [(task, _make_runs(task)) for task in questions]
     estimates = [_estimate(task, runs) for task, runs in measured]
     # One question on the test split, or several elsewhere that are corrected together.
@@ -371,14 +368,13 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
             submit_job(folder, job, setup, access)
         while not setup.executor.is_over(folder):
             setup.wait()
+        require_unchanged(setup.repo, setup.rules, setup.rules_hash, setup.repo.head().commit, setup.rules_hash)
         result = setup.executor.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
-        if changed := setup.surroundings.changed():
-            raise EngineError(f"{listed(changed)} changed while it ran")
         evaluation = result.evaluation
         proof = setup.engine.prove(folder, evaluation.weights, setup.reporter.note) if evaluation else None
-    except Interrupted:
+    except (Interrupted, IntegrityError):
         setup.executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # nothing more will come of it
         raise

@@ -24,11 +24,11 @@ from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.config.values import shorten
 from nightshift.engines.base import used_keys
-from nightshift.errors import EngineError, Interrupted, UsageError, listed
+from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.slots import Slot
-from nightshift.experiment.baseline import adopt_baseline, checked
+from nightshift.experiment.baseline import adopt_baseline
 from nightshift.experiment.health import Conditions, digest
-from nightshift.experiment.integrity import changed_harness_files, require_clean_start
+from nightshift.experiment.integrity import IntegrityError, require_branch, require_committed, require_unchanged
 from nightshift.experiment.runs import as_json, cancel, hash_of, submit
 from nightshift.experiment.setup import Setup
 from nightshift.waiting import lasted
@@ -39,15 +39,15 @@ _LONGEST = 200  # characters of a list in a refusal, which is one line
 def run_experiment(request: Request, setup: Setup) -> Record:
     """Train, evaluate, decide, record, settle; returns the closed record. Call as the controller (Ledger.controller).
 
-    Raises ConfigError or UsageError before anything is recorded, EngineError, and Interrupted after closing the record.
-    A failed run is a record.
+    Raises ConfigError, UsageError or IntegrityError before anything is recorded, EngineError, and Interrupted or
+    IntegrityError after closing the record without a verdict. A failed run is a record.
     """
     try:
         record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md
         while (done := collect(record.number, setup)) is None:
             setup.wait()  # a worker makes 6 and 7; collect is 8 and 9
         return done
-    except Interrupted as error:
+    except (Interrupted, IntegrityError) as error:
         interrupt(error.cause, setup)
         raise
     finally:
@@ -62,7 +62,6 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         return known
     record = admit(config, request, setup)
     require_ready(setup)
-    record = checked(record, setup) if record.parent is None else record
     files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: as_json(record.effective)}
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
@@ -80,17 +79,25 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
 
 
 def collect(number: int, setup: Setup) -> Record | None:
-    """The closed record of an experiment whose run has ended; None while the run is in flight."""
+    """The closed record of an experiment whose run has ended; None while the run is in flight.
+
+    Raises IntegrityError where the checkout no longer is what measured it: the run stays in flight then.
+    """
     record = setup.ledger.record(number)
     if record.status != STARTED:
         return record
     run_dir = setup.ledger.run_dir(number)
     if not setup.executor.is_over(run_dir):
         return None
+    head = Head(record.branch, record.commit)
+    if head.is_campaign:
+        require_branch(setup.repo, record.branch)
+    agreed = baseline_of(setup.ledger.records(), head) or record
+    require_unchanged(setup.repo, setup.rules, record.rules_hash, agreed.commit, setup.rules_hash)
     try:
         result = setup.executor.result(run_dir)
         record = replace(record, result=result, hardware=record.hardware or result.hardware)
-        failure = _failure(result, record, setup)
+        failure = _failure(result, record)
     except (EngineError, UsageError, OSError) as error:
         failure = Failure.MACHINERY, str(error)
     if failure:
@@ -126,11 +133,12 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     """The record of an experiment to come, compared with its campaign. UsageError for what is not fit to be run."""
     head, records = setup.repo.head(), setup.ledger.records()
     first = baseline_of(records, head)
-    if head.is_campaign:  # first the harness: it names the file that changed
-        require_clean_start(setup.repo, head, candidate.source, first, setup.rules)
-    hardware, variables = setup.hardware, setup.surroundings.variables
+    hardware, variables = setup.hardware, setup.variables
     if first:
+        require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
+    elif head.is_campaign:
+        require_committed(setup.repo, head, candidate.source, setup.rules)
     campaign = setup.campaign(head.branch, records)
     validated = setup.engine.validate(candidate)
     base, made_from = start_from(campaign, request.proposal.base, setup.ledger.stored_config)
@@ -173,7 +181,6 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         decision_rules=setup.rules.decision,
         budget_seconds=setup.rules.budget_seconds,
         engine=setup.engine.name,
-        harness_tree=setup.harness_tree,
         versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")} | variables,
         hardware=hardware,
         num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
@@ -223,14 +230,8 @@ def examine(record: Record, setup: Setup) -> str:
     return digest(steps, Conditions(record.result, setup.rules.budget_seconds, candidate.resolved, used, remarks))
 
 
-def _failure(result: Result, record: Record, setup: Setup) -> tuple[Failure, str] | None:
-    """Why the result of a record counts for nothing; None if it was measured by the harness that was agreed."""
-    head = Head(record.branch, record.commit)
-    agreed, changed = baseline_of(setup.ledger.records(), head) or record, list[str]()
-    if head.is_campaign and agreed.commit:
-        changed += changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
-    if changed := changed or setup.surroundings.changed():
-        return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
+def _failure(result: Result, record: Record) -> tuple[Failure, str] | None:
+    """Why the result of a record counts for nothing; None if it does count."""
     if result.hardware not in ("", record.hardware):
         return Failure.MACHINERY, f"it was made on {result.hardware}, and the campaign on {record.hardware}"
     if result.evaluation is None:

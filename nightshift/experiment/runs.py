@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from nightshift.campaign.journal import Access
 from nightshift.campaign.records import JOB_NAME, Job, Record
-from nightshift.config.rules import covered_files
 from nightshift.experiment.setup import Setup
 
 
@@ -27,8 +26,6 @@ def submit(record: Record, setup: Setup) -> None:
 
 def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = None) -> None:
     """Start a worker. `access`: to the test split; the journal holds it before the worker starts."""
-    if not setup.executor.in_flight():  # else it is still to be as the first of them found it
-        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
 
     def enter() -> None:
         with setup.ledger.lock():
@@ -58,7 +55,6 @@ def job_of(
     return Job(
         rules=setup.rules,
         rules_hash=setup.rules_hash,
-        harness_tree=setup.harness_tree,
         settings=dict(settings),
         seed=seed,
         split=split,

@@ -17,7 +17,7 @@ from nightshift.campaign.git import Repo
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.campaign.records import LATE_SECONDS, Phase, Progress, Record, Request
-from nightshift.campaign.same_setup import baseline_of
+from nightshift.campaign.same_setup import baseline_of, fixed_variables
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import Engine, open_engine
@@ -31,7 +31,6 @@ from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
-from nightshift.experiment.surroundings import Surroundings
 
 _TICK_SECONDS = 0.5
 
@@ -53,12 +52,11 @@ class Setup:
     root: Path
     rules: Rules
     rules_hash: str
-    harness_tree: str
     engine: Engine
     ledger: Ledger
     repo: Repo
     executor: LocalExecutor | SlurmExecutor
-    surroundings: Surroundings
+    variables: dict[str, str]  # of this process, those that a campaign fixes
     reporter: Reporter
     request: Request
     now: Callable[[], datetime]  # aware, UTC
@@ -144,12 +142,11 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
-        harness_tree=rules.harness_tree(root),
         engine=engine,
         ledger=ledger,
         repo=repo,
         executor=executor,
-        surroundings=Surroundings(root),
+        variables=fixed_variables(environ),
         reporter=reporter,
         request=request,
         now=lambda: datetime.now(UTC),

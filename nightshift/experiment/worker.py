@@ -150,7 +150,6 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         hardware = engine.hardware() + job.layout  # before this process is pinned to its part of it
         for what, wanted, found in (
             ("rules", job.rules_hash, rules.hash(root)),
-            ("harness", job.harness_tree, rules.harness_tree(root)),
             ("hardware", job.hardware, hardware),
         ):
             if wanted not in (None, found):
@@ -222,14 +221,12 @@ def probe(job: Job, root: Path) -> list[str]:
         hardware, problems = engine.hardware(), [*engine.check()]
     except NightshiftError as error:
         hardware, problems = "unknown", [str(error)]
-    gpus, rules_hash, same = os.environ.get("CUDA_VISIBLE_DEVICES", "none"), job.rules.hash(root), "the same as here"
-    rules = same if rules_hash == job.rules_hash else f"PROBLEM: {rules_hash}, here {job.rules_hash}"
-    is_same_tree = job.rules.harness_tree(root) == job.harness_tree
+    gpus, rules_hash = os.environ.get("CUDA_VISIBLE_DEVICES", "none"), job.rules.hash(root)
+    rules = "the same as here" if rules_hash == job.rules_hash else f"PROBLEM: {rules_hash}, here {job.rules_hash}"
     return [
         os.environ.get("SLURMD_NODENAME", platform.node()),
         f"hardware:  {hardware}; GPUs of the job: {gpus}; {free_disk_gb(root):.0f} GB of disk free",
         f"rules:     {rules}",
-        f"harness:   {same if is_same_tree else 'PROBLEM: other bytes than here'}",
         *(f"PROBLEM:   {problem}" for problem in problems),
     ]
 

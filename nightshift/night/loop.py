@@ -33,6 +33,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftE
 from nightshift.executors.gpus import taken_now
 from nightshift.executors.process import interruptible
 from nightshift.experiment.experiment import admit, collect, interrupt, start, withdraw
+from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
@@ -116,7 +117,8 @@ class Night:
         self._is_stop_new = self._is_unpriced_told = self._is_given_up = False
 
     def run(self) -> Stop:
-        """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
+        """Until a stop rule holds, or what measures changed; why. Interrupted and UsageError end it too, with the same
+        traces on disk."""
         with interruptible(is_noted=self._is_first_interrupt, names_sender=True):
             try:
                 self._update()  # for `status`, and for the same command after a kill
@@ -128,6 +130,10 @@ class Night:
                 # A second Ctrl-C is a person's word. After a SIGTERM (a reboot) the same command goes on.
                 self._close(Stop(error.cause) if self._interrupted_by else None, cut_off=error.cause)
                 raise
+            except IntegrityError as error:
+                self._note(str(error))
+                self._close(stop := Stop(str(error), is_planned=False), cut_off=error.cause)
+                return stop
             except UsageError as error:
                 cancel(self._setup)  # what is damaged may not be read again: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
@@ -170,6 +176,7 @@ class Night:
     def _step(self) -> Stop | None:
         """One thing: decide what has ended, start what waits, tell, propose, or repeat; else wait."""
         setup, executor = self._setup, self._setup.executor
+        require_branch(setup.repo, self.state.branch)
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
         for number in sorted(setup.experiments_in_flight()):
             if (record := collect(number, setup)) is not None:
@@ -271,8 +278,6 @@ class Night:
         if has_file:
             by = f"appeared while {self._proposer.name} was at work, and may be its own"
             return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
-        if (branch := self._setup.repo.head().branch) != self.state.branch:
-            return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
         own = self._own()
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())

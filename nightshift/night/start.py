@@ -16,13 +16,11 @@ from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.config.rules import covered_files
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.experiment import require_ready
-from nightshift.experiment.integrity import require_clean_start
-from nightshift.experiment.seal import Checkout
+from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
@@ -51,7 +49,6 @@ def night(
         elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
             for folder, job in jobs.items():
                 setup.executor.take_over(folder, job)
-            setup.surroundings.look(covered_files(root, setup.rules.frozen))
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         stop = Night(state, setup, proposer, tell, notifier=notifier).run()
@@ -91,7 +88,7 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
         wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
-        require_clean_start(setup.repo, wanted, read_source(setup.root / CONFIG_NAME), None, setup.rules)
+        require_committed(setup.repo, wanted, read_source(setup.root / CONFIG_NAME), setup.rules)
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")
@@ -109,8 +106,7 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         return SearchProposer(request.agent, request.seed)
     clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
     names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]
-    checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.executor.in_flight)
-    desk = Desk(checkout, setup.surroundings, setup.executor.other_jobs)
+    desk = Desk(setup.executor.other_jobs)
     agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, setup.clock) for name in names]
     for shortfall in dict.fromkeys(agent.shortfall for agent in agents if agent.shortfall):
         setup.reporter.note(shortfall)

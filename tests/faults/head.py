@@ -24,7 +24,6 @@ import msgspec
 from nightshift.campaign.records import Job
 from nightshift.executors import local
 from nightshift.experiment import runs, setup
-from nightshift.experiment.surroundings import Surroundings
 from tests.faults.plan import Plan, Strike, open_engine, rules_under
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -44,7 +43,6 @@ def _equip(plan: Plan, root: Path) -> None:
     strike = Strike(plan, root)
     setup.rules_here = lambda root, engine, gpu_count: rules_under(engine)
     setup.open_engine = partial(open_engine, plan)
-    setup.Surroundings = partial(Surroundings, path=())
     setup.datetime = strike.datetime()  # type: ignore[misc]
     runs.job_of = job_of
     local.PROGRAM, local.LATE_SECONDS = (str(WORKER), msgspec.json.encode(plan).decode()), LATE_SECONDS

@@ -12,6 +12,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.campaign.records import Phase
+from tests.checkouts import MEASURING
 from tests.conftest import git
 from tests.night_checkout import finish, leftovers, nightshift, start_run, until_training
 from tests.stand_ins import fault
@@ -134,10 +135,10 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
 
 
 def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> None:
-    (root / "prepare.py").write_text("x = 2\n")
+    (root / MEASURING).write_text("x = 2\n")
     code, stdout, stderr = finish(start(root, "--detach"))
     assert (code, stdout) == (2, "")
-    assert "prepare.py differ" in stderr
+    assert f"{MEASURING} differ" in stderr
 
 
 def test_what_the_system_refuses_is_one_line(root: Path) -> None:

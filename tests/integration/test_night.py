@@ -15,7 +15,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import combine
 from nightshift.config.train_toml import changes_of, diff, parse
-from tests.checkouts import git
+from tests.checkouts import MEASURING, git
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import (
     BASELINE,
@@ -104,10 +104,10 @@ def test_a_tree_that_cannot_be_measured_is_refused_and_nothing_is_made(root: Pat
     assert records(root) == []
     git(root, "restore", "train.toml")
     git(root, "switch", "--quiet", CAMPAIGN)
-    (root / "prepare.py").write_text("MEASURES = 'better'\n")
+    (root / MEASURING).write_text("MEASURES = 'better'\n")
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
-    assert code == 2
-    assert "prepare.py differ from the branch point" in stderr
+    assert code == 1
+    assert f"{MEASURING} differ from commit" in stderr
     assert records(root) == []
 
 

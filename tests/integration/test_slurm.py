@@ -59,7 +59,7 @@ def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
     from nightshift.config.train_toml import load
 
     settings = engine.validate(load(root / "train.toml")).settings
-    job = {"rules_hash": rules.hash(root), "harness_tree": rules.harness_tree(root), "settings": dict(settings)}
+    job = {"rules_hash": rules.hash(root), "settings": dict(settings)}
     return Job(
         **{
             "rules": rules,
@@ -145,7 +145,7 @@ def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(
 def test_another_harness_or_hardware_is_refused_by_the_worker(
     executor: LocalExecutor | SlurmExecutor, root: Path
 ) -> None:
-    for number, changes in enumerate(({"rules_hash": "0" * 12}, {"harness_tree": "0"}, {"hardware": "8 x H200"}), 1):
+    for number, changes in enumerate(({"rules_hash": "0" * 12}, {"hardware": "8 x H200"}), 1):
         folder = folder_of(root, number)
         executor.submit(folder, job_in(root, **changes), lambda: None)
         until_over(executor, folder)

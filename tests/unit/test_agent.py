@@ -13,7 +13,6 @@ from nightshift.agents.clone import Clone
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.errors import EngineError, UsageError
-from nightshift.experiment import seal
 from tests.conftest import git
 
 
@@ -118,8 +117,8 @@ def test_sparse_files_cost_no_hours_and_what_refuses_to_go_is_one_line(clone, mo
     for number in range(30):
         with (clone.path / f"large-{number}").open("wb") as file:
             file.truncate(90_000_000)
-    read_file = seal.read_file
-    monkeypatch.setattr(seal, "read_file", lambda *asked: (data := read_file(*asked), read.append(len(data)))[0])
+    read_file = module.read_file
+    monkeypatch.setattr(module, "read_file", lambda *asked: (data := read_file(*asked), read.append(len(data)))[0])
     assert clone.changes(before) == (
         "changed files other than train.toml: large-0, large-1, large-10, large-11, large-12 and 25 more: dropped",
     )

@@ -25,10 +25,12 @@ from nightshift.experiment.certify import (
     tasks,
 )
 from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.integrity import IntegrityError
 from nightshift.experiment.setup import Setup
 from nightshift.report.data import gather
 from nightshift.report.export.model import certified as card_line
 from nightshift.report.export.story import Story
+from tests.checkouts import MEASURING
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import GOOD, POOR, SilentReporter, during, keep, make_poor
@@ -217,10 +219,10 @@ def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_wa
 
 def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
     kept.executor.wait, wait = (
-        (lambda seconds: ((kept.root / "prepare.py").touch(), wait(seconds))[1]),
+        (lambda seconds: ((kept.root / MEASURING).write_text("MEASURES = 1"), wait(seconds))[1]),
         kept.executor.wait,
     )
-    with pytest.raises(EngineError, match="no run of the baseline was evaluated"):
+    with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(kept, num_seeds=1)
 
 
@@ -279,8 +281,8 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup
         certified(setup)
     with pytest.raises(UsageError, match=r"uses rules [0-9a-f]+ since its first experiment, this is other"):
         certified(replace(setup, rules_hash="other"))
-    (setup.root / "prepare.py").write_text("MEASURES = 'better'\n")
-    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
+    (setup.root / MEASURING).write_text("MEASURES = 'better'\n")
+    with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(setup)
     git(setup.root, "switch", "--quiet", "--discard-changes", "main")
     with pytest.raises(UsageError, match="branch main holds no measured campaign"):
@@ -364,12 +366,12 @@ def test_two_commits_are_compared(kept: Setup) -> None:
 
 
 def test_two_commits_are_not_measured_by_a_changed_harness(kept: Setup) -> None:
-    (kept.root / "prepare.py").write_text("MEASURES = 'better'\n")
+    (kept.root / MEASURING).write_text("MEASURES = 'better'\n")
     revisions = {"baseline": "HEAD~1", "incumbent": "HEAD"}
-    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
+    with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         tasks(kept, 1, revisions=revisions)
     git(kept.root, "switch", "--quiet", "--detach")
-    with pytest.raises(UsageError, match=r"prepare\.py differ from the commit checked out"):
+    with pytest.raises(UsageError, match=f"{MEASURING} differ from the commit checked out"):
         tasks(kept, 1, revisions=revisions)
 
 

@@ -19,8 +19,10 @@ from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import experiment
 from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.integrity import IntegrityError
 from nightshift.experiment.setup import Setup
 from tests.campaigns import judged, replace, stored
+from tests.checkouts import MEASURING
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import during, furnish, make_setup
@@ -400,8 +402,8 @@ def test_a_campaign_stays_on_its_rules_and_on_its_harness(setup: Setup) -> None:
     baseline(setup, then=BAD)
     with pytest.raises(UsageError, match="uses rules "):
         run_experiment(Request(), replace(setup, rules_hash="other"))
-    (setup.root / "prepare.py").write_text("MEASURES = 'better'\n")
-    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
+    (setup.root / MEASURING).write_text("MEASURES = 'better'\n")
+    with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         run(setup)
     assert len(setup.ledger.numbers()) == 1
 
@@ -437,15 +439,26 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("*/model"))] == stay
 
 
-def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_nothing(setup: Setup) -> None:
+def test_a_measuring_file_that_changes_while_an_experiment_runs_ends_it_without_a_verdict(setup: Setup) -> None:
     baseline(setup, then=POOR)
-    with during(setup, lambda folder: (setup.root / "prepare.py").write_text("MEASURES = False\n")):
-        record = run(setup)
-    assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
-    assert record.judgement.why == "prepare.py changed while the experiment ran: it counts for nothing"
-    assert setup.ledger.read(2) == record
-    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
+    with (
+        during(setup, lambda folder: (setup.root / MEASURING).write_text("MEASURES = False\n")),
+        pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"),
+    ):
         run(setup)
+    record = setup.ledger.record(2)
+    assert (record.failure, record.decided, record.result) == (Failure.INTERRUPTED, None, None)
+
+
+def test_a_switch_to_another_branch_while_an_experiment_runs_ends_it_without_a_verdict(setup: Setup) -> None:
+    baseline(setup, then=POOR)
+    with (
+        during(setup, lambda folder: git(setup.root, "symbolic-ref", "HEAD", "refs/heads/main")),
+        pytest.raises(IntegrityError, match=r"the checkout moved from autoresearch/\S+ to main\. Go back: git switch"),
+    ):
+        run(setup)
+    record = setup.ledger.record(2)
+    assert (record.failure, record.decided, record.result) == (Failure.INTERRUPTED, None, None)
 
 
 def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_written(setup: Setup) -> None:

@@ -24,8 +24,6 @@ from nightshift.cli.status import experiment_lines
 from nightshift.engines import downloads
 from nightshift.errors import Interrupted
 from nightshift.executors.process import interruptible
-from nightshift.experiment import surroundings
-from nightshift.experiment.surroundings import Surroundings
 from nightshift.files import write_json
 from nightshift.waiting import Wait, innermost, lasted, waiting
 from tests.recorded_nights import stored_night
@@ -33,7 +31,7 @@ from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import wait_for
 
 RULES = replace(ARITHMETIC_TRL, budget_seconds=100.0, budget_clock="wall")
-JOB = Job(RULES, "hash", "tree", {}, 1, "validation", 100.0, token="1f")
+JOB = Job(RULES, "hash", {}, 1, "validation", 100.0, token="1f")
 NUM_EXAMPLES = sum(environment.num_selection for environment in RULES.environments)
 
 
@@ -177,13 +175,6 @@ def test_all_that_is_printed_is_made_printable(capsys: pytest.CaptureFixture[str
     for text in said:
         assert all(line.isprintable() for line in text.split("\n"))
         assert "[31m" not in text
-
-
-def test_the_comparison_of_packages_says_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(surroundings, "_unlike", lambda files: seen.append(str(innermost())) or [])
-    Surroundings(tmp_path, path=()).unlike_packages()
-    assert seen == ["comparing the installed packages with what was published, 0 s"]
 
 
 def test_a_download_says_what_and_how_much_and_counts_its_bytes(monkeypatch, tmp_path):

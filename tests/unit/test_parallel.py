@@ -229,7 +229,7 @@ def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(setup: Setup) -
             return super().result(folder)
 
     stop = night_of(setup, Executor(num_slots=2, seed=0)).run()
-    assert stop.cause == f"the checkout moved from {CAMPAIGN} to main"
+    assert stop.cause == f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"
     assert (setup.root / "train.toml").read_text() == "# mine"
 
 

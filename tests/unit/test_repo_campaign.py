@@ -5,9 +5,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
-from tests.checkouts import wait_for
+from tests.checkouts import MEASURING, wait_for
 from tests.conftest import CAMPAIGN, git
 
 
@@ -67,9 +67,8 @@ def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, m
     git(checkout, "config", "protocol.ext.allow", "always")
     repo, copy = Repo(checkout), tmp_path / "copy"
     repo.clone(repo.head(), copy)
-    assert (copy / "prepare.py").read_text() == "MEASURES = True\n"
+    assert (copy / MEASURING).read_text() == "MEASURES = True\n"
     repo.keep(repo.head(), b"lr = 2\n", "kept\n")
-    assert repo.state()["HEAD"]
     assert not marker.exists()
     assert b"author Ada <nightshift@localhost>" in Repo(checkout)._objects([str(repo.head().commit)])[0]
 
@@ -78,27 +77,3 @@ def test_what_git_starts_ends_with_it(checkout: Path) -> None:
     Repo(checkout)._run("-c", "alias.stay=!sleep 601 > /dev/null 2>&1 & echo $! > pid", "stay")
     pid = int((checkout / "pid").read_text())
     assert wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-
-
-def test_the_state_tells_of_every_change_to_git(checkout: Path) -> None:
-    repo = Repo(checkout)
-    clean = repo.state()
-    changes = {
-        "HEAD": ("symbolic-ref", "HEAD", "refs/heads/main"),
-        "branches": ("branch", "stray"),
-        "the index": ("update-index", "--assume-unchanged", "prepare.py"),
-        "the git configuration": ("config", "core.hooksPath", "elsewhere"),
-    }
-    for part, command in changes.items():
-        before = repo.state()
-        git(checkout, *command)
-        after = repo.state()
-        assert [name for name in before if before[name] != after[name]] == [part]
-    before = repo.state()
-    git(checkout, "tag", "fetched")
-    git(checkout, "update-ref", "refs/remotes/origin/main", "HEAD")
-    git(checkout, "config", "branch.main.note", "of an editor")
-    assert repo.state() == before
-    git(checkout, "symbolic-ref", "HEAD", f"refs/heads/{CAMPAIGN}")
-    assert repo.state()["HEAD"] == clean["HEAD"]
-    assert repo.head() == Head(CAMPAIGN, repo.head().commit)
