@@ -8,13 +8,12 @@
     uv run prepare.py --smoke         # two GPUs: install prime-rl, try it
 """
 
-import os
+if __name__ == "__main__":
+    from nightshift.startup import begin
+
+    begin()
+
 import sys
-
-if __name__ == "__main__" and "nightshift" not in sys.modules:  # as in run.py
-    begin = __file__.removesuffix("prepare.py") + "nightshift/entry.py"
-    os.execv(sys.executable, [sys.executable, "-I", begin, *sys.argv])
-
 from pathlib import Path
 from typing import Any
 

@@ -7,13 +7,12 @@ stdout carries the summary block only, progress goes to stderr.
 Exit code: 0 measured, 1 crash, 2 wrong use or config, 74 measured but not all could be said, 130 interrupted.
 """
 
-import os
+if __name__ == "__main__":
+    from nightshift.startup import begin
+
+    begin()
+
 import sys
-
-if __name__ == "__main__" and "nightshift" not in sys.modules:  # it begins there, isolated, and comes back here
-    begin = __file__.removesuffix("run.py") + "nightshift/entry.py"
-    os.execv(sys.executable, [sys.executable, "-I", begin, *sys.argv])
-
 from pathlib import Path
 from typing import Any
 

@@ -11,7 +11,7 @@ For a notebook or a script; each name loads on first use, and none of them chang
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's own; nothing is imported before entry.py has isolated the process
+TYPE_CHECKING = False  # typing's own; nothing is imported before startup.py has taken foreign folders off the path
 if TYPE_CHECKING:
     from typing import Any
 

@@ -81,7 +81,7 @@ def make_environment(root: Path) -> None:
     for name, path in paths.items():
         (packages / f"{name}.pth").write_text(path + "\n")
     program = folder / "bin" / "nightshift"
-    program.write_text(f"#!{folder}/bin/python\nfrom nightshift.entry import main\nmain()\n")
+    program.write_text(f"#!{folder}/bin/python\nfrom nightshift.cli.command import main\nmain()\n")
     program.chmod(0o755)
 
 

@@ -12,7 +12,6 @@ the flag.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,9 +20,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # as entry.py
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
+from nightshift.startup import begin  # noqa: E402
+
+begin()
 
 from nightshift.agents.base import Answer, Context  # noqa: E402
 from nightshift.campaign.records import Contention, Proposal  # noqa: E402

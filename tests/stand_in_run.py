@@ -5,12 +5,13 @@ KIND as in stand_ins.py, `trl` unless given.
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
-signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # as entry.py
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from nightshift.startup import begin
+
+begin()
 
 import run  # noqa: E402
 from tests.stand_ins import install  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.stand_in_pool import StandInExecutor
 from tests.stand_ins import Neighbours
 
 TESTS = Path(__file__).resolve().parent
-TRAINER = TESTS / "stand_in_trainer.py"
+TRAINER = (str(TESTS / "stand_in_trainer.py"),)
 GOOD, POOR = "3e-6", "6e-7"  # of learning rates the stand-in's best, and one that is easily beaten
 
 
@@ -57,10 +57,10 @@ def make_setup(
     checkout: Path,
     rules: Rules,
     monkeypatch: pytest.MonkeyPatch,
-    trainer: Path | None = TRAINER,
+    trainer: Sequence[str] = TRAINER,
     engine: Engine | None = None,
 ) -> Setup:
-    """`trainer` None: the real one; `engine`: another than TRL."""
+    """`trainer`: words of its command; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
     monkeypatch.setattr(worker, "Watch", Neighbours)  # tests run beside each other

@@ -27,7 +27,7 @@ from nightshift.executors.gpus import Watch  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
-TRAINER = HERE / "stand_in_trainer.py"
+TRAINER = (str(HERE / "stand_in_trainer.py"),)
 NUM_SELECTION = 400
 
 
@@ -95,7 +95,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
         timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:
-            given = {"installation": made, "timing": timing, "reader": made.bin_dir / "reader.py"}
+            given = {"installation": made, "timing": timing, "reader": [str(made.bin_dir / "reader.py")]}
             return engine.PrimeRlEngine(rules, root, environ, "none", **given)
 
         module.open_engine = open_engine  # type: ignore[attr-defined]

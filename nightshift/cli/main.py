@@ -302,7 +302,3 @@ def verify_command(head: str | None, as_json: bool) -> None:
     lines.append(f"journal:  {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
     print_found(found, lines, as_json)
     sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)
-
-
-if __name__ == "__main__":
-    commands()

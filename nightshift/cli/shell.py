@@ -76,7 +76,7 @@ def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by entry.py
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by startup.py
             while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
                 pass  # a standard stream that is closed: its number would go to the next file that is opened
             os.close(descriptor)

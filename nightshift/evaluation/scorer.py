@@ -24,9 +24,8 @@ import msgspec
 
 from nightshift.campaign.records import Seconds
 from nightshift.config.decision_rules import Fraction
-from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.executors.process import Child, ProcessGroup, engine_environment
+from nightshift.executors.process import Child, ProcessGroup, python_command, python_environment
 from nightshift.text import clean
 
 # Chosen, not measured: rewards of verifiers' own examples take about a millisecond, math-verify on hostile LaTeX 0.4 s.
@@ -133,9 +132,14 @@ class Scorer:
         variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | ({} if is_online else _OFFLINE)
         self._group = ProcessGroup(f"scorer-{uuid.uuid4().hex}", _GRACE_SECONDS)
         self._child: Child = self._group.start(
-            "scorer", isolated(str(self._program)), log_path=folder / "scorer.log", cwd=folder, stdin=PIPE, stdout=PIPE,
-            env=engine_environment(os.environ, variables),
-        )  # fmt: skip
+            "scorer",
+            python_command(str(self._program)),
+            log_path=folder / "scorer.log",
+            env=python_environment(os.environ, variables),
+            cwd=folder,
+            stdin=PIPE,
+            stdout=PIPE,
+        )
         self._ask({"open": self._spec}, "ready", LOAD_SECONDS, is_online)
         self._cpu_before -= self._cpu_now
 

@@ -17,15 +17,14 @@ from pathlib import Path
 from subprocess import PIPE
 
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, Job, Result
-from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.executors.process import Child, ProcessGroup, engine_environment
+from nightshift.executors.process import Child, ProcessGroup, python_command, python_environment
 from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot, layout
 from nightshift.files import write_json
 from nightshift.waiting import waiting
 
-PROGRAM = (str(Path(__file__).parents[1] / "experiment" / "worker.py"),)
+PROGRAM = ("-m", "nightshift.experiment.worker")
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
 # The same where the controller is dead: then a worker has 10 s in all, with prime-rl 30 s.
 ORPHAN_GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
@@ -88,9 +87,9 @@ class LocalExecutor:
         try:
             child = group.start(
                 "worker",
-                isolated(*PROGRAM, str(self.root), str(folder)),
+                python_command(*PROGRAM, str(self.root), str(folder)),
                 log_path=folder / LOG_NAME,
-                env=engine_environment(self.environ, {}),
+                env=python_environment(self.environ, {}),
                 cwd=self.root,
                 stdin=PIPE,
             )

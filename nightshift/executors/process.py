@@ -11,6 +11,7 @@ import atexit
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from nightshift.signals import STOP_SIGNALS, origin_of, unblocked, watching
 from nightshift.text import ANSI, clean
 from nightshift.waiting import news
 
+CHECKOUT = str(Path(__file__).absolute().parents[2])
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
 
@@ -86,6 +88,16 @@ def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
     """
     names = frozenset(ENVIRONMENT_NAMES.split())
     return {**{name: value for name, value in base.items() if name in names}, **extra}
+
+
+def python_command(*words: str) -> list[str]:
+    """The command of a Python child of this checkout: `words` are `-m`, a module and its arguments, or a program."""
+    return [sys.executable, "-P", *words]
+
+
+def python_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """`engine_environment` for a Python child: PYTHONPATH is this checkout and nothing else."""
+    return engine_environment(base, {"PYTHONPATH": CHECKOUT, **extra})
 
 
 @contextmanager

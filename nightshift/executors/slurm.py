@@ -26,11 +26,10 @@ from msgspec import Meta
 
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, STARTED_NAME, Job, Result
-from nightshift.entry import isolated
 from nightshift.errors import EngineError, UsageError, listed
 from nightshift.executors.leftovers import mark
 from nightshift.executors.local import PROGRAM
-from nightshift.executors.process import engine_environment, tail
+from nightshift.executors.process import CHECKOUT, engine_environment, python_command, tail
 from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
 from nightshift.files import read_file, read_json, write_json
@@ -141,8 +140,10 @@ class SlurmExecutor:
         fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
         variables = engine_environment(self.environ, {}).items()
         exports = [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
-        command = isolated(*PROGRAM, *words, str(self.root), str(folder))
-        script = "\n".join(["#!/bin/bash", *exports, *self.config.setup, f"exec {shlex.join(command)}"]) + "\n"
+        command = shlex.join(python_command(*PROGRAM, *words, str(self.root), str(folder)))
+        # Last: `module load` among the lines of setup sets PYTHONPATH.
+        lines = [*exports, *self.config.setup, f"export PYTHONPATH={shlex.quote(CHECKOUT)}", f"exec {command}"]
+        script = "\n".join(["#!/bin/bash", *lines]) + "\n"
         self.take_over(folder, job)
         try:
             _ask(["sbatch", *fixed, *options, *self.config.options], script.encode())

@@ -28,7 +28,7 @@ from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = ROOT / "tests" / "stand_in_trainer.py"
+STAND_IN = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 SMALL = replace(
     ARITHMETIC_TRL,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
     installation = stand_in_prime_rl.installation(tmp_path, rules)
-    given = {"installation": installation, "timing": timing, "reader": installation.bin_dir / "reader.py"}
+    given = {"installation": installation, "timing": timing, "reader": [str(installation.bin_dir / "reader.py")]}
     return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), "none", **given)
 
 

@@ -18,8 +18,8 @@ from tests.faults.matrix import Fault
 
 LOADING_SECONDS = 1.5  # after the trainer's start: in the middle of its imports
 # How words of a process's command line end; prime-rl's programs are the stand-ins of the tests.
-SCRIPTS = {"watchdog": ("watchdog.py",), "trainer": ("trl/trainer.py",)}
-WORKERS = ("experiment/worker.py", "faults/worker.py")  # the real one, and the one with stand-ins
+SCRIPTS = {"watchdog": ("watchdog.py",), "trainer": ("trl.trainer",)}
+WORKERS = ("experiment.worker", "faults/worker.py")  # the real one, and the one with stand-ins
 
 
 def strike(fault: Fault, root: Path, pid: int) -> bool:

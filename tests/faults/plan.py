@@ -30,7 +30,7 @@ from tests.faults.stand_in_trainer import FOREVER, NUM_SELECTION
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules, small
 
-TRAINER = Path(__file__).with_name("stand_in_trainer.py")
+TRAINER = (str(Path(__file__).with_name("stand_in_trainer.py")),)
 RULES = replace(small(ARITHMETIC_TRL, NUM_SELECTION), startup_seconds=20.0)
 PRIME_RL_RULES = prime_rl_rules()
 

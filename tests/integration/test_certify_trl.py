@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.records import Request
+from nightshift.engines.trl.engine import TRAINER
 from nightshift.experiment.certify import certify, read_comparisons, tasks
 from nightshift.experiment.experiment import run_experiment
 from tests.conftest import git, living_children
@@ -32,7 +33,7 @@ def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (checkout / "train.toml").write_text(CONFIG.format("3e-6"))
     assert run_experiment(Request(), setup).status == "keep"
 
-    (made,) = certify(tasks(make_setup(checkout, RULES, monkeypatch, None), num_seeds=1))
+    (made,) = certify(tasks(make_setup(checkout, RULES, monkeypatch, TRAINER), num_seeds=1))
 
     assert read_comparisons(setup.ledger) == ([made], [])
     assert made.num_seeds == {"baseline": 1, "incumbent": 1}

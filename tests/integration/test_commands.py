@@ -144,7 +144,7 @@ def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> N
 def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     (root / "results.tsv").mkdir()
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
-    _, line = stderr.splitlines()  # the first says that packages are compared
+    (line,) = stderr.splitlines()
     assert (code, stdout) == (2, "")
     assert "results.tsv: Is a directory" in line
     (root / "models").unlink()

@@ -27,7 +27,7 @@ from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
-STAND_IN_WORKER = ROOT / "tests" / "stand_in_trainer.py"
+STAND_IN_WORKER = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 ENDS = b"max_steps = 3\n"  # so no budget of seconds decides what a rehearsal does
 CONFIG = parse(ENDS + b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
 SMALL = replace(
@@ -68,7 +68,7 @@ class Prepared:
                 prepared.opened.append(rules.name)
                 return super().under(rules)
 
-        reader = self.installation.bin_dir / "reader.py"
+        reader = [str(self.installation.bin_dir / "reader.py")]
         return Engine(rules, self.root, dict(os.environ), "none", installation=self.installation, reader=reader)
 
 

@@ -46,7 +46,7 @@ def setup(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Se
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
-    reader = installation.bin_dir / "reader.py"
+    reader = [str(installation.bin_dir / "reader.py")]
     environ = dict(os.environ)
     engine = PrimeRlEngine(RULES, checkout, environ, "none", installation=installation, timing=timing, reader=reader)
     (checkout / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.conftest import CAMPAIGN
 from tests.night_checkout import problems
 from tests.rules import ARITHMETIC_TRL
 
-# What a run loads and the hash does not cover: it moves neither the number nor the verdict, and the freeze covers it.
+# What a run loads and the hash does not cover: it moves neither the number nor the verdict.
 EXCEPTIONS = {
     **{
         f"nightshift/{folder}__init__.py": "a docstring"
@@ -36,17 +37,15 @@ EXCEPTIONS = {
     "nightshift/engines/prime_rl/__init__.py": "a docstring",
     "nightshift/engines/prime_rl/remains.py": "removes what a dead run left",
     "nightshift/engines/memory.py": "refuses values above a preset, which is a value of the rules",
-    "nightshift/entry.py": "begins processes, whose files are compared with the agreed ones",
     "nightshift/errors.py": "words",
-    "nightshift/experiment/baseline.py": "counts runs; takes over those of the same rules, harness and hardware",
+    "nightshift/experiment/baseline.py": "takes over a run of the same rules and hardware",
     "nightshift/experiment/experiment.py": "calls what is covered, in order",
     "nightshift/files.py": "writes whole files",
     "nightshift/cli/progress.py": "words for a terminal",
     "nightshift/campaign/git.py": "which commits exist, and what a verdict does to the branch",
     "nightshift/experiment/integrity.py": "refuses; it changes nothing that runs",
-    "nightshift/experiment/surroundings.py": "refuses; it changes nothing that runs",
     "nightshift/experiment/health.py": "words about curves, beside the verdict",
-    "nightshift/executors/": "starts the worker, which refuses another harness; watches and ends processes",
+    "nightshift/executors/": "starts the worker, which refuses other rules; watches and ends processes",
     "nightshift/campaign/records.py": "holds values",
     "nightshift/config/rules.py": "its constants are hashed by value",
     "nightshift/config/rules_toml.py": "makes the rules, which are hashed by value",
@@ -57,6 +56,7 @@ EXCEPTIONS = {
     "nightshift/cli/shell.py": "errors, exit codes, help",
     "nightshift/experiment/setup.py": "puts the parts together",
     "nightshift/cli/status.py": "says what goes on",
+    "nightshift/startup.py": "takes foreign folders off the path",
     "nightshift/signals.py": "finds out who sent a signal",
     "nightshift/text.py": "cleans words",
     "nightshift/waiting.py": "words for a terminal",
@@ -66,7 +66,7 @@ EXCEPTIONS = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout whose baseline the real engine has trained."""
-    root = tmp_path_factory.mktemp("measured") / "checkout"  # a Python of its own: what it imports is compiled there
+    root = tmp_path_factory.mktemp("measured") / "checkout"  # its own: what it imports is compiled there
     make_checkout(root, CAMPAIGN, "max_steps = 1\n[orchestrator]\nbatch_size = 64\ngroup_size = 4\n")
     run(python(root), "run.py", root=root)
     assert [record.status for record in Ledger(root).records()] == ["keep"]
@@ -75,14 +75,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*command: str, root: Path) -> None:
     command = (*command, "--engine", "trl", "--budget-seconds", "20")
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_what_a_run_loads_is_hashed_or_named(root: Path) -> None:
-    folder = (root / ".venv" / "compiled").joinpath(*root.parts[1:])
-    compiled = {path.relative_to(folder) for path in folder.rglob("*.pyc")}
-    loaded = {f"{path.parent.as_posix()}/{path.name.partition('.')[0]}.py".removeprefix("./") for path in compiled}
+    compiled = [path.relative_to(root) for path in root.rglob("__pycache__/*.pyc") if ".venv" not in path.parts]
+    loaded = {(path.parents[1] / f"{path.name.partition('.')[0]}.py").as_posix() for path in compiled}
     assert {"nightshift/engines/trl/grpo.py", "environments/gsm8k/nightshift_gsm8k/scoring.py"} <= loaded
     unhashed = {name for name in loaded if not is_covered(name, ARITHMETIC_TRL.measuring)}
     assert sorted(name for name in unhashed if not is_covered(name, tuple(EXCEPTIONS))) == []

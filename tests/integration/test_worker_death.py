@@ -34,11 +34,10 @@ def head(checkout: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def worker_and_trainer(checkout: Path) -> list[psutil.Process]:
-    running = {
-        name: p for p in leftovers(checkout) for name in p.cmdline() if name.endswith(("worker.py", "trainer.py"))
-    }
+    ends = ("experiment.worker", "trl.trainer")
+    running = {name: p for p in leftovers(checkout) for name in p.cmdline() if name.endswith(ends)}
     assert len(running) == 2, running
-    return [running[name] for name in sorted(running, key=lambda name: name.endswith("trainer.py"))]
+    return [running[name] for name in sorted(running, key=lambda name: name.endswith("trainer"))]
 
 
 def seconds_to_end(processes: list[psutil.Process]) -> float:

@@ -62,7 +62,7 @@ def test_a_name_that_is_none_or_taken_is_refused(root: Path, name: str) -> None:
 
 def test_an_environment_that_cannot_be_had_is_one_line_and_exit_2() -> None:
     for name, cause in (("nowhere", 'environments/ has no "nowhere"'), ("../gsm8k", '"../gsm8k" is no name')):
-        argv = [sys.executable, "-I", "nightshift/entry.py", "nightshift", "doctor", "--environment", name]
+        argv = ["nightshift", "doctor", "--environment", name]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (2, "")
         assert cause in done.stderr

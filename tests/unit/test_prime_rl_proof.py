@@ -220,7 +220,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
     (folder / "weights").mkdir(parents=True)
     base.mkdir()
     save_file({"step": numpy.array([7], dtype=numpy.float32)}, folder / "weights" / "model.safetensors")
-    reader = stand_in_prime_rl.install(tmp_path / "prime-rl") / "reader.py"
+    reader = [str(stand_in_prime_rl.install(tmp_path / "prime-rl") / "reader.py")]
 
     def proven(fault: str | None = None, spoil: Callable[[Path], object] = lambda path: None) -> str:
         stand_in_prime_rl.misbehave(tmp_path / "prime-rl", fault)

@@ -46,7 +46,7 @@ WAITS = {
     "a child": 'subprocess.run(["cat"], stdout=subprocess.DEVNULL)',
     "computing": "while True: pass",
 }
-MAIN_ONLY = {"OPENBLAS_NUM_THREADS": "1"}  # as with entry.py: no thread of a library receives stop signals
+MAIN_ONLY = {"OPENBLAS_NUM_THREADS": "1"}  # as with startup.py: no thread of a library receives stop signals
 
 
 def program(code: str, **variables: str) -> subprocess.Popen[str]:
@@ -191,6 +191,7 @@ def test_where_a_thread_could_receive_them_the_signals_are_not_watched() -> None
 def test_the_command_is_told_the_sender_whatever_threads_its_libraries_start(tmp_path: Path) -> None:
     """numpy's, which are started when it is imported."""
     (tmp_path / "run.py").write_text(
+        "from nightshift.startup import begin\nbegin()\n"
         "import numpy, sys, threading, time\n"
         "from nightshift.cli.shell import in_one_line\nfrom nightshift.executors.process import interruptible\n"
         "def command():\n"
@@ -198,7 +199,7 @@ def test_the_command_is_told_the_sender_whatever_threads_its_libraries_start(tmp
         "        print('ready', flush=True)\n        time.sleep(60)\n"
         "sys.exit(in_one_line(command)())\n"
     )
-    command = [sys.executable, "-I", str(ROOT / "nightshift" / "entry.py"), str(tmp_path / "run.py")]
+    command = [sys.executable, str(tmp_path / "run.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert first_line(process) == "ready"
         process.send_signal(signal.SIGINT)

@@ -40,7 +40,7 @@ class Start:
         trainer.write_text(source)
         environment = engine_environment(os.environ, {})
         deadline = time.monotonic() + seconds
-        session = TrlSession(trainer, self.folder / "spec.json", self.folder, environment, deadline)
+        session = TrlSession([str(trainer)], self.folder / "spec.json", self.folder, environment, deadline)
         self.sessions.append(session)
         session.wait_until_ready(60.0)
         return session

@@ -62,7 +62,7 @@ class PrimeRlEngine:
         *,
         installation: Installation | None = None,
         timing: Timing | None = None,
-        reader: Path = READER,
+        reader: Sequence[str] = READER,
     ) -> None:
         """`gpus`: None takes the first two visible; `none` runs without GPUs, which compares with nothing.
 

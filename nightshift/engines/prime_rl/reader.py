@@ -1,6 +1,8 @@
-"""The log-probabilities of tokens under two sets of weights, by transformers: a program that entry.py begins.
+"""The log-probabilities of tokens under two sets of weights, by transformers: a process of its own.
 
-    reader.py BASE FOLDER    both Hugging Face folders; FOLDER's weights may be an adapter of BASE
+    python -m nightshift.engines.prime_rl.reader BASE FOLDER
+
+Both are Hugging Face folders; FOLDER's weights may be an adapter of BASE.
 
 stdin: JSON, lists of token ids. stdout: JSON, {"start": [[...]], "file": [[...]]}: for each token but the first its
 log-probability under BASE and under FOLDER. On the CPU, in float32: bfloat16 would add a rounding of its own to the

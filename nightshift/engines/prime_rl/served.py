@@ -26,14 +26,13 @@ from nightshift.campaign.records import Weights
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.server import ADMIN_SECONDS, Server
 from nightshift.engines.prime_rl.weights import check_weights, latest_stable
-from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.executors.process import ProcessGroup, engine_environment
+from nightshift.executors.process import ProcessGroup, python_command, python_environment
 from nightshift.files import read_file, write_json
 from nightshift.text import clean
 
 SERVED_NAME, WEIGHTS_NAME = "served.json", "weights"
-READER = Path(__file__).with_name("reader.py")
+READER = ("-m", "nightshift.engines.prime_rl.reader")
 ASK_SECONDS = 2.0  # for all chats after the final load; at the start, where vLLM may compile for it, ADMIN_SECONDS
 # Measured for 0.5B parameters: 42 to 55 s of CPU; on two cores that five to ten other processes want, 99 to 184 s.
 READ_SECONDS = 600.0
@@ -164,7 +163,7 @@ class Distances:
         return told if self.file <= BOUND else f"{told}; above {BOUND:g}, a bound not yet measured on a GPU"
 
 
-def prove(run_dir: Path, weights: Weights, base: Path, reader: Path, environ: Mapping[str, str]) -> str:
+def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]) -> str:
     """One line on whether the weights that were evaluated are those of the file in `run_dir`.
 
     `base`: the folder of the start weights. EngineError where the server had the start weights, and for a file that is
@@ -177,7 +176,7 @@ def prove(run_dir: Path, weights: Weights, base: Path, reader: Path, environ: Ma
     try:
         if served.final is None:
             raise EngineError(served.problem or "the server was not asked")
-        command = isolated(str(reader), str(base.absolute()), str(folder.absolute()))
+        command = python_command(*reader, str(base.absolute()), str(folder.absolute()))
         said = ask_child("reader", command, msgspec.json.encode(served.final.tokens), run_dir, environ, READ_SECONDS)
         read = msgspec.json.decode(said[:MAX_BYTES], type=Read)
         distances = Distances.of(served, served.final, read)
@@ -212,7 +211,7 @@ def ask_child(
             name,
             command,
             log_path=run_dir / f"{name}.log",
-            env=engine_environment(environ, own),
+            env=python_environment(environ, own),
             cwd=run_dir,
             stdin=PIPE,
             stdout=PIPE,

@@ -11,7 +11,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -28,13 +28,12 @@ from nightshift.engines.downloads import changes, data_problem, local_problem, p
 from nightshift.engines.memory import above_cap, line_in
 from nightshift.engines.mixture import opponent, ratios
 from nightshift.engines.trl.session import TrlSession
-from nightshift.entry import isolated
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
-from nightshift.executors.process import engine_environment
+from nightshift.executors.process import python_command, python_environment
 from nightshift.files import free_disk_gb, write_json
 
-TRAINER = Path(__file__).with_name("trainer.py")
+TRAINER = ("-m", "nightshift.engines.trl.trainer")
 MIN_DRIVER = 580  # of CUDA 13, with which this environment's torch is built
 # By Rules.memory: how many rollouts a forward and backward pass takes, how many are sampled together (a group at
 # least), the longest completion that fits with both. Computed, not measured: benchmarks/gpu_memory.py.
@@ -91,9 +90,10 @@ class TrlEngine:
         gpus: str | None = None,
         keep_all: bool = False,
         *,
-        trainer: Path | None = None,
+        trainer: Sequence[str] = TRAINER,
     ) -> None:
-        """`environ` is the harness's own, of which `trainer` inherits what `engine_environment` allows.
+        """`environ` is the harness's own, of which the trainer inherits what `engine_environment` allows. `trainer`:
+        the words of its command (process.py: python_command).
 
         A run leaves nothing heavy, so `keep_all` changes nothing. `gpus` is one GPU, on which the tiny model trains,
         too; UsageError for others.
@@ -102,7 +102,7 @@ class TrlEngine:
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, 1)
         if self._gpu_ids == ():
             raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Leave it out.")
-        self._trainer = trainer or TRAINER
+        self._trainer = trainer
         self._cuda = rules.num_gpus > 0 or gpus is not None
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
@@ -207,7 +207,7 @@ class TrlEngine:
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The trainer's command line and what its spec.json would hold; and what is missing here."""
         spec = self._spec(settings, seed, run_dir)
-        command = shlex.join(isolated(str(self._trainer), str(run_dir / "spec.json")))
+        command = shlex.join(python_command(*self._trainer, str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         lines = changes(self.rules, self.root / self.rules.model)
         lines += [f"memory:   {self.rules.memory}"] if self._cuda else []
@@ -225,7 +225,7 @@ class TrlEngine:
         variables = dict(_OFFLINE)
         if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
-        session = TrlSession(self._trainer, spec_path, run_dir, engine_environment(self._environ, variables), deadline)
+        session = TrlSession(self._trainer, spec_path, run_dir, python_environment(self._environ, variables), deadline)
         try:
             session.wait_until_ready(self.rules.startup_seconds)
         except BaseException:

@@ -29,10 +29,9 @@ from nightshift.campaign.records import (
 )
 from nightshift.config.rules import Decoding
 from nightshift.engines.base import NoGradient
-from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.evaluation.policy import Message
-from nightshift.executors.process import ProcessGroup
+from nightshift.executors.process import ProcessGroup, python_command
 
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
 _CHECK_SECONDS = 1.0
@@ -94,7 +93,7 @@ class TrlSession:
     """One trainer process, from start-up to its last completion."""
 
     def __init__(
-        self, trainer: Path, spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
+        self, trainer: Sequence[str], spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
     ) -> None:
         """`deadline` is on the clock of time.monotonic."""
         self._run_dir = run_dir
@@ -103,7 +102,7 @@ class TrlSession:
         self._buffer = b""
         self._num_steps = 0
         self.earlier: dict[int, Callable[[], None]] = {}
-        argv = isolated(str(trainer), str(spec_path))
+        argv = python_command(*trainer, str(spec_path))
         self._trainer = self._group.start(
             "trainer", argv, log_path=run_dir / "trainer.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )

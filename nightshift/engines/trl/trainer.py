@@ -1,4 +1,4 @@
-"""The child process of the trl engine: `trainer.py SPEC.json`, begun by nightshift/entry.py.
+"""The child process of the trl engine: `python -m nightshift.engines.trl.trainer SPEC.json`.
 
 Commands arrive as JSON lines on stdin, events leave as JSON lines on stdout; everything that a library
 prints goes to stderr, the run's log. Any failure is one `error` event with its cause, a traceback on

@@ -1,0 +1,11 @@
+"""The `nightshift` command as it is installed."""
+
+from nightshift.startup import begin
+
+
+def main() -> None:
+    """Prepare this process, then obey."""
+    begin()
+    from nightshift.cli.main import commands
+
+    commands()

@@ -1,0 +1,58 @@
+"""What the commands import: nothing of foreign PYTHONPATH folders; and what their children get."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift.executors.process import python_command, python_environment
+from tests.checkouts import ROOT
+
+SHOW = "import json, os, signal, sys; from nightshift.startup import begin; begin(); "
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "10000", **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["uuid.py", "enum.py", "click.py", "importlib_metadata/__init__.py", "torch.py"])
+@pytest.mark.parametrize("command", ["nightshift", "run.py", "prepare.py"])
+def test_a_folder_that_module_load_put_on_pythonpath_hides_nothing(tmp_path: Path, command: str, name: str) -> None:
+    marker = tmp_path / "marker"
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(f"open({str(marker)!r}, 'w').close()\nraise SystemExit('a foreign module ran')\n")
+    words = [shutil.which("nightshift") or ""] if command == "nightshift" else [sys.executable, str(ROOT / command)]
+    done = run([*words, "--help"], PYTHONPATH=str(tmp_path))
+    assert (done.returncode, marker.exists()) == (0, False), done.stderr
+    assert done.stdout.startswith("Usage: ")
+
+
+def test_the_own_folders_of_this_python_stay_on_the_path_and_the_checkout_comes_last(tmp_path: Path) -> None:
+    libraries = next(folder for folder in sys.path if folder.endswith("site-packages"))
+    named = os.pathsep.join([str(tmp_path), "", libraries, str(ROOT)])
+    done = run([sys.executable, "-c", f"{SHOW}print(json.dumps(sys.path))"], PYTHONPATH=named)
+    path = json.loads(done.stdout)
+    assert str(tmp_path) not in path
+    assert libraries in path
+    assert path.index(str(ROOT)) == len(path) - 1
+
+
+def test_a_child_imports_from_this_checkout_and_gets_no_variable_that_injects_code(tmp_path: Path) -> None:
+    (tmp_path / "nightshift.py").write_text("raise SystemExit('a foreign module ran')\n")
+    (tmp_path / "json.py").write_text("raise SystemExit('a foreign module ran')\n")
+    injecting = dict.fromkeys(("LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "PYTHONHOME"), "")
+    base = {**os.environ, **injecting, "PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": "/nowhere"}
+    environment = python_environment(base, {})
+    assert not injecting.keys() & environment.keys()
+    assert environment["LD_LIBRARY_PATH"] == "/nowhere"
+    command = python_command("-m", "nightshift.experiment.worker")
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "a foreign module ran" not in child.stderr
+    assert f"{ROOT}/nightshift/experiment/worker.py" in child.stderr  # in the traceback: it has no arguments
