@@ -1,6 +1,6 @@
 """Is the checkout as it was before an agent's process ran?
 
-Behind the wall (agents/sandbox.py) an agent does not see the checkout; without it, it has the rights of the harness.
+In a sandbox (agents/sandbox.py) an agent does not see the checkout; without it, it has the rights of the harness.
 Nothing of its clone gets here but a checked train.toml and three lines of text; what else changes here meanwhile is
 found by comparison with a list of what may: own digests of the frozen harness, every tracked file, code that Python
 would run, every untracked file at the top but logs and documents, all of .git but what editors and fetches write, all

@@ -18,7 +18,6 @@ from tests.night_checkout import finish, leftovers, problems, records, start, wh
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
-UNWALLED = "no OS wall around the agent: --sandbox none"
 
 
 def script(root: Path, steps: list[list[str]]) -> Path:
@@ -32,14 +31,14 @@ def script(root: Path, steps: list[list[str]]) -> Path:
 def drive(root: Path, steps: list[list[str]], ending: str = "", **asked: Any) -> tuple[int, str, str]:
     command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))]) + ending
     leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
-    asked = {"sandbox": "none", **asked}  # test_behind_wall.py has those behind a wall
+    asked = {"sandbox": "none", **asked}  # test_in_sandbox.py and test_other_user.py have the others
     return whole_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
 
 
 def notes(root: Path, number: int) -> str:
-    found = records(root)[number - 1].proposal.notes
-    assert number == 1 or UNWALLED in found  # whoever reads the record knows what could have been written
-    return "\n".join(note for note in found if note != UNWALLED)
+    proposal = records(root)[number - 1].proposal
+    assert proposal.is_isolated == (number == 1)  # whoever reads the record knows what could have been written
+    return "\n".join(proposal.notes)
 
 
 def kept_by_agent(root: Path, call: int, kind: str) -> str:
