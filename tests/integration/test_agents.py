@@ -14,7 +14,7 @@ from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.usage import MAX_LOG_BYTES
 from nightshift.campaign.ledger import Ledger
 from tests.conftest import git
-from tests.night_checkout import finish, leftovers, problems, records, start, whole_night
+from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, state, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
@@ -43,6 +43,20 @@ def notes(root: Path, number: int) -> str:
 
 def kept_by_agent(root: Path, call: int, kind: str) -> str:
     return (root.parent / "agent" / f"script.{kind}-{call}").read_text()
+
+
+def test_without_a_sandbox_everything_says_so(root: Path) -> None:
+    code, stdout, stderr = drive(root, [], experiments=4)
+    assert code == 0, stderr
+    assert "agent: not isolated: it has your rights" in stderr
+    assert "agent:        not isolated" in stdout
+    proposals = [record.proposal.sandbox for record in records(root)]
+    assert (proposals, state(root)["sandbox"]) == (["", "none", "none", "none"], "none")
+    assert "\nNightshift-Agent: not isolated\n" in git(root, "log", "--format=%B")
+    page, text = ((root / "runs" / name).read_text() for name in ("report.html", "report.md"))
+    assert "agent: not isolated in 3 experiments (--sandbox none)" in page
+    assert "agent: not isolated in 3 experiments (--sandbox none)." in text
+    assert "\nagent:            not isolated\n" in nightshift(root, "wait")[1]
 
 
 def test_an_agent_that_behaves(root: Path) -> None:
