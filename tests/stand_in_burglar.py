@@ -1,6 +1,6 @@
-"""A stand-in for an agent that looks for a way out of its wall: prints what each attempt came to, as JSON.
+"""A stand-in for an agent that looks for a way out of its sandbox: prints what each attempt came to, as JSON.
 
-No attempt does harm where it succeeds: without a wall, and as root, all of them would.
+No attempt does harm where it succeeds: without a sandbox, and as root, all of them would.
 
     stand_in_burglar.py FACTS
 

@@ -46,7 +46,7 @@ RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
 class RateProposer:
     """A stand-in for TPE: the next of a fixed list of learning rates, by what the ledger has decided."""
 
-    name, is_walled = "lr", True
+    name, sandbox = "lr", ""
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         rate = RATES[(len(context.campaign.decided) + len(context.refusals) - 1) % len(RATES)]
@@ -82,7 +82,7 @@ class KeyProposer(RateProposer):
 class LengthProposer:
     """A stand-in for an agent that thinks, and then asks for a run of a given length."""
 
-    name, is_walled = "lengths", True
+    name, sandbox = "lengths", ""
 
     def __init__(self, lengths: list[float], thinks_seconds: float) -> None:
         self.lengths, self.thinks_seconds, self.num_asked = lengths, thinks_seconds, 0

@@ -3,7 +3,7 @@
 The strategist reads the curves in evidence/: where the spread of the rewards collapses it asks for another
 temperature, which no other thing that it is told could suggest; else for another learning rate. After the run it says
 what came, and with `lie` that all went well. The implementer writes what the hypothesis says, key by key.
-It is given to `python -c`, so that it runs behind the wall, where nothing of the checkout can be seen.
+It is given to `python -c`, so that it runs in bubblewrap, where nothing of the checkout can be seen.
 """
 
 from __future__ import annotations

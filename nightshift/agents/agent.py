@@ -26,10 +26,10 @@ from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone
 from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
-from nightshift.agents.sandbox import Sandbox, choose, hidden_places
+from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, said
 from nightshift.campaign.git import CONFIG_NAME, Repo
-from nightshift.campaign.records import Cost, Proposal
+from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
 from nightshift.config.toml_text import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError, listed
@@ -78,12 +78,13 @@ def open_agent(
     clone: Clone,
     clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
-    """The agent that is called `name`, with the wall that `sandbox` asks for (sandbox.py). UsageError without it."""
-    command, login = command_of(name), PRESETS[name].login if name in PRESETS else OWN_LOGIN
-    walled = command_of(name, is_walled=True)
-    wall, shortfall = choose(sandbox, walled, login, hidden_places(root, environ), environ, clone)
+    """The agent that is called `name`, in what --sandbox `sandbox` asks for. UsageError where that does not work."""
+    login = PRESETS[name].login if name in PRESETS else OWN_LOGIN
+    contained = command_of(name, is_contained=True)
+    chosen = choose(sandbox, contained, login, root, environ, clone)
+    command = command_of(name) if chosen.name == NO_SANDBOX else contained
     title = name if name in PRESETS else Path(command[0]).name
-    return Agent(title, command if wall is None else walled, environ, timeout_seconds, clone, wall, shortfall, clock)
+    return Agent(title, command, timeout_seconds, clone, chosen, clock)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
@@ -104,15 +105,13 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A coding agent's command, run in a clone. `shortfall`: what its wall does not keep, or that it has none."""
+    """A coding agent's command, run in a clone and in a sandbox."""
 
     name: str
     command: tuple[str, ...]
-    environment: Mapping[str, str]
     timeout_seconds: float
     clone: Clone
-    wall: Sandbox | None = None
-    shortfall: str = ""
+    sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -132,9 +131,9 @@ class Agent:
             ending = self._run(group, prompt, log_path, is_stopping, seconds_left)
         except BaseException:
             group.stop()
+            self.sandbox.end()
             raise
-        notes = (*filter(None, [self.shortfall]), *self.clone.changes(listing), *ending.notes)
-        return ending._replace(notes=notes)
+        return ending._replace(notes=(*self.clone.changes(listing), *ending.notes))
 
     def _run(
         self,
@@ -148,10 +147,8 @@ class Agent:
         write_atomically(prompt_path, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
         stdin = prompt_path.open("rb") if words == list(self.command) else None
-        environment, credential, notes = self.environment, None, tuple[str, ...]()
-        if self.wall is not None:
-            credential = self.wall.furnish(self.clone.folder)
-            words, environment = self.wall.enclose(words, self.clone, prompt_path)
+        notes, credential = tuple[str, ...](), self.sandbox.furnish(self.clone)
+        words, environment = self.sandbox.enclose(words, self.clone, prompt_path)
         log_path.unlink(missing_ok=True)
         log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
         began = self.clock()
@@ -178,9 +175,9 @@ class Agent:
                     with suppress(TimeoutExpired):
                         child.wait(_POLL_SECONDS)
             finally:
-                left = group.stop()
-                if self.wall is not None and not left:  # also when the night is stopped now: a token may be renewed
-                    notes = self.wall.take_back(self.clone.folder, credential)
+                left = [*group.stop(), *self.sandbox.end()]
+                if not left:  # also when the night is stopped now: a token may be renewed
+                    notes = self.sandbox.take_back(self.clone, credential)
             log.cut()
         last, told = said(log.end)
         cost = replace(told, seconds=max(self.clock() - began, 0.0))
@@ -235,13 +232,13 @@ class AgentProposer:
 
     @property
     def name(self) -> str:
-        """What the person calls it."""
+        """What you call it."""
         return self.agent.name
 
     @property
-    def is_walled(self) -> bool:
+    def sandbox(self) -> str:
         """As the protocol says."""
-        return self.agent.wall is not None
+        return self.agent.sandbox.name
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """Brief it, let it work, take over what may be taken over."""
@@ -274,15 +271,15 @@ def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> A
     return answer if ended is None else answer.with_proposal(notes=(*notes, ended))
 
 
-def check_agent(name: str, root: Path, environ: Mapping[str, str]) -> Check:
-    """Ask an agent one question as a night asks: what came, and behind which wall. It costs a few tokens."""
+def check_agent(name: str, sandbox: str, root: Path, environ: Mapping[str, str]) -> Check:
+    """Ask an agent one question as a night asks: what came, and in which sandbox. It costs a few tokens."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            repo = Repo(root)
-            agent = open_agent(name, "auto", root, environ, _QUESTION_SECONDS, Clone(repo, Path(folder)))
+            Path(folder).chmod(0o711)  # another uid goes through it to the clone
+            agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, Clone(Repo(root), Path(folder)))
             with waiting(f"asking {agent.name} whether it can be reached", _QUESTION_SECONDS):
                 ending = agent.run(read_source(root / CONFIG_NAME), _QUESTION, Path(folder) / "log")
-        told = f"({agent.shortfall or 'behind the OS wall'})"
+        told = f"({agent.sandbox.warning or f'sandbox: {agent.sandbox.name}'})"
         problem = ending.cause and f"{agent.name}: {ending.cause} {told}"
         return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {told}")
     except NightshiftError as error:

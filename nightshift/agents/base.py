@@ -76,12 +76,12 @@ class Proposer(Protocol):
 
     @property
     def name(self) -> str:
-        """What the person calls it."""
+        """What you call it."""
         ...
 
     @property
-    def is_walled(self) -> bool:
-        """Whether nothing that it asks can write in the checkout."""
+    def sandbox(self) -> str:
+        """In which its agents work; empty if it asks none."""
         ...
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:

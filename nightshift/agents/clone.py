@@ -24,7 +24,7 @@ from nightshift.files import read_file, remove_tree
 from nightshift.signals import unblocked
 
 ANSWER_NAME = "hypothesis.txt"
-EVIDENCE_NAME = "evidence"  # behind the wall it cannot be written to
+EVIDENCE_NAME = "evidence"  # in bubblewrap it cannot be written to
 _HISTORY = (".git/HEAD", ".git/refs", ".git/packed-refs")
 _MAX_FILES = 20_000  # looked at; an agent may unpack anything
 _MAX_BYTES = 100_000  # of a file that is read: sparse ones cost their writer nothing
@@ -62,9 +62,9 @@ class Clone:
         self.clear()
         self._own.mkdir(mode=0o700, exist_ok=True)
         status = self._own.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o066:
             raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
-        self.folder.mkdir()
+        self.folder.mkdir(mode=0o700)
 
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """What is not as `open` left it, beside train.toml and the answer: one note each for files and for git."""

@@ -1,4 +1,4 @@
-"""The coding agents that are known by name: their commands, and what each needs of the person behind the wall."""
+"""The coding agents that are known by name: their commands, and what each needs of yours in a sandbox."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nightshift.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """An agent's command, the same for behind the wall (where no program can build a sandbox of its own), its login."""
+    """An agent's command, the same for in a sandbox (where no program can build one of its own), its login."""
 
     command: str
-    walled: str
+    contained: str
     login: Login
 
 
@@ -50,16 +50,16 @@ PRESETS = {
         ),
     ),
 }
-OWN_LOGIN = Login(("*_API_KEY",))  # of a person's own command: only the person knows whose key it needs
+OWN_LOGIN = Login(("*_API_KEY",))  # of a command of your own: only you know whose key it needs
 SEARCHES = ("search", "tpe", "random")  # without a language model: search.py
 PROMPT_FILE = "{prompt_file}"
 
 
-def command_of(agent: str, *, is_walled: bool = False) -> tuple[str, ...]:
-    """The words of a preset's or of the person's own command. UsageError if its program is not to be found."""
+def command_of(agent: str, *, is_contained: bool = False) -> tuple[str, ...]:
+    """The words of a preset's or of your own command. UsageError if its program is not to be found."""
     preset = PRESETS.get(agent)
     try:
-        words = tuple(shlex.split(agent if preset is None else preset.walled if is_walled else preset.command))
+        words = tuple(shlex.split(agent if preset is None else preset.contained if is_contained else preset.command))
     except ValueError as error:
         raise UsageError(f"--agent {agent!r} is no command ({error})", "Close its quotes.") from None
     if not words or shutil.which(words[0]) is None:

@@ -1,32 +1,40 @@
-"""The OS wall around an agent: bubblewrap, where this machine has it.
+"""The sandbox of an agent: bubblewrap, another uid where bubblewrap cannot run, or none.
 
-Inside are the clone, an empty HOME and an empty /tmp, all writable; the agent's program, the system's programs and
-libraries, the network and a few named variables. Nothing else of this machine is: no checkout, runs/, cache, data,
+In bubblewrap are the clone, an empty HOME and an empty /tmp, all writable; the agent's program, the system's programs
+and libraries, the network and a few named variables. Nothing else of this machine is: no checkout, runs/, cache, data,
 HOME, socket or other process. What may be seen is listed (`Places`, `Login`); what must not be and lies in something
-listed, such as a checkout in /usr/src, is covered. Before a night the very command line is tried, and looks for it.
+listed, such as a checkout in /usr/src, is covered. Another uid sees what every user of the machine may see. Before a
+night the very command line is tried, and looks for what it must not reach.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
 import pwd
 import shutil
+import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
-from nightshift.agents import sandbox_entry
 from nightshift.agents.clone import EVIDENCE_NAME, Clone
+from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
-from nightshift.files import read_file, write_atomically
+from nightshift.executors.watchdog import KILL_SECONDS, describe, is_alive
+from nightshift.files import read_file, remove_tree, write_atomically
 from nightshift.signals import unblocked
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
@@ -34,7 +42,7 @@ MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What a program needs of the person: variables (patterns of names), and files of a folder.
+    """What a program needs of yours: variables (patterns of names), and files of a folder.
 
     `folder`: its name in HOME, and the variable that may name another. `credential` holds tokens that the program
     renews: the one file that is taken back.
@@ -58,7 +66,7 @@ class Login:
         return copied.get(self.credential)
 
     def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
-        """Replace the person's credential by the agent's, whole; a note where it is not what it should be.
+        """Replace your credential by the agent's, whole; a note where it is not what it should be.
 
         Call it when no process of the agent is left. `before`: what copy_in gave.
         """
@@ -87,7 +95,7 @@ class Login:
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
-    """The person's home folder."""
+    """Your home folder."""
     return Path(environ.get("HOME") or Path.home()).absolute()
 
 
@@ -124,7 +132,7 @@ def system_places() -> Places:
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
     """`places`, with the program that `words` begin with, its interpreter and package, and the files that they name.
 
-    `search`: the person's PATH. UsageError if one of them is hidden.
+    `search`: your PATH. UsageError if one of them is hidden.
     """
     found, program = dict(places), shutil.which(words[0], path=search)
     waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
@@ -227,30 +235,127 @@ def _interpreter(program: Path, search: str) -> list[Path]:
     return [Path(words[0])] if words and _is_file(words[0]) else []
 
 
-HOME = Path("/agent")  # inside; below /tmp, Codex would not keep its helpers
+HOME = Path("/agent")  # in bubblewrap; below /tmp, Codex would not keep its helpers
 _VARIABLES = """
     LANG LANGUAGE LC_ALL LC_CTYPE TERM TZ USER LOGNAME
     HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
     SSL_CERT_FILE SSL_CERT_DIR NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 """
-_CACHES = ("NIGHTSHIFT_GSM8K", "NIGHTSHIFT_MATH", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME")
+_DATA = ("NIGHTSHIFT_GSM8K", "NIGHTSHIFT_MATH", "HF_DATASETS_CACHE")
+_CACHES = """
+    HF_HOME HF_HUB_CACHE XDG_CACHE_HOME UV_CACHE_DIR TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
+"""
+_TRIAL_SECONDS = 60.0  # takes 0.3
+_FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
+
+
+def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """What no agent may change, nor see in bubblewrap: the checkout with its git, runs/ and .venv, caches, data."""
+    home = home_of(environ)
+    places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
+    if (root / ".git").is_file():  # a work tree beside another
+        places.append(Path((root / ".git").read_text().removeprefix("gitdir:").strip()).parents[1])
+    places += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []
+    places += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
+    places += _folders_of((*_DATA, *_CACHES.split()), environ)
+    return tuple(dict.fromkeys(path for place in places for path in (place.absolute(), place.resolve())))
+
+
+def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Path]:
+    return [Path(environ[name]).expanduser() for name in variables if environ.get(name)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    """How an agent's processes are started and ended. This base is `--sandbox none`: nothing is isolated.
+
+    `name`: what records say. `warning`: one line before a night, "" where nothing has to be said. `environ`: yours.
+    """
+
+    environ: Mapping[str, str]
+    login: Login = Login()
+    name: str = NO_SANDBOX
+    warning: str = ""
+
+    def furnish(self, clone: Clone) -> bytes | None:
+        """Prepare the folder of a new clone; returns the credential that was copied in, None if there is none."""
+        return None
+
+    def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
+        """Return the command line that runs `words` inside, and its environment. UsageError if that cannot be."""
+        return [*words], dict(self.environ)
+
+    def end(self) -> list[str]:
+        """End what the agent left running and remove what it left outside; returns what could not be ended."""
+        return []
+
+    def take_back(self, clone: Clone, before: bytes | None) -> tuple[str, ...]:
+        """Take a renewed credential back once no process is left; returns notes. `before`: what `furnish` returned."""
+        return self.login.take_back(self.environ, clone.folder / "home", before)
+
+    def trial(self, words: Sequence[str], clone: Clone) -> str | None:
+        """Start a shell as `words` would be started and let it look for what it must not reach; what is wrong."""
+        clone.make()
+        try:
+            clone.path.mkdir()
+            prompt = clone.folder / "prompt.txt"
+            prompt.touch()
+            self.furnish(clone)
+            argv, variables = self.enclose(words, clone, prompt)
+            with unblocked():
+                done = subprocess.run(
+                    [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)],
+                    env=variables,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=False,
+                    timeout=_TRIAL_SECONDS,
+                )
+        except subprocess.TimeoutExpired:
+            return f"no end after {_TRIAL_SECONDS:g} s"
+        except OSError as error:
+            return f"cannot be started: {error}"
+        finally:
+            self.end()
+            clone.clear()
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return None if done.returncode == 0 else lines[-1] if lines else f"exit code {done.returncode}"
+
+    def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
+        """The script that looks around inside, its name and its arguments."""
+        return ["true"]
+
+    def _make_home(self, clone: Clone) -> bytes | None:
+        for name in ("home", "tmp"):
+            (clone.folder / name).mkdir(mode=0o700)
+        return self.login.copy_in(self.environ, clone.folder / "home")
+
+    def _variables(self) -> dict[str, str]:
+        patterns = (*_VARIABLES.split(), *self.login.variables)
+        return {name: value for name, value in self.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
+
+    def _whole(self, words: Sequence[str]) -> list[str]:
+        """`words` with the whole path of the program, unless it lies in the clone."""
+        program = shutil.which(words[0], path=self.environ.get("PATH"))
+        return [program if program and Path(program).is_absolute() else words[0], *words[1:]]
+
+
 _ALWAYS = """
     --unshare-user --unshare-ipc --unshare-uts --unshare-cgroup-try --cap-drop ALL --die-with-parent --new-session
 """
 _CLUSTER = ("sbatch", "srun", "salloc", "scancel", "scontrol", "squeue", "sinfo", "munge", "unmunge")
-_FIX = "Install bubblewrap and allow it user namespaces; or take --sandbox none."
 _LOOK = 'for path; do if [ -e "$path" ]; then echo "$path can be seen" >&2; exit 1; fi; done'
 _MAX_LOOKED_FOR = 1_000  # names in one hidden folder
-_TRIAL_SECONDS = 60.0  # takes 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A way to build the wall: options for namespaces, the option for /proc, and what it does not keep."""
+    """A way to start bubblewrap: options for namespaces, the option for /proc, and what it does not keep."""
 
     options: tuple[str, ...]
     proc: tuple[str, ...]
-    fallen: str = ""
+    weakness: str = ""
 
 
 # From the strongest. The second is as good, and for a bubblewrap before 0.8. A user namespace is in all of them:
@@ -275,83 +380,38 @@ def build_argv(bwrap: str, form: Form, places: Places, folder: Path) -> list[str
     return [*argv, "--chdir", os.fspath(folder), "--"]
 
 
-def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """What no agent may see, wherever it lies: the checkout with its git, runs/ and .venv, caches and data."""
-    home = home_of(environ)
-    found = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
-    if (root / ".git").is_file():  # a work tree beside another
-        found.append(Path((root / ".git").read_text().removeprefix("gitdir:").strip()).parents[1])
-    found += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []
-    found += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
-    found += [Path(environ[name]).expanduser() for name in _CACHES if environ.get(name)]
-    return tuple(dict.fromkeys(path for given in found for path in (given.absolute(), given.resolve())))
-
-
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """How the processes of an agent are started inside; the folder of its clone is furnished for each proposal."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubblewrap(Sandbox):
+    """`--sandbox bwrap`: the agent sees a file system that is made of a list of places."""
 
     bwrap: str
     form: Form
-    login: Login
     hidden: tuple[Path, ...]
-    environ: Mapping[str, str]
 
-    def furnish(self, folder: Path) -> bytes | None:
-        """Make HOME, /tmp and a list of users beside the clone, which clears them away; the credential as it was."""
-        for name in ("home", "tmp"):
-            (folder / name).mkdir(mode=0o700)
+    def furnish(self, clone: Clone) -> bytes | None:
+        """Make HOME, /tmp and a list of users beside the clone, which clears them away."""
+        before = self._make_home(clone)
         try:
             name = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
             name = "agent"
-        (folder / "passwd").write_text(f"{name}:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
-        return self.login.copy_in(self.environ, folder / "home")
-
-    def take_back(self, folder: Path, before: bytes | None) -> tuple[str, ...]:
-        """The credential, once all is over in `folder`; notes. `before` is what `furnish` gave."""
-        return self.login.take_back(self.environ, folder / "home", before)
+        (clone.folder / "passwd").write_text(f"{name}:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
+        return before
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
-        """The command line that runs `words` inside, and its environment. UsageError for what cannot be shown."""
-        places, variables = self._places(words, clone, prompt), self._variables()
-        program = shutil.which(words[0], path=self.environ.get("PATH"))
-        words = [program if program and Path(program).is_absolute() else words[0], *words[1:]]
+        """As the base says. UsageError for a program that lies where no agent may look."""
+        places = self._places(words, clone, prompt)
         argv = build_argv(self.bwrap, self.form, places, clone.path)
         folders = [name for name in self.environ.get("PATH", "").split(os.pathsep) if _has_programs(name, places)]
         path = os.pathsep.join(dict.fromkeys((*folders, "/usr/local/bin", "/usr/bin", "/bin")))
         inside = {"HOME": os.fspath(HOME), "TMPDIR": "/tmp", "PATH": path, "SHELL": "/bin/sh"}
-        return [sys.executable, "-I", "-S", sandbox_entry.__file__, *argv, *words], {**variables, **inside}
+        return [*_entry(), *argv, *self._whole(words)], {**self._variables(), **inside}
 
-    def trial(self, words: Sequence[str], clone: Clone) -> str | None:
-        """Build the wall as for `words` and look inside for what is hidden; what is wrong, if anything."""
-        clone.make()
-        try:
-            clone.path.mkdir()
-            prompt = clone.folder / "prompt.txt"
-            prompt.touch()
-            self.furnish(clone.folder)
-            argv, variables = self.enclose(words, clone, prompt)
-            places = self._places(words, clone, prompt)
-            readable = [top for top in self.hidden if os.access(top, os.R_OK | os.X_OK) and top.is_dir()]
-            names = [name for top in readable for name in islice(top.iterdir(), _MAX_LOOKED_FOR)]
-            looked = [str(name) for name in names if not any(place.is_relative_to(name) for place in places)]
-            tried = [*argv[: -len(words)], "/bin/sh", "-c", _LOOK, "sh", *looked]
-            with unblocked():
-                done = subprocess.run(
-                    tried,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    timeout=_TRIAL_SECONDS,
-                )
-        except subprocess.TimeoutExpired:
-            return f"no end after {_TRIAL_SECONDS:g} s"
-        finally:
-            clone.clear()
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return None if done.returncode == 0 else said[-1] if said else f"exit code {done.returncode}"
+    def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
+        places = self._places(words, clone, prompt)
+        readable = [top for top in self.hidden if os.access(top, os.R_OK | os.X_OK) and top.is_dir()]
+        names = [name for top in readable for name in islice(top.iterdir(), _MAX_LOOKED_FOR)]
+        return [_LOOK, "sh", *(str(n) for n in names if not any(place.is_relative_to(n) for place in places))]
 
     def _places(self, words: Sequence[str], clone: Clone, prompt: Path) -> Places:
         search = self.environ.get("PATH", os.defpath)
@@ -369,37 +429,202 @@ class Sandbox:
             Path("/proc"): self.form.proc,
         }
 
-    def _variables(self) -> dict[str, str]:
-        patterns = (*_VARIABLES.split(), *self.login.variables)
-        return {name: value for name, value in self.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
+
+_UIDS = range(20_000, 40_000)
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # every user may write there
+# Words are KIND:PATH. uv makes its empty .lock files for all to write. The first word proves that `find` knows
+# -writable: that of BusyBox does not.
+_REACH = """
+writable() { find -H "$1" ! -type l ! -name .lock -writable -print -quit 2>/dev/null; }
+wrong() { echo "$1" >&2; exit 1; }
+for word; do
+    path=${word#*:}
+    case $word in
+    clone:*) [ -n "$(writable "$path")" ] || wrong "cannot write to $path: set TMPDIR to a folder that all may enter";;
+    needed:*) [ -r "$path" ] || wrong "cannot read $path: install the agent outside of it, such as in /usr/local";;
+    closed:*) if [ -r "$path" ] || [ -x "$path" ]; then wrong "can read $path: chmod 700 $path"; fi;;
+    above:*) if [ -w "$path" ] && [ ! -k "$path" ]; then wrong "can write to $path: chmod o-w $path"; fi;;
+    kept:*) found=$(writable "$path"); [ -z "$found" ] || wrong "can write to $found: chmod -R o-w $path";;
+    esac
+done
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherUser(Sandbox):
+    """`--sandbox user`: the agent has a uid of its own, which can neither change the checkout nor read runs/ or HOME.
+
+    Only root can start it. `closed`: folders that it must not enter. `kept`: folders in which it must not write.
+    """
+
+    uid: int
+    closed: tuple[Path, ...]
+    kept: tuple[Path, ...]
+
+    def furnish(self, clone: Clone) -> bytes | None:
+        """Make HOME and a folder for temporary files beside the clone, and give all of them to the agent's uid."""
+        before = self._make_home(clone)
+        clone.folder.parent.chmod(0o711)
+        os.chown(clone.folder, 0, self.uid)
+        clone.folder.chmod(0o710)
+        for path in clone.folder.rglob("*"):
+            os.chown(path, self.uid, self.uid, follow_symlinks=False)
+        return before
+
+    def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
+        """As the base says."""
+        inside = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp", "SHELL": "/bin/sh"}
+        inside |= {"PATH": self.environ.get("PATH", os.defpath), "USER": "agent", "LOGNAME": "agent"}
+        return [*_entry(), *_as_user(self.uid), *self._whole(words)], {**self._variables(), **inside}
+
+    def end(self) -> list[str]:
+        """End every process of the uid, then remove its files in folders where every user may write."""
+        return end_user(self.uid)
+
+    def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
+        search = self.environ.get("PATH", os.defpath)
+        above = dict.fromkeys(
+            [*(parent for path in self.kept for parent in path.parents), *map(Path, search.split(":"))]
+        )
+        paths = {
+            "clone": [clone.path],
+            "needed": needed_files(words, search),
+            "closed": self.closed,
+            "above": above,
+            "kept": self.kept,
+        }
+        return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
+
+
+def needed_files(words: Sequence[str], search: str) -> list[Path]:
+    """The program that `words` begin with, the interpreters of scripts, and the files that the other words name."""
+    program = shutil.which(words[0], path=search)
+    waiting = [Path(word) for word in (program or "", *words[1:]) if _is_file(word)]
+    files = list[Path]()
+    while waiting:
+        path = _steps(waiting.pop())[-1]
+        waiting += [] if path in files else _interpreter(path, search)
+        files.append(path)
+    return files
+
+
+def _as_user(uid: int) -> list[str]:
+    """The words that start a program as `uid`, without groups, capabilities or a way to get any."""
+    setpriv = shutil.which("setpriv", path=os.defpath) or "setpriv"
+    user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+
+
+def _processes_of(uid: int) -> list[psutil.Process]:
+    processes = list[psutil.Process]()
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            if uid in process.uids() and is_alive(process):
+                processes.append(process)
+    return processes
+
+
+def end_user(uid: int) -> list[str]:
+    """Kill every process of an agent's uid, then remove its files in shared folders; returns what does not die."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while left := _processes_of(uid):
+        if time.monotonic() > deadline:
+            return sorted(map(describe, left))
+        with unblocked(), suppress(subprocess.TimeoutExpired):  # all at once: what forks cannot run ahead of that
+            kill = [*_as_user(uid), "/bin/sh", "-c", "kill -KILL -1"]
+            subprocess.run(kill, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=1.0)
+        time.sleep(0.02)
+    for folder in {tempfile.gettempdir(), *_SHARED}:
+        with suppress(OSError):
+            for path in Path(folder).iterdir():
+                if path.lstat().st_uid == uid:
+                    remove_tree(path)
+    return []
+
+
+def end_earlier(clone: Clone, note: Callable[[str], None]) -> None:
+    """End what an agent of a killed night left under its own uid. Call as the controller."""
+    uid = clone.folder.lstat().st_gid if clone.folder.is_dir() else 0
+    if uid in _UIDS and os.getuid() == 0 and (left := end_user(uid)):
+        note(f"processes of an earlier agent could not be ended: {', '.join(left)}")
+
+
+def _free_uid(clone: Clone) -> int:
+    """A uid for the agents of this clone that no user and no group of this machine has."""
+    first = int.from_bytes(hashlib.sha256(os.fsencode(clone.folder)).digest())
+    for step in range(len(_UIDS)):
+        uid = _UIDS[(first + step) % len(_UIDS)]
+        try:
+            pwd.getpwuid(uid)
+        except KeyError:
+            if not _processes_of(uid):
+                return uid
+    raise UsageError(f"every uid from {_UIDS[0]} to {_UIDS[-1]} is taken", _FIX)
 
 
 def choose(
-    asked: str, words: Sequence[str], login: Login, hidden: tuple[Path, ...], environ: Mapping[str, str], clone: Clone
-) -> tuple[Sandbox | None, str]:
-    """The strongest wall that can be built around `words` here, and what it does not keep, in one line or "".
+    setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
+) -> Sandbox:
+    """Return the sandbox that --sandbox `setting` asks for, tried with `words`; `auto`: the first that works.
 
-    UsageError where `asked` is "bwrap" and a promise falls, or what the words name cannot be shown.
+    Raises UsageError where that one does not work, or where `words` name what no agent may see.
     """
-    if asked == "none":
-        return None, "no OS wall around the agent: --sandbox none"
+    given: dict[str, Any] = {"environ": environ, "login": login}
+    causes = list[str]()
+    for name, build in {"bwrap": _bubblewrap, "user": _other_user}.items():
+        if setting in ("auto", name):
+            sandbox = build(words, root, clone, given, setting == "auto")
+            if isinstance(sandbox, Sandbox):
+                after = f"sandbox: {sandbox.name}, because {'; '.join(causes)}" if causes else ""
+                return replace(sandbox, warning=sandbox.warning or after)
+            causes.append(f"{name}: {sandbox}")
+    if setting not in ("auto", NO_SANDBOX):
+        raise UsageError(f"--sandbox {causes[0]}", _FIX)
+    means = "it has your rights, so it can change code, records and scores, and read your files (SECURITY.md)"
+    return Sandbox(environ=environ, warning=f"agent: not isolated: {means}; {'; '.join(causes) or '--sandbox none'}")
+
+
+def _bubblewrap(
+    words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
+) -> Bubblewrap | str:
+    """The strongest form of bubblewrap that works here, or why none does."""
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
-    cause = "bubblewrap: no program bwrap on PATH"
+    cause = "no program bwrap on PATH"
     for form in FORMS if bwrap else ():
-        wall = Sandbox(str(bwrap), form, login, hidden, environ)
-        wrong = wall.trial(words, clone)
-        if wrong is None and not form.fallen:
-            return wall, ""
-        if wrong is None and asked == "auto":
-            return wall, f"a weaker OS wall around the agent: {form.fallen} ({cause})"
-        cause = f"bubblewrap: {wrong}" if wrong else cause
-    if asked == "bwrap":
-        raise UsageError(f"--sandbox bwrap: {cause}", _FIX)
-    return None, f"no OS wall around the agent: {cause}"
+        hidden = hidden_places(root, given["environ"])
+        sandbox = Bubblewrap(**given, name="bwrap", bwrap=str(bwrap), form=form, hidden=hidden)
+        wrong = sandbox.trial(words, clone)
+        if wrong is None and not form.weakness:
+            return sandbox
+        if wrong is None and takes_weaker:
+            name = f"bwrap ({form.weakness})"
+            return replace(sandbox, name=name, warning=f"sandbox: {name}, because bwrap: {cause}")
+        cause = wrong or cause
+    return cause
+
+
+def _other_user(
+    words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
+) -> OtherUser | str:
+    """The sandbox by another uid, or why it does not work here."""
+    if os.getuid() != 0:
+        return "only root can start a process as another user"
+    if shutil.which("setpriv", path=os.defpath) is None:
+        return f"no program setpriv (util-linux) in {os.defpath}"
+    runs, environ = root / "runs", given["environ"]
+    if runs.is_dir():
+        runs.chmod(0o700)
+    cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")
+    closed = [runs, home_of(environ), cache / "nightshift", *_folders_of(_DATA, environ)]
+    sandbox = OtherUser(
+        **given, name="user", uid=_free_uid(clone), closed=tuple(closed), kept=hidden_places(root, environ)
+    )
+    wrong = sandbox.trial(words, clone)
+    return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
 
 
 def _programs(names: Sequence[str], search: str) -> list[Path]:
-    """Where the system has them, or the person."""
+    """Where the system has programs, or you have."""
     folders = dict.fromkeys((*search.split(os.pathsep), *os.defpath.split(os.pathsep), "/usr/local/bin"))
     return [Path(found).resolve() for name in names for folder in folders if (found := shutil.which(name, path=folder))]
 
@@ -410,3 +635,61 @@ def _has_programs(folder: str, places: Places) -> bool:
         place.parent == Path(folder) or (Path(folder).is_relative_to(place) and option[0] in ("--ro-bind", "--symlink"))
         for place, option in places.items()
     )
+
+
+# linux/audit.h's name of the machine, and the numbers of add_key, request_key and keyctl there.
+KEY_CALLS = {"x86_64": (0xC000003E, (248, 249, 250)), "aarch64": (0xC00000B7, (217, 218, 219))}
+X32_CALLS = 0x40000000  # numbers from here on are the same calls once more, on x86_64
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
+ALLOW, NO_SUCH_CALL = 0x7FFF0000, 0x00050000 | 38
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/filter.h
+LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
+
+
+def key_filter(machine: str) -> bytes | None:
+    """The filter's instructions (struct sock_filter); None for a machine whose numbers are not known."""
+    if machine not in KEY_CALLS:
+        return None
+    audit, calls = KEY_CALLS[machine]
+    left = len(calls)  # jumps over what is left of the comparisons, and ALLOW
+    steps = [
+        (LOAD, 0, 0, 4),
+        (JUMP_IF_EQUAL, 0, left + 3, audit),
+        (LOAD, 0, 0, 0),
+        (JUMP_IF_AT_LEAST, left + 1, 0, X32_CALLS),
+    ]
+    steps += [(JUMP_IF_EQUAL, left - index, 0, call) for index, call in enumerate(calls)]
+    steps += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NO_SUCH_CALL)]
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+def enter(argv: Sequence[str]) -> None:
+    """Give up what no namespace and no uid takes away, then be the program that `argv` begins with.
+
+    The kernel keeps keys (of Kerberos, of file encryption) that a user's processes find by number: a filter refuses
+    the three system calls for them. Abstract sockets (X11, some D-Bus) belong to the network, which is shared: where
+    Linux has Landlock's scopes (6.12) only the agent's own can be connected to, and only its own processes be
+    signalled. Where the kernel has none of this, the sandbox stands as it is.
+    """
+    libc = ctypes.CDLL(None)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+        # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped.
+        attributes = (ctypes.c_uint64 * 3)(0, 0, SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL)
+        ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.sizeof(attributes), 0)
+        if ruleset >= 0:
+            libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+            os.close(ruleset)
+        if steps := key_filter(os.uname().machine):
+            instructions = ctypes.create_string_buffer(steps)
+            program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(instructions))
+            libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
+    os.execv(argv[0], [*argv])
+
+
+def _entry() -> list[str]:
+    """The words that start `enter`; the words after these are what it runs."""
+    # The checkout comes last: a file at its top is not to be taken for a library's.
+    path = [*(place for place in sys.path if Path(place).is_absolute()), os.fspath(Path(__file__).parents[2])]
+    code = f"import sys; sys.path[:] = {path!r}; from nightshift.agents.sandbox import enter; enter(sys.argv[1:])"
+    return [sys.executable, "-I", "-S", "-c", code]

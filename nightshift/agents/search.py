@@ -43,7 +43,7 @@ class SearchProposer:
 
     name: str
     seed: int
-    is_walled: ClassVar = True  # it asks nobody
+    sandbox: ClassVar = ""  # it asks nobody
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """One change; the same ledger and seed give the same one. In a new direction by chance."""

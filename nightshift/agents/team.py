@@ -22,7 +22,7 @@ from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import brief, refusals_of, steps
 from nightshift.agents.notebook import NOTEBOOK_NAME, entry, mode, notebook
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
-from nightshift.campaign.records import Record, together
+from nightshift.campaign.records import NO_SANDBOX, Record, together
 from nightshift.errors import UsageError
 from nightshift.executors.process import tail
 from nightshift.files import read_rows
@@ -182,13 +182,14 @@ class TeamProposer:
 
     @property
     def name(self) -> str:
-        """What the person calls it."""
+        """What you call it."""
         return f"{PREFIX}{self.strategist.name},{self.implementer.name}"
 
     @property
-    def is_walled(self) -> bool:
-        """As the protocol says."""
-        return None not in (self.strategist.wall, self.implementer.wall)
+    def sandbox(self) -> str:
+        """As the protocol says: "none" if one of the two has none."""
+        names = [agent.sandbox.name for agent in (self.strategist, self.implementer)]
+        return NO_SANDBOX if NO_SANDBOX in names else " and ".join(dict.fromkeys(names))
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """The outcome of the last experiment, if it was this team's; the next hypothesis; its train.toml."""

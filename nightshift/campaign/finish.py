@@ -12,7 +12,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import GitLockedError, Head, Repo
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import Failure, Judgement, Record, Verdict
+from nightshift.campaign.records import NOT_ISOLATED, Failure, Judgement, Record, Verdict
 from nightshift.campaign.verify import resume_journal
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, remove_tree
@@ -49,6 +49,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         return replace(record, git_action="baseline: nothing to commit")
     assert record.judgement is not None
     trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Journal: {journal}\n" if journal else "")
+    trailers += "" if record.proposal.is_isolated else f"Nightshift-Agent: {NOT_ISOLATED}\n"
     # git takes neither NUL nor surrogates, a terminal no codes of others, and a reason no trailer of its own.
     message = f"{clean(record.proposal.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
     try:

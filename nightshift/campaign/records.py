@@ -109,6 +109,10 @@ Place = Annotated[int, Meta(ge=1, le=2**53)]
 Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 
 
+NO_SANDBOX = "none"  # --sandbox: the agent has your rights
+NOT_ISOLATED = "not isolated"  # what is said of that agent
+
+
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """Why an experiment is run, in the words of its proposer. All foreign text is cleaned here, also when read."""
 
@@ -119,12 +123,19 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     reported_outcome: str | None = None  # what its proposer says came of it, written with the lesson
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
-    proposer: str = ""  # who made it; empty for a person, and for what a night runs by itself
+    proposer: str = ""  # who made it; empty for you, and for what a night runs by itself
+    sandbox: str = ""  # in which its agent worked (--sandbox); empty where no agent was asked
     cost: Cost | None = None  # of asking for it; None: nobody was asked
     base: Numbers | None = None  # the changes that it was made from, by experiment; None: its parent's
 
+    @property
+    def is_isolated(self) -> bool:
+        """False if it comes from an agent without a sandbox."""
+        return self.sandbox != NO_SANDBOX
+
     def __post_init__(self) -> None:
-        for name in ("description", "prediction", "mechanism", "falsifier", "reported_outcome", "lesson", "proposer"):
+        texts = ("description", "prediction", "mechanism", "falsifier", "reported_outcome", "lesson")
+        for name in (*texts, "proposer", "sandbox"):
             if text := getattr(self, name):
                 msgspec.structs.force_setattr(self, name, clean(text))
         if self.notes:

@@ -17,7 +17,7 @@ from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.output import print_found, print_lines, print_text
 from nightshift.cli.progress import TerminalReporter, at_work, reporting
-from nightshift.cli.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
+from nightshift.cli.shell import AS_JSON, GPUS, SANDBOX, SLURM, Finite, Group, hexadecimal, num_slots
 from nightshift.cli.status import Status, wait_for_verdict
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
@@ -124,13 +124,7 @@ def history(as_json: bool) -> None:
     help="Seconds for one proposal.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of search, tpe and random.")
-@click.option(
-    "--sandbox",
-    type=click.Choice(["auto", "bwrap", "none"]),
-    default="auto",
-    show_default=True,
-    help="The OS wall around an agent: bubblewrap, whole; or (auto) what works of it here.",
-)
+@SANDBOX
 @click.option(
     "--pairs", default="1", callback=num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
 )
@@ -173,10 +167,13 @@ def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> N
 @GPUS
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
+@SANDBOX
 @click.option("--environment", help="Only this one: load it, show a task, time and try its reward.")
 @SLURM
 @AS_JSON
-def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_json: bool, **flags: Any) -> None:
+def doctor(
+    agent: str | None, sandbox: str, environment: str | None, slurm: Path | None, as_json: bool, **flags: Any
+) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here.
 
     With --slurm: submit one job there that looks around, and say what it found.
@@ -198,7 +195,7 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
         with at_work("looking at what experiments need"):
             rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
             found = checks(root, rules, dict(os.environ), given)
-            found += [check_agent(agent, root, dict(os.environ))] if agent else []
+            found += [check_agent(agent, sandbox, root, dict(os.environ))] if agent else []
         report = Doctor.of(found, rules)
         print_found(report, [report.table(given.engine_meant)], as_json)
         sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
-from nightshift.campaign.records import Outcome, Record
+from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
 from nightshift.campaign.results import column_of, figures
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.text import ANSI
@@ -69,6 +69,7 @@ def summary(record: Record, journal: str) -> str:
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("git", record.git_action or ""),
+        *([] if record.proposal.is_isolated else [("agent", NOT_ISOLATED)]),
         *([("journal", journal)] if journal else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
         *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {branch}")]),

@@ -54,6 +54,13 @@ def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None)
     return value
 
 
+SANDBOX = click.option(
+    "--sandbox",
+    type=click.Choice(["auto", "bwrap", "user", "none"]),
+    default="auto",
+    show_default=True,
+    help="Of an agent: bubblewrap, another user (as root only), none, or the first that works. SECURITY.md has more.",
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")
 GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 SLURM = click.option(

@@ -115,14 +115,14 @@ class ProcessTree:
 
 
 def marker_of(process: psutil.Process) -> str | None:
-    """The run that a process of this user was started for, None if it does not tell."""
+    """The run that a process was started for, None if it does not tell."""
     return environment_of(process).get(MARKER_NAME)
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """What a process of this user was started with; empty if it does not tell."""
+    """What a process was started with; empty if it does not tell, and for root's and others' unless this is root."""
     try:
-        return process.environ() if process.uids().real == os.getuid() else {}
+        return process.environ() if os.getuid() in (0, process.uids().real) else {}
     except psutil.Error:  # it ended meanwhile, or may not be read
         return {}
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from nightshift.campaign.journal import ASIDE, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Result
+from nightshift.campaign.records import JOB_NAME, NOT_ISOLATED, RESULT_NAME, Evaluation, Failure, Result
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.campaign.scores import BUSY, split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
@@ -465,7 +465,11 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
         notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures")
     if task.unused_keys:
         notes.append(f"keys of the incumbent that change nothing there: {', '.join(task.unused_keys)}")
-    first = baseline_of(task.setup.ledger.records(), task.setup.repo.head())
+    records = task.setup.ledger.records()
+    campaign = (task.plan.branch, task.plan.rules_hash)
+    ours = [record for record in records if (record.branch, record.rules_hash) == campaign]
+    notes += [] if all(record.proposal.is_isolated for record in ours) else [f"agent: {NOT_ISOLATED}"]
+    first = baseline_of(records, task.setup.repo.head())
     if task.plan.split == "validation" and first and {*first.environments} & {*task.setup.rules.environment_names}:
         notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
     if task.plan.access is not None:

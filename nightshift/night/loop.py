@@ -23,7 +23,7 @@ from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.recombine import base_of, next_base
-from nightshift.campaign.records import Contention, Cost, Failure, Proposal, Record, Request
+from nightshift.campaign.records import NO_SANDBOX, Contention, Cost, Failure, Proposal, Record, Request
 from nightshift.campaign.scores import BUSY, to_repeat
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
@@ -322,10 +322,10 @@ class Night:
             answer = self._proposer.propose(context, setup.is_stopping)
         if answer.cause is None and answer.source in [other.source for other in queued]:
             answer = replace(answer, cause="this config waits for its turn already. Change train.toml.")
-        answer = answer.with_proposal(base=base, proposer=self._proposer.name)
+        answer = answer.with_proposal(base=base, proposer=self._proposer.name, sandbox=self._proposer.sandbox)
         self._proposal_seconds = setup.clock() - began
         self._pay(answer)
-        self._is_stop_new = self._signs[1] and not self._proposer.is_walled
+        self._is_stop_new = self._signs[1] and self._proposer.sandbox == NO_SANDBOX
         if self._interrupted_by:
             return
         if answer.lesson and last.proposal.lesson is None:  # what the last experiment taught

@@ -12,6 +12,7 @@ from nightshift.agents.agent import AgentProposer, Desk, open_agent
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
 from nightshift.agents.presets import SEARCHES
+from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
@@ -39,11 +40,12 @@ def night(
     with Notifier(notify, reporter.note) as notifier, ledger.controller():
         old = load(ledger)
         sweep(root, reporter.note)  # first of all: processes that were left may still write
+        end_earlier(Clone(Repo(root)), reporter.note)
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
         require_ready(setup, setup.executor.free_slots)  # a person is still there to put it right
         setup.engine.prepare_at_start(reporter.note)
-        state = begin(request, setup)
+        state = replace(begin(request, setup), sandbox=proposer.sandbox)
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
         elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
@@ -61,6 +63,7 @@ def stop_night(root: Path) -> str:
     ledger, notes = Ledger(root), list[str]()
     with ledger.controller():
         sweep(root, notes.append)
+        end_earlier(Clone(Repo(root)), notes.append)
         end_jobs(ledger, notes.append)
         with ledger.lock():
             resume(ledger, Repo(root), notes.append)
@@ -108,6 +111,6 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]
     desk = Desk(setup.executor.other_jobs)
     agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, setup.clock) for name in names]
-    for shortfall in dict.fromkeys(agent.shortfall for agent in agents if agent.shortfall):
-        setup.reporter.note(shortfall)
+    for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
+        setup.reporter.note(warning)
     return AgentProposer(agents[0], desk) if len(agents) == 1 else TeamProposer(agents[0], agents[1], desk)

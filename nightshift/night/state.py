@@ -69,6 +69,7 @@ class NightState:
     rules_hash: str
     started: str
     first: int  # number of the night's first experiment
+    sandbox: str = ""  # in which its agents work; empty for a search
     pending: tuple[Answer, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

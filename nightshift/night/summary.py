@@ -11,7 +11,7 @@ from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.finish import uncommitted
-from nightshift.campaign.records import NOTHING, Cost, Record
+from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record
 from nightshift.campaign.standing import Counts, effect_at_decision
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.setup import Setup
@@ -53,6 +53,7 @@ def summary(
     lines = [
         f"night:        {state.request.agent} on {state.branch}",
         f"since:        {local(datetime.fromisoformat(state.started))} ({hours:.1f} h)",
+        *([f"agent:        {NOT_ISOLATED}"] if state.sandbox == NO_SANDBOX else []),
         f"counted:      {counts}",
         f"cost:         {cost}",
     ]

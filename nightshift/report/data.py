@@ -15,7 +15,7 @@ from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Cost, Failure, Record, Verdict
+from nightshift.campaign.records import NOT_ISOLATED, Cost, Failure, Record, Verdict
 from nightshift.campaign.standing import Z95, Counts, Expected, Standing, effect_at_decision
 from nightshift.config.train_toml import Change, changes_of
 from nightshift.errors import UsageError
@@ -138,6 +138,12 @@ class Morning:
     def counts(self) -> Counts:
         """How many came to what, as everywhere."""
         return Counts.of((e.record for e in self.experiments), {e.number for e in self.taken_back})
+
+    @property
+    def isolation(self) -> str | None:
+        """Which experiments come from an agent without a sandbox, in one line; None if none does."""
+        number = sum(not e.record.proposal.is_isolated for e in self.experiments)
+        return f"agent: {NOT_ISOLATED} in {counted(number)} (--sandbox none)" if number else None
 
     @property
     def uncommitted(self) -> str | None:

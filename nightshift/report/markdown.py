@@ -29,7 +29,8 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     """The whole file."""
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
     missing = [f"Not in git: {morning.uncommitted}"] if morning.uncommitted else []
-    for line in (certificate_line(morning), *missing, *elsewhere_lines(morning)):
+    isolation = [f"{morning.isolation}."] if morning.isolation else []
+    for line in (certificate_line(morning), *missing, *isolation, *elsewhere_lines(morning)):
         lines += [markdown(line, 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None

@@ -14,11 +14,10 @@ from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.usage import MAX_LOG_BYTES
 from nightshift.campaign.ledger import Ledger
 from tests.conftest import git
-from tests.night_checkout import finish, leftovers, problems, records, start, whole_night
+from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, state, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
-UNWALLED = "no OS wall around the agent: --sandbox none"
 
 
 def script(root: Path, steps: list[list[str]]) -> Path:
@@ -32,18 +31,32 @@ def script(root: Path, steps: list[list[str]]) -> Path:
 def drive(root: Path, steps: list[list[str]], ending: str = "", **asked: Any) -> tuple[int, str, str]:
     command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))]) + ending
     leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
-    asked = {"sandbox": "none", **asked}  # test_behind_wall.py has those behind a wall
+    asked = {"sandbox": "none", **asked}  # test_in_sandbox.py and test_other_user.py have the others
     return whole_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
 
 
 def notes(root: Path, number: int) -> str:
-    found = records(root)[number - 1].proposal.notes
-    assert number == 1 or UNWALLED in found  # whoever reads the record knows what could have been written
-    return "\n".join(note for note in found if note != UNWALLED)
+    proposal = records(root)[number - 1].proposal
+    assert proposal.is_isolated == (number == 1)  # whoever reads the record knows what could have been written
+    return "\n".join(proposal.notes)
 
 
 def kept_by_agent(root: Path, call: int, kind: str) -> str:
     return (root.parent / "agent" / f"script.{kind}-{call}").read_text()
+
+
+def test_without_a_sandbox_everything_says_so(root: Path) -> None:
+    code, stdout, stderr = drive(root, [], experiments=4)
+    assert code == 0, stderr
+    assert "agent: not isolated: it has your rights" in stderr
+    assert "agent:        not isolated" in stdout
+    proposals = [record.proposal.sandbox for record in records(root)]
+    assert (proposals, state(root)["sandbox"]) == (["", "none", "none", "none"], "none")
+    assert "\nNightshift-Agent: not isolated\n" in git(root, "log", "--format=%B")
+    page, text = ((root / "runs" / name).read_text() for name in ("report.html", "report.md"))
+    assert "agent: not isolated in 3 experiments (--sandbox none)" in page
+    assert "agent: not isolated in 3 experiments (--sandbox none)." in text
+    assert "\nagent:            not isolated\n" in nightshift(root, "wait")[1]
 
 
 def test_an_agent_that_behaves(root: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from nightshift.agents.agent import Agent
 from nightshift.agents.clone import Clone
+from nightshift.agents.sandbox import Sandbox
 from nightshift.campaign.git import Repo
 from nightshift.errors import EngineError
 from nightshift.executors import leftovers as module
@@ -117,7 +118,7 @@ def test_what_git_starts_while_it_clones_ends_with_the_agent(checkout: Path, tmp
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clone, "open", opening)
-        agent = Agent("true", ("true",), dict(os.environ), 60.0, clone)
+        agent = Agent("true", ("true",), 60.0, clone, Sandbox(environ=dict(os.environ)))
         with pytest.raises(EngineError, match="git clone") if fails else nullcontext():
             agent.run(b"max_steps = 3\n", "", tmp_path / "log")
     assert daemons() == []

@@ -19,7 +19,7 @@ from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
 from tests import slurm_cluster, stand_ins
-from tests.integration.test_behind_wall import why_no_wall
+from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
 from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
@@ -337,10 +337,10 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
 
 
 @pytest.mark.parametrize("sandbox", ["none", "bwrap"])
-def test_an_agent_s_own_job_is_named_and_behind_the_wall_there_is_none(
+def test_an_agent_s_own_job_is_named_and_in_bubblewrap_there_is_none(
     root: Path, cluster: Cluster, sandbox: str
 ) -> None:
-    if sandbox == "bwrap" and (why := why_no_wall()):
+    if sandbox == "bwrap" and (why := why_no_bwrap()):
         pytest.skip(why)
     agent = root.parent / "agent.sh"
     agent.write_text(

@@ -1,4 +1,4 @@
-"""A night of a team: who is asked what, behind the wall; what it finds and predicts, and that a lie is named."""
+"""A night of a team: who is asked what, in a sandbox; what it finds and predicts, and that a lie is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.notebook import belied
-from tests.integration.test_behind_wall import why_no_wall
+from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import leftovers, problems, records, whole_night
 from tests.stand_ins import fault
 
@@ -28,7 +28,7 @@ def team(*of_strategist: str) -> str:
 
 @pytest.mark.parametrize("sandbox", ["none", "bwrap"])
 def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) -> None:
-    if sandbox == "bwrap" and (why := why_no_wall()):
+    if sandbox == "bwrap" and (why := why_no_bwrap()):
         pytest.skip(why)
     fault(root, "collapse", once=False)
     code, _, stderr = whole_night(root, agent=team(), sandbox=sandbox, experiments=5)

@@ -22,7 +22,6 @@ CHILDREN = {
     "engines/prime_rl/validate.py": (),
     "engines/trl/grpo.py": ("engines.trl", "evaluation.environment", "evaluation.episode"),
     "engines/trl/sampler.py": (),
-    "agents/sandbox_entry.py": (),
     "executors/watchdog.py": (),
 }
 PRINTING = {"cli/output.py", "engines/prime_rl/validate.py"}

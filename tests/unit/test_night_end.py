@@ -43,7 +43,7 @@ class Told(Notifier):
 class Acting:
     """A stand-in proposer, which does something to the night instead of proposing."""
 
-    name, is_walled = "acting", True
+    name, sandbox = "acting", ""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act, self.is_stopping = act, lambda: False

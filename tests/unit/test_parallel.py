@@ -86,7 +86,7 @@ class AnyOrder(StandInExecutor):
 class Rates:
     """A stand-in proposer: learning rates by chance, three of them again and again."""
 
-    name, is_walled = "rates", True
+    name, sandbox = "rates", ""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

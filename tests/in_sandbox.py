@@ -1,6 +1,6 @@
-"""Runs an agent's command once behind the wall of a night: `behind_wall.py JSON`, and prints how it went as JSON.
+"""Runs an agent's command once in the sandbox of a night: `in_sandbox.py JSON`, and prints how it went as JSON.
 
-JSON: `agent` (--agent), `sandbox`, `root` (a checkout), `temporary`, `environ` (the person's), `libraries` (to import).
+JSON: `agent` (--agent), `sandbox`, `root` (a checkout), `temporary`, `environ` (the user's), `libraries` (to import).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def main() -> None:
         print(json.dumps({"refused": str(error)}))
         return
     ending = agent.run(b"lr = 1\n", "the brief", log)
-    told = {"log": log.read_text(), "cause": ending.cause, "notes": ending.notes, "shortfall": agent.shortfall}
+    told = {"log": log.read_text(), "cause": ending.cause, "notes": ending.notes}
+    told |= {"sandbox": agent.sandbox.name, "warning": agent.sandbox.warning}
     told |= {"config": (clone.path / "train.toml").read_text()}
     clone.clear()
     print(json.dumps(told))

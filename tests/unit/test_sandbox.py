@@ -1,4 +1,4 @@
-"""What the wall shows and covers, what comes back from behind it, and how it is chosen: without bubblewrap itself."""
+"""What bubblewrap shows and covers, what is taken back, how a sandbox is chosen: without bubblewrap itself."""
 
 import os
 import re
@@ -12,18 +12,18 @@ from nightshift.agents.clone import Clone
 from nightshift.agents.sandbox import (
     FORMS,
     MAX_BYTES,
+    Bubblewrap,
     Form,
     Login,
     Places,
-    Sandbox,
     build_argv,
     choose,
     cover,
     hidden_places,
+    key_filter,
     program_places,
     system_places,
 )
-from nightshift.agents.sandbox_entry import key_filter
 from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
 
@@ -76,7 +76,7 @@ def test_what_lies_in_another_is_mounted_after_it_and_what_is_made_is_closed_at_
 
 def test_no_form_does_without_a_user_namespace_and_the_first_without_fault_is_whole() -> None:
     assert all("--unshare-user" in build_argv("bwrap", form, {}, Path("/")) for form in FORMS)
-    assert [bool(form.fallen) for form in FORMS] == [False, False, True, True]
+    assert [bool(form.weakness) for form in FORMS] == [False, False, True, True]
 
 
 def test_a_program_is_shown_with_its_links_its_interpreter_and_its_package_and_nothing_beside(tmp_path: Path) -> None:
@@ -261,8 +261,9 @@ def test_variables_go_in_by_a_list(checkout: Path, tmp_path: Path) -> None:
     others |= {"LD_PRELOAD": "x", "NIGHTSHIFT_GSM8K": "data", "HF_TOKEN": "t", "PYTHONPATH": "x", "NODE_OPTIONS": "x"}
     clone = Clone(Repo(checkout), tmp_path)
     clone.make()
-    wall = Sandbox("/bin/bwrap", FORMS[0], CODEX, hidden_places(checkout, environ), {**environ, **others})
-    words, inside = wall.enclose(["sh", "-c", "true"], clone, clone.folder / "prompt.txt")
+    given = {"hidden": hidden_places(checkout, environ), "environ": {**environ, **others}}
+    sandbox = Bubblewrap(login=CODEX, bwrap="/bin/bwrap", form=FORMS[0], **given)  # type: ignore[arg-type]
+    words, inside = sandbox.enclose(["sh", "-c", "true"], clone, clone.folder / "prompt.txt")
     clone.clear()
     own = {"HOME": "/agent", "TMPDIR": "/tmp", "SHELL": "/bin/sh", "PATH": inside["PATH"]}
     assert inside == {"OPENAI_API_KEY": "1", "LANG": "C", "https_proxy": "p", **own}
@@ -284,39 +285,46 @@ exit 0
     [
         ("nothing", 0, ""),
         ("--disable-userns", 1, ""),
-        ("--proc", 2, "a weaker OS wall around the agent: the agent sees the names of other processes"),
-        ("--proc|--unshare-pid", 3, "a weaker OS wall around the agent: the agent sees other processes, and its"),
-        ("--unshare-user", None, "no OS wall around the agent: bubblewrap: bwrap: Can't do --unshare-user here"),
+        ("--proc", 2, "sandbox: bwrap (the agent sees the names of other processes), because bwrap: bwrap: Can't do"),
+        ("--proc|--unshare-pid", 3, "sandbox: bwrap (the agent sees other processes, and its daemons do not die"),
+        ("--unshare-user", None, "agent: not isolated: it has your rights, so it can change code, records and scores"),
     ],
 )
-def test_auto_takes_the_strongest_that_works_and_says_what_falls_and_bwrap_refuses_the_rest(
+def test_auto_takes_the_strongest_that_works_and_says_why_and_bwrap_refuses_the_rest(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, number: int | None, told: str
 ) -> None:
     program(tmp_path / "bin/bwrap", REFUSES.format(refused))
     monkeypatch.setattr(os, "defpath", f"{tmp_path}/bin")
     clone, environ = Clone(Repo(checkout), tmp_path), {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    asked = (["sh", "-c", "true"], CODEX, hidden_places(checkout, environ), environ, clone)
-    wall, shortfall = choose("auto", *asked)
-    form: Form | None = None if wall is None else wall.form
+    asked = (["sh", "-c", "true"], CODEX, checkout, environ, clone)
+    sandbox = choose("auto", *asked)
+    form: Form | None = sandbox.form if isinstance(sandbox, Bubblewrap) else None
     assert form == (None if number is None else FORMS[number])
-    assert shortfall.startswith(told)
-    assert bool(shortfall) == bool(told)
+    assert sandbox.warning.startswith(told)
+    assert bool(sandbox.warning) == bool(told)
     assert not clone.folder.exists()
     if told:
-        with pytest.raises(UsageError, match=r"^--sandbox bwrap: bubblewrap: bwrap: Can't do .* here\. Install"):
+        with pytest.raises(UsageError, match=r"^--sandbox bwrap: bwrap: Can't do .* here\. SECURITY"):
             choose("bwrap", *asked)
     else:
-        assert choose("bwrap", *asked) == (wall, "")
-    assert choose("none", *asked) == (None, "no OS wall around the agent: --sandbox none")
+        assert choose("bwrap", *asked) == sandbox
+    none = choose("none", *asked)
+    assert (none.name, none.warning[-16:]) == ("none", "; --sandbox none")
 
 
-def test_without_bubblewrap_auto_goes_on_and_says_so(checkout, tmp_path, monkeypatch):
+WITHOUT_USER = "no program setpriv (util-linux) in " if os.getuid() == 0 else "only root can start a process as another"
+
+
+def test_without_bubblewrap_and_setpriv_or_root_auto_goes_on_and_says_so(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "defpath", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    asked = (["sh"], CODEX, (), {"HOME": str(tmp_path)}, Clone(Repo(checkout), tmp_path))
-    assert choose("auto", *asked) == (None, "no OS wall around the agent: bubblewrap: no program bwrap on PATH")
+    asked = (["sh"], CODEX, checkout, {"HOME": str(tmp_path)}, Clone(Repo(checkout), tmp_path))
+    because = f"bwrap: no program bwrap on PATH; user: {WITHOUT_USER}"
+    assert f"(SECURITY.md); {because}" in choose("auto", *asked).warning
     with pytest.raises(UsageError, match="no program bwrap on PATH"):
         choose("bwrap", *asked)
+    with pytest.raises(UsageError, match=re.escape(f"--sandbox user: {WITHOUT_USER}")):
+        choose("user", *asked)
 
 
 def test_the_filter_for_keys_knows_two_machines() -> None:

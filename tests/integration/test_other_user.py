@@ -1,0 +1,230 @@
+"""An agent under a uid of its own (--sandbox user), with real processes and nights. Only root can start one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.agents.clone import Clone
+from nightshift.agents.presets import PRESETS
+from nightshift.agents.sandbox import OtherUser, choose, end_user
+from nightshift.campaign.git import Repo
+from tests.checkouts import ROOT, small_checkout
+from tests.integration.test_in_sandbox import RENEWING, TOKEN, User, furnished
+from tests.night_checkout import finish, furnish, nightshift, problems, records, start, state, whole_night
+from tests.waiting import wait_for
+
+PYTHON = "/usr/bin/python3"  # one that every user can read; that of .venv may lie in HOME
+
+
+def why_not() -> str | None:
+    if os.getuid() != 0:
+        return "only root can start a process as another user"
+    if shutil.which("setpriv") is None or not Path(PYTHON).exists():
+        return f"setpriv or {PYTHON} is not installed"
+    return None
+
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user may enter, with a HOME that is closed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        home = Path(name, "home")
+        home.mkdir(mode=0o700)
+        (home / "secret").write_text("private")
+        yield Path(name)
+
+
+@pytest.fixture
+def root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout for whole nights, a dataset and a cache."""
+    root = furnish(small_checkout(folder))
+    (folder / "data").mkdir(mode=0o700)
+    (folder / "data" / "test.jsonl").write_text("sealed")
+    (folder / "cache").mkdir()
+    (folder / "cache" / "weights").write_text("weights")
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(folder / "data"))
+    monkeypatch.setenv("HF_HOME", str(folder / "cache"))
+    return root
+
+
+@pytest.fixture
+def user(folder: Path) -> User:
+    """A user with a campaign and secrets, whose agents run as another user."""
+    user = furnished(folder, (), sys.executable)
+    (folder / "gsm8k").chmod(0o700)
+    return user
+
+
+REACHING = """
+import json, os, pathlib, shutil, sys
+def attempt(action):
+    try:
+        return f"done: {action()!r}"
+    except OSError as error:
+        return os.strerror(error.errno)
+folder = pathlib.Path(sys.argv[1])
+status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+told = {name: status[name] for name in ("NoNewPrivs", "CapPrm", "CapEff", "CapBnd", "CapInh", "Groups")}
+told["uid"] = os.getresuid() + os.getresgid()
+told["session"] = os.getsid(0) == os.getpid()
+for name in ("checkout/runs/0001/record.json", "home/secret", "data/test.jsonl"):
+    told["read " + name] = attempt(lambda: open(folder / name).read())
+told["environment"] = attempt(lambda: open(f"/proc/{os.getppid()}/environ").read())
+for name in ("checkout/train.toml", "checkout/.git/HEAD", "checkout/new.py", "cache/weights", "cache/new", sys.argv[2]):
+    told["write " + name] = attempt(lambda: open(folder / name, "a").close())
+told["signal"] = attempt(lambda: os.kill(os.getppid(), 9))
+for place in ("/tmp", "/dev/shm", "/var/tmp"):
+    path = shutil.copy2("/bin/sh", f"{place}/{folder.name}-agent")
+    os.chmod(path, 0o4755)
+train = pathlib.Path("train.toml")
+train.write_text(train.read_text().replace("6e-7", "6e-6"))
+pathlib.Path("hypothesis.txt").write_text("HYPOTHESIS: faster\\nPREDICTION: +1 pp\\n")
+print(json.dumps(told), flush=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+        os.execve(sys.executable, [sys.executable, "-c", code, f"{folder}/daemon"], {})
+    os._exit(0)
+os.wait()
+"""
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Those of agents that name the folder."""
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [shlex.join(command) for command in commands if f"{folder}/daemon" in command]
+
+
+def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Path, root: Path) -> None:
+    agent = folder / "agent.py"
+    agent.write_text(REACHING)
+    library = next((ROOT / ".venv").glob("lib/python*/site-packages/psutil/__init__.py"))
+    command = shlex.join([PYTHON, str(agent), str(folder), str(library)])
+    code, stdout, stderr = whole_night(root, agent=command, sandbox="user", experiments=2)
+    assert code == 0, stderr
+    told = json.loads((root / "runs" / "agent" / "0002-1.log").read_text())
+    assert len({*told["uid"]}) == 1
+    assert 20_000 <= told["uid"][0] < 40_000
+    assert told["session"] is True
+    assert (told["NoNewPrivs"], told["Groups"].strip()) == ("1", "")
+    assert {told[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapInh")} == {"0" * 16}
+    reached = {name: value for name, value in told.items() if " " in name or name == "environment"}
+    assert len(reached) == 10
+    assert {name: value for name, value in reached.items() if value != "Permission denied"} == {}
+    assert told["signal"] == "Operation not permitted"
+    left = [path for place in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(place).glob(f"{folder.name}-agent")]
+    assert (left, processes_of(folder)) == ([], [])
+    assert problems(root) == []
+    last = records(root)[-1].proposal
+    assert (last.description, last.sandbox, last.notes, state(root)["sandbox"]) == ("faster", "user", (), "user")
+    assert "not isolated" not in stdout + stderr
+    assert (root / "runs").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_killed_night_leaves_of_an_agent_is_ended_by_the_next_start(folder: Path, root: Path) -> None:
+    agent = folder / "agent.py"
+    agent.write_text(REACHING + "import time\ntime.sleep(600)\n")
+    command = shlex.join([PYTHON, str(agent), str(folder), str(folder / "none")])
+    night = start(root, agent=command, sandbox="user", experiments=2)
+    wait_for(lambda: night.poll() is not None or processes_of(folder))
+    clone = Clone(Repo(root), folder / "temporary")
+    uid = clone.folder.stat().st_gid
+    for process in psutil.Process(night.pid).children():
+        if "watchdog.py" in " ".join(process.cmdline()):
+            process.kill()
+    night.kill()
+    finish(night)
+    assert processes_of(folder)
+    whole_night(root, agent="tpe", experiments=1)
+    assert processes_of(folder) == []
+    assert end_user(uid) == []
+
+
+def test_a_login_is_copied_and_a_renewed_token_taken_back(user: User) -> None:
+    user.write("home/.claude/.credentials.json", TOKEN).chmod(0o600)
+    user.write("home/.claude/settings.json", '{"model": "mine"}')
+    user.write("bin/claude", RENEWING.format(python=PYTHON)).chmod(0o755)
+    ended = user.run("claude", sandbox="user", PATH=f"{user.folder}/bin:/usr/bin:/bin")
+    assert (ended["cause"], ended["notes"]) == (None, []), ended
+    assert "read planted {'model': 'mine'}" in ended["log"]
+    own = user.home / ".claude"
+    assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
+    assert (own / ".credentials.json").stat().st_uid == 0
+    assert (own / "settings.json").read_text() == '{"model": "mine"}'
+
+
+def test_the_clone_is_the_agent_s_own_and_git_works_there(user: User) -> None:
+    user.write("temporary/made", "")
+    ended = user.run(
+        "sh -c 'echo lr=2 > train.toml; git status --short; stat -c %u . .git $HOME $TMPDIR'", sandbox="user"
+    )
+    status, *owners = ended["log"].splitlines()
+    assert (status, len(owners), len({*owners})) == (" M train.toml", 4, 1), ended
+    assert ended["config"] == "lr=2\n"
+    assert not [*(user.folder / "temporary").glob("nightshift-*/*")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "mode", "reason"),
+    [
+        ("home", 0o755, "can read {0}/home: chmod 700 {0}/home"),
+        ("gsm8k", 0o755, "can read {0}/gsm8k: chmod 700 {0}/gsm8k"),
+        ("checkout/rules.toml", 0o666, "can write to {0}/checkout/rules.toml: chmod -R o-w {0}/checkout"),
+        ("", 0o777, "can write to {0}: chmod o-w {0}"),
+        ("temporary", 0o700, "cannot write to {0}/temporary/nightshift-0"),
+    ],
+)
+def test_a_machine_that_does_not_keep_the_agent_out_is_named_and_refused(
+    user: User, changed: str, mode: int, reason: str
+) -> None:
+    user.write("temporary/made", "")
+    (user.folder / changed).chmod(mode)
+    refused = user.run("sh -c true", sandbox="user")["refused"]
+    assert refused.startswith("--sandbox user: uid "), refused
+    assert reason.format(user.folder) in refused
+
+
+def test_a_program_that_the_uid_cannot_read_is_named_with_the_remedy(user: User) -> None:
+    program = user.write("home/bin/mine", f"#!{PYTHON}\n")
+    program.chmod(0o755)
+    refused = user.run("mine", sandbox="user", PATH=f"{program.parent}:/usr/bin:/bin")["refused"]
+    assert f" cannot read {program}: install the agent outside of it, such as in /usr/local" in refused
+
+
+def test_two_checkouts_have_agents_of_different_uids(folder: Path, root: Path) -> None:
+    another = small_checkout(folder / "another")
+    environ = {"HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"}
+    uids = set[int]()
+    for place in (root, another, root):
+        clone = Clone(Repo(place), folder / "temporary")
+        sandbox = choose("user", ["sh", "-c", "true"], PRESETS["claude"].login, place, environ, clone)
+        assert isinstance(sandbox, OtherUser)
+        uids.add(sandbox.uid)
+    assert len(uids) == 2
+
+
+def test_doctor_tries_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy2(ROOT / "pyproject.toml", root)
+    asked = ("doctor", "--engine", "trl", "--sandbox", "user", "--agent")
+    code, stdout, stderr = nightshift(root, *asked, "sh -c 'cat; id -G; echo $USER'")
+    assert "all       agent         ok       sh: 'agent' (sandbox: user)" in stdout, (code, stdout, stderr)
+    (root.parent / "home").chmod(0o755)
+    code, stdout, _ = nightshift(root, *asked, "sh -c true")
+    assert "PROBLEM  --sandbox user: uid" in stdout
+    assert code == 2
