@@ -483,15 +483,12 @@ class OtherUser(Sandbox):
 
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
         search = self.environ.get("PATH", os.defpath)
-        above = dict.fromkeys(
-            [*(parent for path in self.kept for parent in path.parents), *map(Path, search.split(":"))]
-        )
         paths = {
             "clone": [clone.path],
             "needed": needed_files(words, search),
             "closed": self.closed,
-            "above": above,
-            "kept": self.kept,
+            "above": dict.fromkeys(parent for path in self.kept for parent in path.parents),
+            "kept": [*self.kept, *(Path(folder) for folder in search.split(os.pathsep) if Path(folder).is_absolute())],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
 
@@ -612,6 +609,8 @@ def _other_user(
     if shutil.which("setpriv", path=os.defpath) is None:
         return f"no program setpriv (util-linux) in {os.defpath}"
     runs, environ = root / "runs", given["environ"]
+    if home_of(environ) == Path("/"):
+        return "HOME is /: set it to a folder that no other user may enter"
     if runs.is_dir():
         runs.chmod(0o700)
     cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")

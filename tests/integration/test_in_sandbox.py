@@ -382,27 +382,32 @@ class Api(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def check_real_agents(user: User, sandbox: str) -> None:
+    """The three agents as npm installs them start in a sandbox, and Claude Code finds a login there."""
+    names = ("@anthropic-ai/claude-code", "@openai/codex", "@google/gemini-cli")
+    npm, folder = shutil.which("npm") or pytest.skip("npm is not installed"), user.folder / "npm"
+    done = subprocess.run([npm, "install", "--prefix", str(folder), *names], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"npm: {done.stderr.strip()[-200:]}")
+    path = f"{folder}/node_modules/.bin:/usr/local/bin:/usr/bin:/bin"
+    agents = ("claude", "codex", "gemini")
+    ended = {name: user.run(f"{name} --version", sandbox=sandbox, PATH=path) for name in agents}
+    assert all(re.search(r"\d+\.\d+\.\d+", told.get("log", "")) and not told["cause"] for told in ended.values()), ended
+    print({name: told["log"] for name, told in ended.items()})
+    user.write("home/.claude/.credentials.json", json.dumps({"claudeAiOauth": {
+        "accessToken": "planted", "refreshToken": "r", "expiresAt": 9999999999999, "scopes": ["user:inference"],
+    }}))  # fmt: skip
+    Api.tokens.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        user.run("claude", sandbox=sandbox, PATH=path, ANTHROPIC_BASE_URL=url)
+        server.shutdown()
+    assert "Bearer planted" in Api.tokens
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_three_agents_of_the_npm_registry_run_in_bubblewrap(tmp_path: Path) -> None:
     """Slow, and only where npm reaches its registry; whether a real login works, only `doctor --agent` can tell."""
-    names = ("@anthropic-ai/claude-code", "@openai/codex", "@google/gemini-cli")
-    npm = shutil.which("npm") or pytest.skip("npm is not installed")
-    done = subprocess.run([npm, "install", "--prefix", str(tmp_path / "npm"), *names], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"npm: {done.stderr.strip()[-200:]}")
-    (tmp_path / "user").mkdir()
-    user = furnished(tmp_path / "user", (), sys.executable)
-    path = f"{tmp_path}/npm/node_modules/.bin:{user.environ['PATH']}"
-    said = {name: user.run(f"{name} --version", PATH=path) for name in ("claude", "codex", "gemini")}
-    assert all(re.search(r"\d+\.\d+\.\d+", ended["log"]) and not ended["cause"] for ended in said.values()), said
-    print({name: ended["log"] for name, ended in said.items()})
-    user.write("home/.claude/.credentials.json", json.dumps({"claudeAiOauth": {
-        "accessToken": "planted", "refreshToken": "r", "expiresAt": 9999999999999, "scopes": ["user:inference"],
-    }}))  # fmt: skip
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        user.run("claude", PATH=path, ANTHROPIC_BASE_URL=url)
-        server.shutdown()
-    assert "Bearer planted" in Api.tokens
+    check_real_agents(furnished(tmp_path, (), sys.executable), "bwrap")
