@@ -596,7 +596,7 @@ def _bubblewrap(
         if wrong is None and takes_weaker:
             name = f"bwrap ({form.weakness})"
             return replace(sandbox, name=name, warning=f"sandbox: {name}, because bwrap: {cause}")
-        cause = wrong or cause
+        cause = wrong.removeprefix("bwrap: ") if wrong else cause
     return cause
 
 

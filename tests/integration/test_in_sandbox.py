@@ -262,12 +262,12 @@ def test_where_proc_is_refused_bubblewrap_is_weaker_says_so_and_holds_the_rest(t
     look = f"sh -c 'ls {user.root} {user.folder}/gsm8k /proc/{os.getpid()}/root/; ls /proc'"
     ended = user.run(look, *covered, sandbox="auto")
     assert ended["sandbox"] == "bwrap (the agent sees the names of other processes)"
-    assert ended["warning"].startswith(f"sandbox: {ended['sandbox']}, because bwrap: bwrap: Can't mount proc")
+    assert ended["warning"].startswith(f"sandbox: {ended['sandbox']}, because bwrap: Can't mount proc")
     assert f"\n{os.getpid()}\n" in ended["log"]  # which is what it says
     assert ended["log"].count("No such file or directory") == 2
     assert f"'/proc/{os.getpid()}/root/': Permission denied" in ended["log"]
     refused = user.run(look, *covered, sandbox="bwrap")
-    assert refused["refused"].startswith("--sandbox bwrap: bwrap: Can't mount proc")
+    assert refused["refused"].startswith("--sandbox bwrap: Can't mount proc")
 
 
 # What a container without user namespaces does: clone and unshare with CLONE_NEWUSER are refused, clone3 is unknown.
@@ -294,15 +294,15 @@ def test_where_user_namespaces_are_forbidden_auto_takes_what_is_left_and_bwrap_i
     assert ended["cause"] is None, ended
     if os.getuid() == 0 and not user.as_user:
         assert ended["sandbox"] == "user", ended["warning"]
-        assert ended["warning"].startswith("sandbox: user, because bwrap: bwrap: No ")
+        assert ended["warning"].startswith("sandbox: user, because bwrap: No ")
         assert 20_000 <= int(ended["log"]) < 40_000
     else:
         assert ended["sandbox"] == "none"
         assert ended["warning"].startswith("agent: not isolated: it has your rights")
-        assert "; bwrap: bwrap: No permissions to create" in ended["warning"]
+        assert "; bwrap: No permissions to create" in ended["warning"]
         assert ended["warning"].endswith("; user: only root can start a process as another user")
     refused = user.run("sh -c pwd", *forbidden, sandbox="bwrap")
-    assert refused["refused"].startswith("--sandbox bwrap: bwrap: No permissions to create")
+    assert refused["refused"].startswith("--sandbox bwrap: No permissions to create")
     assert refused["refused"].endswith("SECURITY.md says what each --sandbox keeps; none isolates nothing.")
 
 

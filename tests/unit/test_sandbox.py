@@ -285,7 +285,7 @@ exit 0
     [
         ("nothing", 0, ""),
         ("--disable-userns", 1, ""),
-        ("--proc", 2, "sandbox: bwrap (the agent sees the names of other processes), because bwrap: bwrap: Can't do"),
+        ("--proc", 2, "sandbox: bwrap (the agent sees the names of other processes), because bwrap: Can't do"),
         ("--proc|--unshare-pid", 3, "sandbox: bwrap (the agent sees other processes, and its daemons do not die"),
         ("--unshare-user", None, "agent: not isolated: it has your rights, so it can change code, records and scores"),
     ],
@@ -304,7 +304,7 @@ def test_auto_takes_the_strongest_that_works_and_says_why_and_bwrap_refuses_the_
     assert bool(sandbox.warning) == bool(told)
     assert not clone.folder.exists()
     if told:
-        with pytest.raises(UsageError, match=r"^--sandbox bwrap: bwrap: Can't do .* here\. SECURITY"):
+        with pytest.raises(UsageError, match=r"^--sandbox bwrap: Can't do .* here\. SECURITY"):
             choose("bwrap", *asked)
     else:
         assert choose("bwrap", *asked) == sandbox
