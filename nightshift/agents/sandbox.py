@@ -253,8 +253,11 @@ def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """What no agent may change, nor see in bubblewrap: the checkout with its git, runs/ and .venv, caches, data."""
     home = home_of(environ)
     places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
-    if (root / ".git").is_file():  # a work tree beside another
-        places.append(Path((root / ".git").read_text().removeprefix("gitdir:").strip()).parents[1])
+    if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
+        git_folder = root / (root / ".git").read_text().removeprefix("gitdir:").strip()
+        places.append(git_folder)
+        if (git_folder / "commondir").is_file():
+            places.append(git_folder / (git_folder / "commondir").read_text().strip())
     places += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []
     places += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
     places += _folders_of((*_DATA, *_CACHES.split()), environ)
