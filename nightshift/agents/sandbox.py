@@ -253,8 +253,11 @@ def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """What no agent may change, nor see in bubblewrap: the checkout with its git, runs/ and .venv, caches, data."""
     home = home_of(environ)
     places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
-    if (root / ".git").is_file():  # a work tree beside another
-        places.append(Path((root / ".git").read_text().removeprefix("gitdir:").strip()).parents[1])
+    if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
+        git_folder = root / (root / ".git").read_text().removeprefix("gitdir:").strip()
+        places.append(git_folder)
+        if (git_folder / "commondir").is_file():
+            places.append(git_folder / (git_folder / "commondir").read_text().strip())
     places += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []
     places += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
     places += _folders_of((*_DATA, *_CACHES.split()), environ)
@@ -483,15 +486,12 @@ class OtherUser(Sandbox):
 
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
         search = self.environ.get("PATH", os.defpath)
-        above = dict.fromkeys(
-            [*(parent for path in self.kept for parent in path.parents), *map(Path, search.split(":"))]
-        )
         paths = {
             "clone": [clone.path],
             "needed": needed_files(words, search),
             "closed": self.closed,
-            "above": above,
-            "kept": self.kept,
+            "above": dict.fromkeys(parent for path in self.kept for parent in path.parents),
+            "kept": [*self.kept, *(Path(folder) for folder in search.split(os.pathsep) if Path(folder).is_absolute())],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
 
@@ -599,7 +599,7 @@ def _bubblewrap(
         if wrong is None and takes_weaker:
             name = f"bwrap ({form.weakness})"
             return replace(sandbox, name=name, warning=f"sandbox: {name}, because bwrap: {cause}")
-        cause = wrong or cause
+        cause = wrong.removeprefix("bwrap: ") if wrong else cause
     return cause
 
 
@@ -612,6 +612,8 @@ def _other_user(
     if shutil.which("setpriv", path=os.defpath) is None:
         return f"no program setpriv (util-linux) in {os.defpath}"
     runs, environ = root / "runs", given["environ"]
+    if home_of(environ) == Path("/"):
+        return "HOME is /: set it to a folder that no other user may enter"
     if runs.is_dir():
         runs.chmod(0o700)
     cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")

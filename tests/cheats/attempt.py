@@ -16,9 +16,9 @@ class Attempt:
     """One way to a better number without a better policy.
 
     `setting`: what the agent may do. `train.toml`: hand that file in; `checkout`: write anything in the checkout,
-    choose the environment variables, and call run.py itself; `night`: run as `nightshift night --agent`, in a
-    clone, with the rights of the person; `wall`: the same behind bubblewrap. `expected`: refused, harmless, named, or
-    not defended (then the trick is known to succeed). `kind`: what it goes at.
+    choose the environment variables, and call run.py itself; `none`, `user` and `bwrap`: run as `nightshift night
+    --agent`, in a clone and that --sandbox. `expected`: refused, harmless, named, not defended (then the trick is known
+    to succeed), or counted (it may succeed: without a sandbox nothing is promised). `kind`: what it goes at.
     """
 
     name: str
@@ -38,6 +38,8 @@ class Attempt:
 
     def holds(self, finding: Finding) -> bool:
         """True if the attempt came to what is expected of it."""
+        if self.expected == "counted":
+            return finding.outcome != "unclear"
         return finding.outcome == {"not defended": "succeeded"}.get(self.expected, self.expected)
 
 

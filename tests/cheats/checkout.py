@@ -97,6 +97,9 @@ class Checkout:
         for folder in (self.outside, self.home, self.folder / "temporary"):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
+        self.home.chmod(0o700)  # as --sandbox user asks for; to all else that user comes
+        for folder in (self.folder, self.folder.parent):
+            folder.chmod(0o755)
 
     @property
     def site_packages(self) -> Path:
@@ -105,7 +108,7 @@ class Checkout:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a person's shell holds, and no more."""
+        """What a user's shell holds, and no more."""
         path = f"{self.root}/.venv/bin:/usr/local/bin:/usr/bin:/bin"
         places = {"HOME": str(self.home), "TMPDIR": str(self.folder / "temporary")}
         return {"PATH": path, **places, "LANG": "C.UTF-8"}
@@ -127,22 +130,28 @@ class Checkout:
         """`nightshift night` for one experiment, with an agent that proposes CANDIDATE and then acts.
 
         `action` is Python with REAL (the checkout), OUTSIDE and MARKER (paths) at hand; the clone is its folder.
-        `sandbox`: with which OS wall. Behind one an error ends the action: what it reaches for is not there.
+        `sandbox`: as --sandbox. In one an error ends the action: what it reaches for is not there, or not its own.
         """
-        if sandbox == "bwrap":
+        if sandbox != "none":
             action = f"try:\n{textwrap.indent(action, '    ')}\nexcept Exception as error:\n    print(error)\n"
         agent, toolkit = self.outside / "agent.py", Path(__file__).with_name("toolkit.py").read_text()
         agent.write_text(
             f"{toolkit}\n\nimport time\nbrief = sys.stdin.read()\nPath('train.toml').write_text({CANDIDATE!r})\n"
             "Path('hypothesis.txt').write_text('HYPOTHESIS: more weight decay\\nPREDICTION: +1 pp\\n')\n" + action
         )
-        words = (getattr(sys, "_base_executable", sys.executable), agent, self.root, self.outside, self.marker)
+        words = (
+            "/usr/bin/python3" if sandbox == "user" else getattr(sys, "_base_executable", sys.executable),
+            agent,
+            self.root,
+            self.outside,
+            self.marker,
+        )
         command = shlex.join(map(str, words))
         order = ("night", f"--agent={command}", f"--sandbox={sandbox}", "--agent-timeout=20", "--experiments=1", *FLAGS)
-        return self.call([f"{self.root}/.venv/bin/nightshift", *order], {})
+        return self.call([f"{self.root}/.venv/bin/nightshift", *order], {"MY_TOKEN": "the secret"})
 
     def call(self, command: list[str], variables: Mapping[str, str]) -> Ended:
-        """Any command in the checkout, with the person's environment and `variables`."""
+        """Any command in the checkout, with the user's environment and `variables`."""
         environment = {**self.environment, **variables}
         try:
             return subprocess.run(
@@ -184,8 +193,8 @@ class Checkout:
         return last.status, last.score
 
     def notes(self) -> str:
-        """What the night noted of the last proposal, but that it had no wall."""
-        return "; ".join(note for note in self.records()[-1].proposal.notes if not note.startswith("no OS wall"))
+        """What the night noted of the last proposal."""
+        return "; ".join(self.records()[-1].proposal.notes)
 
     def leftovers(self) -> list[Any]:
         """Living processes that work in this folder or name it."""
@@ -209,6 +218,9 @@ class Checkout:
         """Named (the night stops, or a note says what was done) or as `judge`."""
         stops = ("while the agent was at work", "while the agent worked", "it was overwritten", "no readable commit")
         if ended.returncode == 2 and any(stop in last_line(ended) for stop in stops):
+            return Finding("named", f"the night stopped: {last_line(ended)}")
+        checks = ("differ from commit", "the checkout moved from")
+        if ended.returncode in (1, 2) and any(check in ended.stdout + ended.stderr for check in checks):
             return Finding("named", f"the night stopped: {last_line(ended)}")
         if ended.returncode == 1 and "file STOP appeared while" in ended.stdout:
             return Finding("named", f"the night stopped: {last_line(ended)}")

@@ -29,7 +29,7 @@ def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = [next(attempt for attempt in cheats.ATTEMPTS if attempt.name == name) for name in NAMES]
-    assert {attempt.setting for attempt in chosen} == {"train.toml", "checkout", "night"}
+    assert {attempt.setting for attempt in chosen} == {"train.toml", "checkout", "none"}
     wished = Attempt("wished away", "checkout", "", "As `a program of its own`.", "refused", own_program)
     passed_over = replace(wished, name="no such word")
     monkeypatch.setattr(cheats, "ATTEMPTS", [*chosen, wished, passed_over])
@@ -42,7 +42,8 @@ def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen
     assert [row["name"] for row in rows] == [*NAMES, "wished away"]
     assert [row["name"] for row in rows if not row["holds"]] == ["wished away"], rows
     assert rows[-1]["measured"] == "not defended"
-    assert {row["measured"] for row in rows} == {"refused", "harmless", "named", "not defended"}
+    assert {row["measured"] for row in rows} >= {"refused", "harmless", "not defended"}
+    assert "--sandbox none, " in done.stdout
     assert (result["num_attempts"], result["num_as_expected"]) == (len(rows), len(rows) - 1)
     assert result["command"] == "uv run --group dev python -m tests.cheats --only e"
     assert not any(str(tmp_path) in row["evidence"] for row in rows)

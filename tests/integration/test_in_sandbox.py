@@ -262,12 +262,12 @@ def test_where_proc_is_refused_bubblewrap_is_weaker_says_so_and_holds_the_rest(t
     look = f"sh -c 'ls {user.root} {user.folder}/gsm8k /proc/{os.getpid()}/root/; ls /proc'"
     ended = user.run(look, *covered, sandbox="auto")
     assert ended["sandbox"] == "bwrap (the agent sees the names of other processes)"
-    assert ended["warning"].startswith(f"sandbox: {ended['sandbox']}, because bwrap: bwrap: Can't mount proc")
+    assert ended["warning"].startswith(f"sandbox: {ended['sandbox']}, because bwrap: Can't mount proc")
     assert f"\n{os.getpid()}\n" in ended["log"]  # which is what it says
     assert ended["log"].count("No such file or directory") == 2
     assert f"'/proc/{os.getpid()}/root/': Permission denied" in ended["log"]
     refused = user.run(look, *covered, sandbox="bwrap")
-    assert refused["refused"].startswith("--sandbox bwrap: bwrap: Can't mount proc")
+    assert refused["refused"].startswith("--sandbox bwrap: Can't mount proc")
 
 
 # What a container without user namespaces does: clone and unshare with CLONE_NEWUSER are refused, clone3 is unknown.
@@ -294,15 +294,15 @@ def test_where_user_namespaces_are_forbidden_auto_takes_what_is_left_and_bwrap_i
     assert ended["cause"] is None, ended
     if os.getuid() == 0 and not user.as_user:
         assert ended["sandbox"] == "user", ended["warning"]
-        assert ended["warning"].startswith("sandbox: user, because bwrap: bwrap: No ")
+        assert ended["warning"].startswith("sandbox: user, because bwrap: No ")
         assert 20_000 <= int(ended["log"]) < 40_000
     else:
         assert ended["sandbox"] == "none"
         assert ended["warning"].startswith("agent: not isolated: it has your rights")
-        assert "; bwrap: bwrap: No permissions to create" in ended["warning"]
+        assert "; bwrap: No permissions to create" in ended["warning"]
         assert ended["warning"].endswith("; user: only root can start a process as another user")
     refused = user.run("sh -c pwd", *forbidden, sandbox="bwrap")
-    assert refused["refused"].startswith("--sandbox bwrap: bwrap: No permissions to create")
+    assert refused["refused"].startswith("--sandbox bwrap: No permissions to create")
     assert refused["refused"].endswith("SECURITY.md says what each --sandbox keeps; none isolates nothing.")
 
 
@@ -382,27 +382,32 @@ class Api(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def check_real_agents(user: User, sandbox: str) -> None:
+    """The three agents as npm installs them start in a sandbox, and Claude Code finds a login there."""
+    names = ("@anthropic-ai/claude-code", "@openai/codex", "@google/gemini-cli")
+    npm, folder = shutil.which("npm") or pytest.skip("npm is not installed"), user.folder / "npm"
+    done = subprocess.run([npm, "install", "--prefix", str(folder), *names], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"npm: {done.stderr.strip()[-200:]}")
+    path = f"{folder}/node_modules/.bin:/usr/local/bin:/usr/bin:/bin"
+    agents = ("claude", "codex", "gemini")
+    ended = {name: user.run(f"{name} --version", sandbox=sandbox, PATH=path) for name in agents}
+    assert all(re.search(r"\d+\.\d+\.\d+", told.get("log", "")) and not told["cause"] for told in ended.values()), ended
+    print({name: told["log"] for name, told in ended.items()})
+    user.write("home/.claude/.credentials.json", json.dumps({"claudeAiOauth": {
+        "accessToken": "planted", "refreshToken": "r", "expiresAt": 9999999999999, "scopes": ["user:inference"],
+    }}))  # fmt: skip
+    Api.tokens.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        user.run("claude", sandbox=sandbox, PATH=path, ANTHROPIC_BASE_URL=url)
+        server.shutdown()
+    assert "Bearer planted" in Api.tokens
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_three_agents_of_the_npm_registry_run_in_bubblewrap(tmp_path: Path) -> None:
     """Slow, and only where npm reaches its registry; whether a real login works, only `doctor --agent` can tell."""
-    names = ("@anthropic-ai/claude-code", "@openai/codex", "@google/gemini-cli")
-    npm = shutil.which("npm") or pytest.skip("npm is not installed")
-    done = subprocess.run([npm, "install", "--prefix", str(tmp_path / "npm"), *names], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"npm: {done.stderr.strip()[-200:]}")
-    (tmp_path / "user").mkdir()
-    user = furnished(tmp_path / "user", (), sys.executable)
-    path = f"{tmp_path}/npm/node_modules/.bin:{user.environ['PATH']}"
-    said = {name: user.run(f"{name} --version", PATH=path) for name in ("claude", "codex", "gemini")}
-    assert all(re.search(r"\d+\.\d+\.\d+", ended["log"]) and not ended["cause"] for ended in said.values()), said
-    print({name: ended["log"] for name, ended in said.items()})
-    user.write("home/.claude/.credentials.json", json.dumps({"claudeAiOauth": {
-        "accessToken": "planted", "refreshToken": "r", "expiresAt": 9999999999999, "scopes": ["user:inference"],
-    }}))  # fmt: skip
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        user.run("claude", PATH=path, ANTHROPIC_BASE_URL=url)
-        server.shutdown()
-    assert "Bearer planted" in Api.tokens
+    check_real_agents(furnished(tmp_path, (), sys.executable), "bwrap")

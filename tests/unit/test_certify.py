@@ -9,7 +9,7 @@ from nightshift_arithmetic import data
 
 from nightshift.campaign.journal import Access, Event, Journal
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Contention, Request, Weights
+from nightshift.campaign.records import Contention, Proposal, Request, Weights
 from nightshift.campaign.verify import verify
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
@@ -33,7 +33,7 @@ from nightshift.report.export.story import Story
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import GOOD, POOR, SilentReporter, during, keep, make_poor
+from tests.stand_in_setup import GOOD, POOR, SilentReporter, during, keep, make_poor, write
 from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -68,6 +68,12 @@ def notebook(setup: Setup) -> SilentReporter:
 @pytest.fixture
 def kept(setup: Setup) -> Setup:
     return keep(setup)
+
+
+def test_a_certificate_says_that_an_agent_was_not_isolated(setup: Setup) -> None:
+    write(setup, GOOD)
+    assert run_experiment(Request(Proposal(sandbox="none")), setup).status == "keep"
+    assert "agent: not isolated" in certified(setup, num_seeds=1).notes
 
 
 def interrupt_at(notebook: SilentReporter, words: str) -> None:
