@@ -43,6 +43,7 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
         if commit and not names:
             tracked = repo.files_at(commit)
             names = [name for name in covered_files(repo.root, rules.measuring) if name not in tracked]
+            names.sort(key=lambda name: (repo.root / name).stat().st_mtime, reverse=True)  # first what was just written
         places = [str(place) for place in rules.elsewhere(repo.root)] or ["measuring files"]
     except UsageError as error:  # a folder became a link
         raise IntegrityError(error.cause, error.fix) from None
