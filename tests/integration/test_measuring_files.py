@@ -85,8 +85,12 @@ def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_r
     assert f"git diff {commit[:7]} -- {MEASURING}" in line
 
 
-def test_a_measuring_file_that_the_commit_does_not_hold_is_named(measured: Path) -> None:
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_measuring_file_that_the_commit_does_not_hold_is_named(measured: Path, is_committed: bool) -> None:
     add_one(measured)
+    if is_committed:
+        git(measured, "add", "--all")
+        git(measured, "commit", "--quiet", "-m", "more")
     code, stdout, stderr = finish(start_run(measured, *BUDGET))
     assert (code, stdout, len(records(measured))) == (2, "", 1)
     assert "nightshift/engines/trl/grpo.py" in stderr
