@@ -44,9 +44,6 @@ class StandInExecutor:
     def free_slots(self) -> list[Slot]:
         return [] if self._results else [Slot()]
 
-    def other_jobs(self) -> list[str]:
-        return []
-
     def cancel(self, folders: Collection[Path]) -> None:
         for folder in folders:
             self._results.pop(folder, None)

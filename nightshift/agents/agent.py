@@ -14,7 +14,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
 from nightshift.config.toml_text import read_source
 from nightshift.engines.base import ALL, Check
-from nightshift.errors import ConfigError, NightshiftError, listed
+from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import ProcessGroup
 from nightshift.files import write_atomically
 from nightshift.text import clean
@@ -135,6 +135,29 @@ class Agent:
             raise
         return ending._replace(notes=(*self.clone.changes(listing), *ending.notes))
 
+    def ask(
+        self,
+        prompt: str,
+        context: Context,
+        is_stopping: Callable[[], bool],
+        role: str = "",
+        evidence: Mapping[str, bytes] | None = None,
+    ) -> Answer:
+        """Let it work once, with `evidence` to read, and take over what may be taken over: in a `role` its answer only,
+        else its train.toml too."""
+        folder = context.ledger.runs_dir / "agent"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
+        try:
+            left, log = context.seconds_left, folder / f"{name}.log"
+            at_most = min(self.timeout_seconds, left or self.timeout_seconds)
+            with waiting(f"{self.name} is at work on experiment {context.number:04d}", at_most):
+                ending = self.run(context.source, prompt, log, is_stopping, left, evidence or {})
+            answer = _take_over(self, context.source, ending.cause, edits=not role)
+        finally:
+            self.clone.clear()
+        return answer.with_proposal(cost=ending.cost, notes=(*answer.proposal.notes, *ending.notes))
+
     def _run(
         self,
         group: ProcessGroup,
@@ -189,46 +212,10 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """Where agents are asked."""
-
-    jobs: Callable[[], Collection[str]]  # of this person on the cluster, but for the night's own
-
-    def ask(
-        self,
-        agent: Agent,
-        prompt: str,
-        context: Context,
-        is_stopping: Callable[[], bool],
-        role: str = "",
-        evidence: Mapping[str, bytes] | None = None,
-    ) -> Answer:
-        """Let it work once, with `evidence` to read, and take over what may be taken over: in a `role` its answer only,
-        else its train.toml too."""
-        jobs = self.jobs()
-        folder = context.ledger.runs_dir / "agent"
-        folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
-        try:
-            left, log = context.seconds_left, folder / f"{name}.log"
-            at_most = min(agent.timeout_seconds, left or agent.timeout_seconds)
-            with waiting(f"{agent.name} is at work on experiment {context.number:04d}", at_most):
-                ending = agent.run(context.source, prompt, log, is_stopping, left, evidence or {})
-            answer = _take_over(agent, context.source, ending.cause, edits=not role)
-        finally:
-            agent.clone.clear()
-        notes = ending.notes
-        if new := sorted({*self.jobs()} - {*jobs}):
-            notes = (*notes, f"jobs that are not the night's appeared on the cluster: {listed(new)}")
-        return answer.with_proposal(cost=ending.cost, notes=(*answer.proposal.notes, *notes))
-
-
-@dataclass(frozen=True, slots=True)
 class AgentProposer:
     """Asks one agent, once for each proposal."""
 
     agent: Agent
-    desk: Desk
 
     @property
     def name(self) -> str:
@@ -242,7 +229,7 @@ class AgentProposer:
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """Brief it, let it work, take over what may be taken over."""
-        return self.desk.ask(self.agent, compose(context), context, is_stopping)
+        return self.agent.ask(compose(context), context, is_stopping)
 
 
 def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> Answer:

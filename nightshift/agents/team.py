@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nightshift.agents.agent import Agent, Desk
+from nightshift.agents.agent import Agent
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import brief, refusals_of, steps
 from nightshift.agents.notebook import NOTEBOOK_NAME, entry, mode, notebook
@@ -178,7 +178,6 @@ class TeamProposer:
 
     strategist: Agent
     implementer: Agent
-    desk: Desk
 
     @property
     def name(self) -> str:
@@ -196,12 +195,12 @@ class TeamProposer:
         files, last = evidence(context), context.campaign.decided[-1]
         outcome = asked = Answer(None)
         if last.parent is not None and last.proposal.lesson is None and last.proposal.proposer == self.name:
-            outcome = self.desk.ask(self.strategist, reflection(last), context, is_stopping, "outcome", files)
+            outcome = self.strategist.ask(reflection(last), context, is_stopping, "outcome", files)
         if not is_stopping():
-            asked = self.desk.ask(self.strategist, strategy(context), context, is_stopping, "hypothesis", files)
+            asked = self.strategist.ask(strategy(context), context, is_stopping, "hypothesis", files)
         answers = [outcome, asked]
         if not asked.cause and asked.proposal.description and not is_stopping():
-            answers.append(self.desk.ask(self.implementer, implementation(context, asked), context, is_stopping))
+            answers.append(self.implementer.ask(implementation(context, asked), context, is_stopping))
             answer = replace(asked, source=answers[-1].source, cause=answers[-1].cause)
         else:
             answer = replace(asked, cause=asked.cause or f"{self.strategist.name} gave no hypothesis")

@@ -128,6 +128,11 @@ class Repo:
             entries = {f"{folder}/{name}": blob for folder, tree in trees for name, blob in tree.items()}
         return files
 
+    def files(self) -> list[str]:
+        """Names of the files here, relative to the root, tracked or not, without those that git ignores."""
+        listed = self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        return [name for name in listed.split("\0") if name]
+
     def differs(self, name: str, blob: Blob) -> bool:
         """True if the working file is another one, is gone, or lies below a link to another folder.
 

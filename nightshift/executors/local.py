@@ -122,10 +122,6 @@ class LocalExecutor:
         """Whether a run in flight is more than a job that waits."""
         return folder in self._workers
 
-    def other_jobs(self) -> list[str]:
-        """Jobs of this person that it did not submit, `17 name`: of a cluster that answers."""
-        return []
-
     def cancel(self, folders: Collection[Path]) -> None:
         """End the workers of these runs and all that they started; nothing where one was collected. Never fails."""
         ours = [folder for folder in folders if folder in self._workers]

@@ -193,14 +193,6 @@ class SlurmExecutor:
             is_gone = work.job.name not in states or work.state in _ENDED
             work.gone_at = work.gone_at or time.monotonic() if is_gone else None
 
-    def other_jobs(self) -> list[str]:
-        own = {work.job.name for work in self._works.values()} | self._unwanted
-        try:
-            said = _ask([*_QUEUE, "--me", "--format=%A %j"])
-        except EngineError:
-            return []
-        return [line for line in said.splitlines() if line.partition(" ")[2] not in own]
-
     def wait(self, timeout_seconds: float) -> None:
         time.sleep(timeout_seconds)
 

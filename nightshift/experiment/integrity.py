@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.config.rules import Rules, covered_files, is_covered
+from nightshift.config.rules import Rules, is_covered
 from nightshift.errors import ExitCode, NightshiftError, UsageError, listed
 
 _MOST_NAMES = 5  # in a command; for more it is about the whole checkout
@@ -32,28 +32,31 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
     """Raise IntegrityError if a measuring file changed since the campaign's first experiment.
 
     `agreed_hash`: the rules hash in the record of that experiment. `commit`: where that experiment began; changed files
-    are named by comparison with it. `rules_hash`: of this process at its start. Where that one differs by the constants
-    of the rules only, no file has changed (campaign/same_setup.py).
+    are named by comparison with it. `rules_hash`: of this command at its start. If that one differs and no file is
+    named, the constants of the rules differ: campaign/same_setup.py says so.
     """
     try:
         now = rules.hash(repo.root)
         if now == agreed_hash:
             return
         names = changed_files(repo, commit, rules) if commit else []
-        if commit and not names:
-            tracked = repo.files_at(commit)
-            names = [name for name in covered_files(repo.root, rules.measuring) if name not in tracked]
-        places = [str(place) for place in rules.elsewhere(repo.root)] or ["measuring files"]
+        old = repo.files_at(commit) if commit else {}
+        names += [name for name in repo.files() if name not in old and is_covered(name, rules.measuring)]
     except UsageError as error:  # a folder became a link
         raise IntegrityError(error.cause, error.fix) from None
     if names:
-        raise _differ(names, str(commit))
+        raise _differ(names, commit or "HEAD")
     if now != rules_hash:
-        raise IntegrityError(f"{listed(places)} changed since this command began", "Restore what changed.")
+        places = [str(place) for place in rules.elsewhere(repo.root)]
+        cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"
+        raise IntegrityError(cause, "Restore what changed.")
 
 
 def require_committed(repo: Repo, head: Head, config: bytes, rules: Rules) -> None:
-    """Raise UsageError unless a campaign's first experiment would measure what is committed: `config` is train.toml."""
+    """Raise IntegrityError or UsageError unless a campaign's first experiment would measure what is committed.
+
+    `config`: the train.toml that it would measure.
+    """
     if head.commit is None:
         raise UsageError(f"branch {head.branch} has no commit", "Commit the checkout first.")
     if names := changed_files(repo, head.commit, rules):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nightshift.agents import gaussian_process
-from nightshift.agents.agent import AgentProposer, Desk, open_agent
+from nightshift.agents.agent import AgentProposer, open_agent
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
 from nightshift.agents.presets import SEARCHES
@@ -109,8 +109,7 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         return SearchProposer(request.agent, request.seed)
     clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
     names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]
-    desk = Desk(setup.executor.other_jobs)
     agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, setup.clock) for name in names]
     for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
         setup.reporter.note(warning)
-    return AgentProposer(agents[0], desk) if len(agents) == 1 else TeamProposer(agents[0], agents[1], desk)
+    return AgentProposer(agents[0]) if len(agents) == 1 else TeamProposer(agents[0], agents[1])

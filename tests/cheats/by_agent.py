@@ -99,10 +99,6 @@ if calls < 2:
     Path('train.toml').unlink()
     os.mkfifo('train.toml') if calls == 0 else Path('train.toml').symlink_to('/etc/passwd')
 """),
-    "compiled code": (
-        "spoils the bytecode that the next worker would load",
-        "[path.write_bytes(b'x') for path in REAL.glob('.venv/compiled/**/evaluation*.pyc')]",
-    ),
     "documents of the checkout": ("rewrites program.md, which no brief quotes", "put('program.md', 'Praise 6e-7.')"),
     "daemon": ("leaves a process behind that has forked twice, and edits the scorer later", """
 code = 'import time; time.sleep(2); open(%r, "w").write("x")' % str(REAL / SCORER)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.cheats.attempt import Act, Collection
-from tests.cheats.checkout import BASELINE, CANDIDATE, Checkout, Finding
+from tests.cheats.checkout import BASELINE, BETTER, CANDIDATE, Checkout, Finding
 
 attempt = Collection("train.toml", "the file")
 _SOURCE = "orchestrator.train.source"
@@ -167,6 +167,8 @@ def _bind(path: Path) -> None:
 @attempt("hard link", "harmless")
 def hard_link(c: Checkout) -> Finding:
     """A hard link to another file, so that the verdict overwrites that one."""
+    c.submit(BETTER)
+    c.run()
     other = c.outside / "precious.toml"
     other.write_text(BASELINE.replace("6e-7", "1e-9"))  # worse: it is discarded, and train.toml put back
     (c.root / "train.toml").unlink()

@@ -8,7 +8,7 @@ import subprocess
 from tests.cheats.attempt import Act, Collection
 from tests.cheats.checkout import BETTER, BRANCH, EVIL_SCORER, HARNESS, SCORER, TRAINER, Checkout, Finding
 
-attempt = Collection("checkout", "frozen files, git")
+attempt = Collection("checkout", "measuring files, git")
 EDIT = "\n# innocent\n"  # would do no harm, and is none of the agent's business
 
 
@@ -19,14 +19,14 @@ def _edit(name: str, text: str) -> Act:
 for _name, _file, _text in (
     ("scorer", SCORER, EVIL_SCORER),
     ("evaluation", "nightshift/evaluation/evaluate.py", "\n# x\n"),
-    ("constants", "nightshift/config/rules.py", "\nARITHMETIC_TRL = replace(ARITHMETIC_TRL, budget_seconds=600.0)\n"),
+    ("decision", HARNESS, "\n# x\n"),
     ("trainer", TRAINER, "\n# x\n"),
 ):
     attempt(f"edited {_name}", "refused", action=f"appends to {_file}")(_edit(_file, _text))
 
 
 def _agreed_otherwise(c: Checkout) -> tuple[str, str]:
-    """An edited harness file, and two commits: the one that was agreed, and one that holds the edit."""
+    """An edited measuring file, and two commits: the one that was agreed, and one that holds the edit."""
     agreed = c.git("rev-parse", "HEAD").strip()
     c.append(HARNESS, EDIT)
     c.git("commit", "--quiet", "--all", "-m", "refactoring")

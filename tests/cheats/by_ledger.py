@@ -7,7 +7,7 @@ import os
 import shutil
 
 from tests.cheats.attempt import Collection
-from tests.cheats.checkout import CANDIDATE, TRAINER, Checkout, Finding
+from tests.cheats.checkout import CANDIDATE, Checkout, Finding
 
 attempt = Collection("checkout", "records, flags, results")
 # Python, with `root` and `time` at hand, that reads the token of the job and writes a result of its own.
@@ -64,30 +64,6 @@ def weakened_incumbent(c: Checkout) -> None:
     """Makes the stored train.toml of the incumbent worse, for the changes that build on it."""
     path = c.root / "runs" / "0001" / "train.toml"
     path.write_text(path.read_text().replace("6e-7", "1e-9"))
-
-
-@attempt("trainer edited and put back", "named")
-def edited_and_put_back(c: Checkout) -> Finding:
-    """Replaces the process that trains, and restores it before it is compared: the crash names the file."""
-    code = f"""
-import os
-folder, trainer = root / 'runs/0002', root / {TRAINER!r}
-agreed, status = trainer.read_text(), trainer.stat()
-while not (folder / 'spec.json').exists(): pass
-time.sleep(0.2)  # by then the worker has compared it
-trainer.write_text(agreed.replace("return 0.20 +", "return 0.90 +"))
-while not (folder / 'metrics.jsonl').exists(): pass
-trainer.write_text(agreed)
-os.utime(trainer, ns=(status.st_atime_ns, status.st_mtime_ns))
-"""
-    c.submit(CANDIDATE)
-    with c.beside(code):
-        ended = c.run()
-    last = c.records()[-1]
-    why = last.judgement.why if last.judgement else ""
-    if ended.returncode == 1 and last.failure == "machinery" and "trl/trainer.py" in why:
-        return Finding("named", f"crash: {why}")
-    return c.judge(ended)
 
 
 @attempt("result with the token of its job", "not defended")

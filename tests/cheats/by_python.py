@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import marshal
 import shutil
 import sys
 from pathlib import Path
@@ -31,20 +29,6 @@ def evil_scorer(c: Checkout) -> str:
     return (c.root / SCORER).read_text() + EVIL_SCORER
 
 
-def forge_bytecode(source: Path, evil: str, target: Path | None = None) -> None:
-    """Compiled code of `evil` that Python takes for that of `source`: the header holds its time and size."""
-    status = source.stat()
-    header = importlib.util.MAGIC_NUMBER + b"\0\0\0\0"
-    header += int(status.st_mtime).to_bytes(4, "little") + status.st_size.to_bytes(4, "little")
-    path = target or _beside(source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(header + marshal.dumps(compile(evil, str(source), "exec")))
-
-
-def _beside(source: Path) -> Path:
-    return Path(importlib.util.cache_from_source(str(source)))
-
-
 def _payload(c: Checkout) -> str:
     """Code that tells that it ran, and makes every answer right in the process that trains."""
     return (
@@ -60,17 +44,6 @@ def _package(folder: Path, c: Checkout, name: str = "nightshift_gsm8k") -> Path:
     return folder
 
 
-for _name, _action, _act in (
-    ("forged bytecode", "puts a scoring.*.pyc that is not scoring.py's where Python looks for it",
-     lambda c: forge_bytecode(c.root / SCORER, evil_scorer(c), compiled(c, SCORER))),
-    ("bytecode of 17 GB", "puts 21 bytes there that announce a tuple of two billion",
-     lambda c: huge_bytecode(c.root / SCORER, compiled(c, SCORER))),
-    ("sitecustomize in the checkout", "adds code that every Python of this environment runs first",
-     lambda c: (c.root / "sitecustomize.py").write_text(_payload(c))),
-):  # fmt: skip
-    attempt(_name, "refused", action=_action)(_act)
-
-
 @attempt("LD_LIBRARY_PATH", "refused")
 def library_path(c: Checkout) -> Finding:
     """Has the loader look in a folder of its own first, which the campaign's baseline did not."""
@@ -80,37 +53,6 @@ def library_path(c: Checkout) -> Finding:
 
 attempt("OMP_NUM_THREADS", "refused", action="has the candidate compute with more threads than the baseline did")(
     lambda c: c.hand_in(OMP_NUM_THREADS="64")
-)
-
-
-@attempt("package over a module", "refused")
-def shadow_package(c: Checkout) -> None:
-    """Adds an untracked decision/ that Python prefers to decision.py."""
-    folder = c.root / "nightshift" / "campaign" / "decision"
-    folder.mkdir()
-    evil = "\nTested.keep = property(lambda self: True)\n"
-    (folder / "__init__.py").write_text(folder.with_suffix(".py").read_text() + evil)
-
-
-def compiled(c: Checkout, name: str) -> Path:
-    """Where the harness looks for the bytecode of one of its files."""
-    source = c.root / name
-    folder = (c.root / ".venv" / "compiled").joinpath(*source.parent.parts[1:])
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / Path(importlib.util.cache_from_source(str(source))).name
-
-
-def huge_bytecode(source: Path, target: Path) -> None:
-    """With the header that fits: a tuple ('(') of 2^31 - 1 elements, none of which follows."""
-    forge_bytecode(source, "", target)
-    target.write_bytes(target.read_bytes()[:16] + b"(" + (2**31 - 1).to_bytes(4, "little"))
-
-
-attempt("bytecode beside its source, forged", "harmless", action="puts it into __pycache__")(
-    lambda c: forge_bytecode(c.root / SCORER, evil_scorer(c))
-)
-attempt("bytecode beside its source, of 17 GB", "harmless", action="puts it into __pycache__")(
-    lambda c: huge_bytecode(c.root / SCORER, _beside(c.root / SCORER))
 )
 
 
@@ -139,18 +81,6 @@ def python_path_harness(c: Checkout) -> Finding:
     return c.hand_in(PYTHONPATH=str(c.outside))
 
 
-@attempt("PYTHON* variables", "harmless")
-def python_variables(c: Checkout) -> Finding:
-    """Sets PYTHONPYCACHEPREFIX to a folder with forged bytecode, PYTHONSTARTUP and others."""
-    prefix = c.outside / "cache"
-    source = c.root / SCORER
-    name = Path(importlib.util.cache_from_source(str(source))).name
-    forge_bytecode(source, evil_scorer(c), prefix.joinpath(*source.parent.parts[1:], name))
-    (c.outside / "start.py").write_text(_payload(c))
-    variables = {"PYTHONPYCACHEPREFIX": str(prefix), "PYTHONSTARTUP": str(c.outside / "start.py")}
-    return c.hand_in(**variables, PYTHONWARNINGS="error", PYTHONSAFEPATH="")
-
-
 @attempt("a program of its own", "not defended")
 def own_program(c: Checkout) -> Finding:
     """Imports the harness, replaces what takes in the worker's result, and runs run.py's own steps."""
@@ -164,10 +94,8 @@ def own_program(c: Checkout) -> Finding:
 
 @attempt("PYTHONPATH: sitecustomize", "not defended")
 def python_path_sitecustomize(c: Checkout) -> Finding:
-    """Has code run before run.py, in its process, that leaves no PYTHONPATH behind (for the others a nightshift.py)."""
-    (c.outside / "sitecustomize.py").write_text(
-        f"import os\nos.execv = lambda *_: None\nimport sys; sys.path.insert(0, {str(c.root)!r})\n{_BETTER_RESULTS}"
-    )
+    """Has code run before run.py, in its process."""
+    (c.outside / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, {str(c.root)!r})\n{_BETTER_RESULTS}")
     return c.hand_in(PYTHONPATH=str(c.outside))
 
 

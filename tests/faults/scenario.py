@@ -44,7 +44,7 @@ def make_templates(folder: Path) -> Moments:
     for name in ("models", "environments", "nightshift"):  # copies: an edit during the hours is not a fault
         shutil.copytree(checkouts.ROOT / name, folder / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
         (baseline / name).symlink_to(folder / "code" / name)
-    (baseline / "prepare.py").write_text("MEASURES = True\n")
+    (baseline / "prepare.py").write_text("PREPARES = True\n")
     (baseline / "rules.toml").write_text("environments = []\n")
     (baseline / "program.md").write_text("Be tireless.\n")
     (baseline / ".gitignore").write_text("\n".join(IGNORED) + "\n")
@@ -147,9 +147,6 @@ def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
         elif "Commit train.toml, or restore it" in said:
             told.append("restore train.toml")
             source = git(root, "show", "HEAD:train.toml").encode()
-        elif "differ from the branch point" in said:  # what was undone came before the branch point
-            told.append("restore the harness")
-            git(root, "revert", "--no-edit", "HEAD")
         elif "already tried" in said:
             told.append("repeat it with --again")
             flags = (*flags, "--again")

@@ -223,8 +223,7 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     """The real front door: nothing is installed, nothing is downloaded."""
     (checkout / "train.toml").write_bytes(SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    for name in ("nightshift", "pyproject.toml"):
-        (checkout / name).symlink_to(ROOT / name)
+    (checkout / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("NIGHTSHIFT_PRIME_RL", str(checkout / "nowhere"))
     flags = ("--stand-in", "real", "--engine", "prime-rl")

@@ -477,7 +477,7 @@ def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_wr
     assert verify(setup.ledger).problems == []
 
 
-def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
+def test_a_verdict_stays_without_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
     baseline(setup, then=BAD)
     with during(setup, lambda folder: (folder / "train.toml").unlink()):
         record = run(setup)

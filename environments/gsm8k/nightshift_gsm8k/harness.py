@@ -21,7 +21,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
 
     def __init__(self, config: vf.HarnessConfig) -> None:
         super().__init__(config)
-        # Shared by all rollouts. A harness is never closed, so no connection outlives its request. A proxy
+        # Shared by all rollouts. A harness is never closed, so no connection stays open after its request. A proxy
         # of the environment must not see loopback traffic. How long an answer may take is the rollout's limit.
         self._client = httpx.AsyncClient(
             trust_env=False,

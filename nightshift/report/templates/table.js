@@ -1,5 +1,5 @@
 // The table of experiments: sorted, filtered, searched, opened, its columns chosen, and as CSV.
-// Without it the page still shows everything. `state` outlives the table: see start.js.
+// Without it the page still shows everything. `state` is kept when the table is replaced: see start.js.
 
 const csv = (rows) => {
   // A spreadsheet takes a text that begins so for a formula. Numbers are our own.

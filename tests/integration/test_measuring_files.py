@@ -1,0 +1,225 @@
+"""Files that measure end an experiment or a night when they change, and the branch too; nothing else has an effect."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkouts import MEASURING, git
+from tests.conftest import CAMPAIGN
+from tests.night_checkout import finish, leftovers, problems, records, start, start_run
+from tests.stand_ins import fault
+from tests.waiting import wait_for
+
+BUDGET = ("--budget-seconds", "1")
+# Remembers nothing between two proposals, which a sandbox does not allow.
+AGENT = """
+import os, re
+config = open("train.toml").read()
+rate = 1e-6 * (1 + int.from_bytes(os.urandom(3), "big") / 2e6)
+open("train.toml", "w").write(re.sub("lr = .*", f"lr = {rate:.8g}", config))
+open("hypothesis.txt", "w").write("HYPOTHESIS: another rate\\nPREDICTION: +1 pp\\n")
+"""
+
+
+def edit(root: Path) -> None:
+    (root / MEASURING).write_text("MEASURES = 'better'\n")
+
+
+def commit_it(root: Path) -> None:
+    edit(root)
+    git(root, "commit", "--quiet", "--all", "-m", "innocent")
+
+
+def hide_it(root: Path) -> None:
+    git(root, "update-index", "--assume-unchanged", MEASURING)
+    edit(root)
+
+
+def delete_it(root: Path) -> None:
+    (root / MEASURING).unlink()
+
+
+def link_its_folder(root: Path) -> None:
+    (root / "nightshift").rename(root.parent / "moved")
+    (root / "nightshift").symlink_to(root.parent / "moved")
+    (root / MEASURING).write_text("MEASURES = 'better'\n")
+
+
+def add_one(root: Path) -> None:
+    (root / "nightshift/engines/trl").mkdir(parents=True)
+    (root / "nightshift/engines/trl/grpo.py").write_text("MEASURES = 'more'\n")
+
+
+def replace_the_commit(root: Path) -> None:
+    first = git(root, "rev-parse", "HEAD").strip()
+    commit_it(root)
+    git(root, "replace", first, "HEAD")
+
+
+@pytest.fixture
+def measured(root: Path) -> Path:
+    """The checkout after the baseline of its campaign."""
+    code, _, stderr = finish(start_run(root, *BUDGET))
+    assert code == 0, stderr
+    return root
+
+
+@pytest.mark.parametrize(
+    "change", [edit, commit_it, hide_it, delete_it, link_its_folder, replace_the_commit], ids=lambda act: act.__name__
+)
+def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_run(
+    measured: Path, change: Callable[[Path], None]
+) -> None:
+    commit = records(measured)[0].commit
+    change(measured)
+    code, stdout, stderr = finish(start_run(measured, *BUDGET))
+    assert (code, stdout, len(records(measured))) == (2, "", 1)
+    (line,) = stderr.splitlines()
+    assert f"{MEASURING} differ from commit {commit[:7]}" in line
+    assert f"git diff {commit[:7]} -- {MEASURING}" in line
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_measuring_file_that_the_commit_does_not_hold_is_named(measured: Path, is_committed: bool) -> None:
+    add_one(measured)
+    if is_committed:
+        git(measured, "add", "--all")
+        git(measured, "commit", "--quiet", "-m", "more")
+    code, stdout, stderr = finish(start_run(measured, *BUDGET))
+    assert (code, stdout, len(records(measured))) == (2, "", 1)
+    assert "nightshift/engines/trl/grpo.py" in stderr
+
+
+def test_a_first_experiment_measures_what_is_committed(root: Path) -> None:
+    edit(root)
+    code, stdout, stderr = finish(start_run(root, *BUDGET))
+    assert (code, stdout, records(root)) == (2, "", [])
+    assert f"{MEASURING} differ from commit" in stderr
+
+
+def held(root: Path, begin: Callable[[], object]) -> object:
+    """Start a command whose run waits in the middle of its training."""
+    before = len([*root.glob("runs/*/metrics.jsonl")])
+    fault(root, "hold", once=False)
+    process = begin()
+    assert wait_for(lambda: len([*root.glob("runs/*/metrics.jsonl")]) > before)
+    return process
+
+
+def test_a_file_that_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured: Path) -> None:
+    log = git(measured, "log", "--format=%H")
+    rate = (measured / "train.toml").read_text().replace("6e-7", "3e-6")
+    (measured / "train.toml").write_text(rate)
+    process = held(measured, lambda: start_run(measured, *BUDGET))
+    edit(measured)
+    (measured / "stand-in.json").unlink()
+    code, stdout, stderr = finish(process)
+    assert (code, stdout) == (2, "")
+    assert f"{MEASURING} differ from commit" in stderr.splitlines()[-1]
+    _, last = records(measured)
+    assert (last.failure, last.result, last.decided) == ("interrupted", None, None)
+    assert git(measured, "log", "--format=%H") == log
+    assert (measured / "train.toml").read_text() == rate
+    assert leftovers(measured) == []
+
+
+def leave(root: Path) -> None:
+    git(root, "switch", "--quiet", "main")
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (edit, f"{MEASURING} differ from commit"),
+        (leave, f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"),
+    ],
+    ids=["file", "branch"],
+)
+def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(
+    root: Path, change: Callable[[Path], None], cause: str
+) -> None:
+    night = held(root, lambda: start(root, agent="lr", proposer="lr", experiments=4, budget_seconds=1.0))
+    change(root)
+    (root / "stand-in.json").unlink()
+    code, stdout, stderr = finish(night)
+    assert code == 1, stderr
+    assert len([line for line in stderr.splitlines() if cause in line]) == 1
+    assert f"stopped:      {cause}" in stdout
+    (record,) = records(root)
+    assert (record.failure, record.result, record.decided) == ("interrupted", None, None)
+    assert leftovers(root) == []
+
+
+def work_beside(root: Path) -> None:
+    """What people do in a checkout while a night runs in it."""
+    other = root.parent / "other"
+    git(root, "worktree", "add", "--quiet", "-b", "feature", str(other))
+    (other / "program.md").write_text("Be lazy.\n")
+    git(other, "commit", "--quiet", "--all", "-m", "on another branch")
+    (other / "program.md").write_text("Be tired.\n")
+    git(other, "stash", "--quiet")
+    git(root, "branch", "mine")
+    git(root, "tag", "then")
+    git(root, "config", "core.editor", "vim")
+    git(root, "gc", "--quiet")
+    names = (
+        *("ideas.py", "notes/new.md", ".envrc", ".vscode/settings.json", "records.csv", "tests/test_mine.py"),
+        *("docs/mine.md", "environments.md", "nightshift/report/mine.py", "nightshift/engines/trl/.grpo.py.swp"),
+        *("nightshift/evaluation/.evaluate.py.swp", "nightshift/evaluation/evaluate.py~", "4913"),
+    )
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("mine\n")
+    git(root, "add", "notes/new.md")
+    (root / "prepare.py").write_text("PREPARES = 'otherwise'\n")
+    (root / "program.md").write_text("Be brief.\n")
+
+
+@pytest.mark.timeout(600)
+def test_what_you_do_in_the_checkout_beside_a_night_has_no_effect(root: Path) -> None:
+    agent = shlex.join([sys.executable, "-c", AGENT])
+    night = held(root, lambda: start(root, agent=agent, sandbox="auto", experiments=4, budget_seconds=1.0))
+    work_beside(root)
+    before = git(root, "status", "--porcelain")
+    (root / "stand-in.json").unlink()
+    code, _, stderr = finish(night)
+    assert code == 0, stderr
+    assert [record.failure for record in records(root)] == [None] * 4
+    notes = {note for record in records(root) for note in record.proposal.notes}
+    assert {note for note in notes if "sandbox" not in note} == set()
+    assert git(root, "status", "--porcelain") == before
+    assert not [*root.glob("runs/edited-*")]
+
+
+def test_an_edit_of_train_toml_beside_a_night_is_kept_aside_and_said(root: Path) -> None:
+    first = start(root, agent="lr", proposer="lr", experiments=1, budget_seconds=1.0)
+    assert finish(first)[0] == 0
+    night = held(root, lambda: start(root, agent="lr", proposer="lr", experiments=2, budget_seconds=1.0))
+    (root / "train.toml").write_text("# my idea\n")
+    (root / "stand-in.json").unlink()
+    code, _, stderr = finish(night)
+    assert code == 0, stderr
+    (aside,) = root.glob("runs/edited-*.toml")
+    assert aside.read_text() == "# my idea\n"
+    assert re.search(rf"train\.toml was edited .*{aside.name}", stderr)
+    assert problems(root) == []
+
+
+@pytest.mark.timeout(600)
+def test_two_nights_in_two_work_trees_keep_and_end_by_themselves(root: Path) -> None:
+    second = root.parent / "second" / "checkout"
+    git(root, "worktree", "add", "--quiet", "-b", "autoresearch/second", str(second))
+    for name in ("environments", "models", "run.py"):
+        (second / name).symlink_to((root / name).resolve())
+    nights = [start(place, agent="lr", proposer="lr", experiments=5, budget_seconds=1.0) for place in (root, second)]
+    for night, place in zip(nights, (root, second), strict=True):
+        code, _, stderr = finish(night)
+        assert code == 0, stderr
+        assert [record.kept_commit for record in records(place)[1:] if record.kept_commit]
+        assert problems(place) == []
