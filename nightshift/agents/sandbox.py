@@ -279,8 +279,11 @@ def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """What no agent may see, wherever it lies: the checkout with its git, runs/ and .venv, caches and data."""
     home = home_of(environ)
     found = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
-    if (root / ".git").is_file():  # a work tree beside another
-        found.append(Path((root / ".git").read_text().removeprefix("gitdir:").strip()).parents[1])
+    if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
+        git_folder = root / (root / ".git").read_text().removeprefix("gitdir:").strip()
+        found.append(git_folder)
+        if (git_folder / "commondir").is_file():
+            found.append(git_folder / (git_folder / "commondir").read_text().strip())
     found += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []
     found += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
     found += [Path(environ[name]).expanduser() for name in _CACHES if environ.get(name)]

@@ -26,6 +26,7 @@ from nightshift.agents.sandbox import (
 from nightshift.agents.sandbox_entry import key_filter
 from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
+from tests.conftest import git
 
 TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
 CODEX = Login(("OPENAI_*",), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",))
@@ -136,10 +137,12 @@ def test_what_is_hidden_is_covered_wherever_it_would_be_seen(tmp_path: Path) -> 
 
 
 def test_hidden_are_the_checkout_its_git_its_runs_and_its_data_and_what_links_lead_to(tmp_path: Path) -> None:
-    for name in ("main/.git/worktrees/x", "checkout", "disk/runs", "data", "home"):
+    for name in ("main", "disk/runs", "data", "home"):
         (tmp_path / name).mkdir(parents=True)
     root = tmp_path / "checkout"
-    (root / ".git").write_text(f"gitdir: {tmp_path}/main/.git/worktrees/x\n")
+    git(tmp_path / "main", "init", "--quiet")
+    git(tmp_path / "main", "commit", "--quiet", "--allow-empty", "-m", "start")
+    git(tmp_path / "main", "worktree", "add", "--quiet", str(root))
     (root / "runs").symlink_to(tmp_path / "disk/runs")
     environ = {"HOME": str(tmp_path / "home"), "NIGHTSHIFT_GSM8K": str(tmp_path / "data"), "HF_HOME": ""}
     hidden = hidden_places(root, environ)
@@ -148,6 +151,15 @@ def test_hidden_are_the_checkout_its_git_its_runs_and_its_data_and_what_links_le
     assert tmp_path / "home/.cache" in hidden
     assert tmp_path / "home" not in hidden  # programs lie there
     assert Path("/opt/mine") in hidden_places(root, {"HOME": "/opt/mine"})
+
+
+def test_a_separate_git_folder_is_hidden_and_not_the_folder_around_it(tmp_path: Path) -> None:
+    home, root = tmp_path / "home", tmp_path / "home/checkout"
+    home.mkdir()
+    git(home, "init", "--quiet", "--separate-git-dir", str(home / "repository.git"), str(root))
+    hidden = hidden_places(root, {"HOME": str(home)})
+    assert home / "repository.git" in hidden
+    assert home not in hidden
 
 
 def login_of(tmp_path: Path) -> tuple[dict[str, str], Path]:
