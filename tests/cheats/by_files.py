@@ -19,7 +19,11 @@ def _edit(name: str, text: str) -> Act:
 for _name, _file, _text in (
     ("scorer", SCORER, EVIL_SCORER),
     ("evaluation", "nightshift/evaluation/evaluate.py", "\n# x\n"),
-    ("constants", "nightshift/config/rules.py", "\nARITHMETIC_TRL = replace(ARITHMETIC_TRL, budget_seconds=600.0)\n"),
+    (
+        "constants",
+        "nightshift/config/rules_toml.py",
+        "\n_SETUPS = tuple(replace(setup, budget_seconds=600.0) for setup in _SETUPS)\n",
+    ),
     ("trainer", TRAINER, "\n# x\n"),
 ):
     attempt(f"edited {_name}", "refused", action=f"appends to {_file}")(_edit(_file, _text))
