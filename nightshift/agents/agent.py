@@ -269,7 +269,10 @@ def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> A
         text, cut = _read_answer(agent.clone.path / ANSWER_NAME)
     except ConfigError as error:
         return Answer(b"", cause=f"{agent.name}: {error}")
-    said, notes = parse_answer(text), (*notes, *cut)
+    said = parse_answer(text)
+    is_cut = {name: len(value) == MAX_SENTENCE and value.endswith("...") for name, value in said.items()}
+    cuts = [f"{label.lower()} cut at {MAX_SENTENCE} characters" for label, name in _LABELS.items() if is_cut.get(name)]
+    notes = (*notes, *cut, *cuts)
     ended = None if cause is None else f"{agent.name}: {cause}"
     about_the_last = {name: said.pop(name) for name in _OF_THE_LAST if name in said}
     answer = Answer(None, Proposal(notes=notes, **said), **about_the_last)  # type: ignore[arg-type]

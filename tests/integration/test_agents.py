@@ -130,7 +130,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "File name too long" in notes(root, 7)
     assert "has more than 50,000 new files" in notes(root, 7)
     assert clone.format("hypothesis.txt", "is a symbolic link") in notes(root, 7)
-    assert "hypothesis cut at 65,536 of 2,000,000 bytes" in notes(root, 7)
+    assert "hypothesis cut at 65,536 of 2,000,000 bytes\nhypothesis cut at 240 characters" in notes(root, 7)
     assert "once more in" not in stderr  # no failure of ours
     assert "exit code 1" in notes(root, 8)
     last = records(root)[-1]
