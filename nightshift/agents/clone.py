@@ -25,7 +25,6 @@ from nightshift.signals import unblocked
 
 ANSWER_NAME = "hypothesis.txt"
 EVIDENCE_NAME = "evidence"  # behind the wall it cannot be written to
-_HISTORY = (".git/HEAD", ".git/refs", ".git/packed-refs")
 _MAX_FILES = 50_000  # that an agent may add: it may unpack anything
 _MAX_HASHED_BYTES = 100_000  # a larger file is compared by its size and time: a sparse file costs its writer nothing
 _CLEAR_SECONDS = 120.0
@@ -68,7 +67,7 @@ class Clone:
         self.folder.mkdir()
 
     def changes(self) -> tuple[str, ...]:
-        """Note what is not as `open` left it, except train.toml and the answer: one note each for files and for git.
+        """Note which files are not as `open` left them, except train.toml, the answer and those of git.
 
         Raises:
             ConfigError: the clone cannot be read, so no proposal can be taken from it.
@@ -78,16 +77,8 @@ class Clone:
         for name in sorted(changed & listing.keys()):
             if problem := listing[name][0]:
                 raise _unreadable(name, problem)
-        changed -= {CONFIG_NAME, ANSWER_NAME}
-        history = {name for name in changed if name.startswith(_HISTORY)}
-        notes = []
-        if not (self.path / ".git").is_dir():
-            notes.append("deleted .git of its clone")
-        elif history:
-            notes.append("made commits or branches of its own in its clone: dropped")
-        if files := sorted(changed - history):
-            notes.append(f"changed files other than train.toml: {listed([_shown(name) for name in files])}: dropped")
-        return tuple(notes)
+        files = [_shown(name) for name in sorted(changed - {CONFIG_NAME, ANSWER_NAME})]
+        return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 
     def clear(self) -> None:
         """Remove the clone, however it was left. Raises EngineError when something refuses to go."""
@@ -103,8 +94,10 @@ class Clone:
             raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
 
     def _listing(self, max_files: float = math.inf) -> dict[str, tuple[str, str]]:
-        """Map the files of the clone and of its git history to why they cannot be read ("" if they can) and their
-        content, by names relative to the clone. ConfigError for a folder that cannot be listed, or too many files."""
+        """Map the files of the clone, by relative name, to why they cannot be read ("" if they can) and their content.
+
+        ConfigError for a folder that cannot be listed, or too many files.
+        """
         listing, num_files, folders = dict[str, tuple[str, str]](), 0, [os.fspath(self.path)]
         try:
             while folders:  # os.walk recurses, and a tree that is deep enough ends it
@@ -118,10 +111,10 @@ class Clone:
                         if num_files > max_files:
                             raise _unreadable(".", f"has more than {_MAX_FILES:,} new files")
                         name, status = self._name(entry.path), entry.stat(follow_symlinks=False)
-                        if stat.S_ISDIR(status.st_mode):
-                            folders.append(entry.path)
-                        elif not name.startswith(".git/") or name.startswith(_HISTORY):
+                        if not stat.S_ISDIR(status.st_mode):
                             listing[name] = _problem(status), _content(entry.path, status)
+                        elif name != ".git":
+                            folders.append(entry.path)
         except OSError as error:
             name = self._name(error.filename)
             raise _unreadable(name, f"cannot be read: {error.strerror}") from None
