@@ -182,6 +182,12 @@ def read_rows(path: Path, kind: type[T]) -> list[T]:
     return rows
 
 
+def apply_umask(folder: Path) -> None:
+    """Give the files of a folder that this process made the mode that the umask allows: safetensors writes 0600."""
+    for path in folder.iterdir():
+        path.chmod(folder.stat().st_mode & 0o666)
+
+
 def sync_folder(folder: Path) -> None:
     """Make what was renamed in `folder` survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)

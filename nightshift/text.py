@@ -9,6 +9,10 @@ MAX_TEXT = 1000  # characters of one foreign text in a record: git shows a subje
 # Escape sequences: CSI (colours, cursor), OSC (titles, links) up to BEL or ST, and the two-character ones.
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
+# What a spreadsheet computes where a cell begins so, in half and full width; where it takes a ; for the end of a cell,
+# as those of half of Europe do, also after one, and a quotation mark there begins a cell as nothing would.
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
     """At most `limit` characters on one line, without escape sequences, and without control, format (direction, zero
@@ -18,6 +22,11 @@ def clean(text: str, limit: int = MAX_TEXT) -> str:
     blanks = " ".join(ANSI.sub("", text).split())
     line = " ".join("".join(character for character in blanks if character.isprintable()).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def escape_formula(text: str) -> str:
+    """The text of a cell with an apostrophe before what a spreadsheet would compute. Numbers need none."""
+    return _FORMULA.sub("'", text)
 
 
 def local(moment: datetime) -> str:

@@ -34,7 +34,7 @@ from nightshift.config.toml_text import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import ProcessGroup
-from nightshift.files import write_atomically
+from nightshift.files import open_regular, write_atomically
 from nightshift.text import clean
 from nightshift.waiting import waiting
 
@@ -47,6 +47,7 @@ _LABELS = {
     "LESSON": "lesson",
 }
 _OF_THE_LAST = ("reported_outcome", "lesson")  # what an answer says of the experiment before
+_MAX_ANSWER = 64 * 1024  # bytes that are read of an answer
 _ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
 
 
@@ -127,13 +128,13 @@ class Agent:
         `evidence`. The caller clears that."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         try:  # what git might start, should somebody find a way, ends with the agent
-            listing = self.clone.open(source, evidence)
+            self.clone.open(source, evidence)
             ending = self._run(group, prompt, log_path, is_stopping, seconds_left)
         except BaseException:
             group.stop()
             self.sandbox.end()
             raise
-        return ending._replace(notes=(*self.clone.changes(listing), *ending.notes))
+        return ending
 
     def ask(
         self,
@@ -234,13 +235,16 @@ class AgentProposer:
 
 def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> Answer:
     """Its answer and, where it `edits`, its train.toml; a process that did not end well leaves nothing but what it
-    finished."""
-    answer_path, said, notes = agent.clone.path / ANSWER_NAME, dict[str, str](), tuple[str, ...]()
+    finished. A clone that cannot be read is a refused proposal."""
     try:
-        said = parse_answer(read_source(answer_path).decode(errors="replace"))
+        notes = agent.clone.changes()
+        text, cut = _read_answer(agent.clone.path / ANSWER_NAME)
     except ConfigError as error:
-        if os.path.lexists(answer_path):
-            notes = (f"left no readable {ANSWER_NAME}: {error.cause}",)
+        return Answer(b"", cause=f"{agent.name}: {error}")
+    said = parse_answer(text)
+    is_cut = {name: len(value) == MAX_SENTENCE and value.endswith("...") for name, value in said.items()}
+    cuts = [f"{label.lower()} cut at {MAX_SENTENCE} characters" for label, name in _LABELS.items() if is_cut.get(name)]
+    notes = (*notes, *cut, *cuts)
     ended = None if cause is None else f"{agent.name}: {cause}"
     about_the_last = {name: said.pop(name) for name in _OF_THE_LAST if name in said}
     answer = Answer(None, Proposal(notes=notes, **said), **about_the_last)  # type: ignore[arg-type]
@@ -256,6 +260,19 @@ def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> A
         return replace(answer, cause=ended)
     answer = replace(answer, source=source)
     return answer if ended is None else answer.with_proposal(notes=(*notes, ended))
+
+
+def _read_answer(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The text of an answer ("" if there is none), and a note if it was cut. ConfigError if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            data, num_bytes = file.read(_MAX_ANSWER), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return "", ()
+    except OSError as error:
+        raise ConfigError(f"{ANSWER_NAME} cannot be read: {error.strerror}", "Leave a regular file.") from None
+    cut = (f"hypothesis cut at {_MAX_ANSWER:,} of {num_bytes:,} bytes",) if num_bytes > _MAX_ANSWER else ()
+    return data.decode(errors="replace"), cut
 
 
 def check_agent(name: str, sandbox: str, root: Path, environ: Mapping[str, str]) -> Check:

@@ -6,28 +6,27 @@ same place for one checkout: what a killed night left there is cleared by the ne
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import math
 import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.config.values import quoted, shorten
-from nightshift.errors import EngineError, UsageError, listed
-from nightshift.files import read_file, remove_tree
+from nightshift.errors import ConfigError, EngineError, UsageError, listed
+from nightshift.files import MAX_BYTES, read_file, remove_tree
 from nightshift.signals import unblocked
 
 ANSWER_NAME = "hypothesis.txt"
 EVIDENCE_NAME = "evidence"  # in bubblewrap it cannot be written to
-_HISTORY = (".git/HEAD", ".git/refs", ".git/packed-refs")
-_MAX_FILES = 20_000  # looked at; an agent may unpack anything
-_MAX_BYTES = 100_000  # of a file that is read: sparse ones cost their writer nothing
+_MAX_FILES = 50_000  # that an agent may add: it may unpack anything
+_MAX_HASHED_BYTES = 100_000  # a larger file is compared by its size and time: a sparse file costs its writer nothing
 _CLEAR_SECONDS = 120.0
 
 
@@ -43,9 +42,10 @@ class Clone:
         self._own = base / f"nightshift-{os.getuid()}"
         self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
         self.path = self.folder / "clone"
+        self._opened = dict[str, tuple[str, str]]()  # what `open` left
 
-    def open(self, source: bytes, evidence: Mapping[str, bytes] = MappingProxyType({})) -> dict[str, str]:
-        """Clone the branch afresh and put `source` there as train.toml, and files to read; what every file is now."""
+    def open(self, source: bytes, evidence: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Clone the branch afresh and put `source` there as train.toml, and files to read."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)
         (self.path / CONFIG_NAME).write_bytes(source)
@@ -55,7 +55,7 @@ class Clone:
         for name, data in evidence.items():
             (self.path / EVIDENCE_NAME / name).write_bytes(data)
             (self.path / EVIDENCE_NAME / name).chmod(0o444)
-        return self._listing()
+        self._opened = self._listing()
 
     def make(self) -> None:
         """Make the folder afresh, for this user alone. Raises EngineError where somebody else has it."""
@@ -66,19 +66,19 @@ class Clone:
             raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
         self.folder.mkdir(mode=0o700)
 
-    def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
-        """What is not as `open` left it, beside train.toml and the answer: one note each for files and for git."""
-        changed = {name for name, _ in before.items() ^ self._listing().items()} - {CONFIG_NAME, ANSWER_NAME}
-        history = {name for name in changed if name.startswith(_HISTORY)}
-        notes = []
-        if not (self.path / ".git").is_dir():
-            notes.append("deleted .git of its clone")
-        elif history:
-            notes.append("made commits or branches of its own in its clone: dropped")
-        if files := sorted(changed - history):
-            named = listed([shorten(quoted(name)[1:-1], 60) for name in files])
-            notes.append(f"changed files other than train.toml: {named}: dropped")
-        return tuple(notes)
+    def changes(self) -> tuple[str, ...]:
+        """Note which files are not as `open` left them, except train.toml, the answer and those of git.
+
+        Raises:
+            ConfigError: the clone cannot be read, so no proposal can be taken from it.
+        """
+        listing = self._listing(len(self._opened) + _MAX_FILES)
+        changed = {name for name, _ in self._opened.items() ^ listing.items()}
+        for name in sorted(changed & listing.keys()):
+            if problem := listing[name][0]:
+                raise _unreadable(name, problem)
+        files = [_shown(name) for name in sorted(changed - {CONFIG_NAME, ANSWER_NAME})]
+        return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 
     def clear(self) -> None:
         """Remove the clone, however it was left. Raises EngineError when something refuses to go."""
@@ -93,43 +93,62 @@ class Clone:
         if os.path.lexists(self.folder):
             raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
 
-    def _listing(self) -> dict[str, str]:
-        """Relative name -> kind and content, of the files of the clone and of its git history."""
-        found = {}
-        for entry in _files_below(self.path):
-            name = os.path.relpath(entry.path, self.path)
-            if not name.startswith(".git/") or name.startswith(_HISTORY):
-                found[name] = _digest(Path(entry.path))
-            if len(found) >= _MAX_FILES:
-                break
-        return found
+    def _listing(self, max_files: float = math.inf) -> dict[str, tuple[str, str]]:
+        """Map the files of the clone, by relative name, to why they cannot be read ("" if they can) and their content.
 
-
-def _files_below(top: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder, in a fixed order; without what lies in folders that cannot be read."""
-    folders = [os.fspath(top)]
-    while folders:  # os.walk recurses, and a tree that is deep enough ends it
+        ConfigError for a folder that cannot be listed, or too many files.
+        """
+        listing, num_files, folders = dict[str, tuple[str, str]](), 0, [os.fspath(self.path)]
         try:
-            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-            else:
-                yield entry
+            while folders:  # os.walk recurses, and a tree that is deep enough ends it
+                folder = folders.pop()
+                mode = os.lstat(folder).st_mode
+                if not stat.S_ISDIR(mode) or not mode & stat.S_IRUSR:
+                    raise _unreadable(self._name(folder), "is not a readable folder")
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        num_files += 1
+                        if num_files > max_files:
+                            raise _unreadable(".", f"has more than {_MAX_FILES:,} new files")
+                        name, status = self._name(entry.path), entry.stat(follow_symlinks=False)
+                        if not stat.S_ISDIR(status.st_mode):
+                            listing[name] = _problem(status), _content(entry.path, status)
+                        elif name != ".git":
+                            folders.append(entry.path)
+        except OSError as error:
+            name = self._name(error.filename)
+            raise _unreadable(name, f"cannot be read: {error.strerror}") from None
+        return listing
+
+    def _name(self, path: str) -> str:
+        return os.path.relpath(path, self.path)
 
 
-def _digest(path: Path) -> str:
-    """Kind and content of whatever stands at `path`, as text; never waits for a pipe, never follows a link.
+def _unreadable(name: str, problem: str) -> ConfigError:
+    """The refusal of a proposal whose clone cannot be read because of the file or folder `name`."""
+    fix = f"Leave {CONFIG_NAME}, {ANSWER_NAME} and few other regular files."
+    return ConfigError(f"{_shown(name)} in the agent's clone {problem}".removeprefix(". in "), fix)
 
-    Of a file of more than _MAX_BYTES its size and time only.
-    """
-    if path.is_symlink():
-        return f"link to {path.readlink()}"
-    try:
-        status = path.lstat()
-        return f"{status.st_mode & 0o777:o} {hashlib.sha256(read_file(path, _MAX_BYTES)).hexdigest()}"
-    except OSError as error:
-        is_big = error.errno == errno.EFBIG
-        return f"{status.st_size} bytes of {status.st_mtime_ns}" if is_big else "absent, or no readable file"
+
+def _shown(name: str) -> str:
+    return shorten(quoted(name)[1:-1], 60)
+
+
+def _problem(status: os.stat_result) -> str:
+    """Why a file cannot be read; "" if it can."""
+    if stat.S_ISLNK(status.st_mode):
+        return "is a symbolic link"
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if not status.st_mode & stat.S_IRUSR:  # root could read it
+        return f"has mode {stat.S_IMODE(status.st_mode):03o}"
+    return f"has {status.st_size:,} bytes" if status.st_size > MAX_BYTES else ""
+
+
+def _content(path: str, status: os.stat_result) -> str:
+    """What differs when a file is changed; never waits for a pipe, never follows a link."""
+    if stat.S_ISLNK(status.st_mode):
+        return str(Path(path).readlink())
+    if _problem(status) or status.st_size > _MAX_HASHED_BYTES:
+        return f"{status.st_mode:o} {status.st_size} {status.st_mtime_ns}"
+    return f"{status.st_mode:o} {hashlib.sha256(read_file(path, _MAX_HASHED_BYTES)).hexdigest()}"

@@ -84,7 +84,7 @@ class Login:
             if own.read_bytes() != before:
                 raise ValueError(f"{own} has changed meanwhile")
             write_atomically(own, after, mode=0o600)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # of a link that leads to itself
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             return (f"the {self.credential} that it left was not taken back: {reason}",)
         return ()

@@ -42,7 +42,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     head, journal = Head(record.branch, record.commit), ledger.journal.head
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
-        return replace(record, git_action=f"{_FAILED}{where} is no campaign (git switch -c autoresearch/<tag>)")
+        return replace(record, git_action=f"{_FAILED}{where} is no campaign")
     if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:

@@ -183,13 +183,19 @@ class Repo:
         commit = self.head().commit
         if commit is None:
             raise UsageError(f"{self.root} has no commit to start a campaign from", "Commit the checkout first.")
+        if self._has_branch(CAMPAIGN_PREFIX.rstrip("/")):
+            cause = f"git has a branch {CAMPAIGN_PREFIX.rstrip('/')}, so it cannot make {CAMPAIGN_PREFIX}{tag}"
+            raise UsageError(cause, f"Rename it: git branch -m {CAMPAIGN_PREFIX.rstrip('/')} NEW-NAME.")
         branch, number = f"{CAMPAIGN_PREFIX}{tag}", 1
-        while self._run("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
+        while self._has_branch(branch):
             number += 1
             branch = f"{CAMPAIGN_PREFIX}{tag}-{number}"
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, "")
         self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{branch}")
         return Head(branch, commit)
+
+    def _has_branch(self, name: str) -> bool:
+        return self._run("show-ref", "--verify", "--quiet", f"refs/heads/{name}").returncode == 0
 
     def clone(self, head: Head, folder: Path) -> None:
         """Copy the branch into `folder`, with no object, remote or reflog in common."""

@@ -7,20 +7,16 @@ it, and undecided where the odds are even.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nightshift.campaign.posterior import Array, Posterior
 from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.config.decision_rules import DecisionRules
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +35,8 @@ class Counts:
     undecided: int = 0  # in flight, or cut off and not closed yet
 
     @classmethod
-    def of(cls, records: Iterable[Record], taken_back: Collection[int] = ()) -> Counts:
-        """`taken_back`: numbers of the keeps that the incumbent does not stand on (any more)."""
+    def of(cls, records: Iterable[Record], taken_back: Iterable[Record] = ()) -> Counts:
+        """`taken_back`: the keeps that the incumbent does not stand on (any more)."""
         records = list(records)
         kept = [r.number for r in records if r.is_keep and r.parent is not None]
         crashes = [r.failure for r in records if r.status == Verdict.CRASH]
@@ -50,7 +46,7 @@ class Counts:
             num_experiments=len(records),
             baseline=baseline,
             kept=len(kept),
-            taken_back=len({*kept} & {*taken_back}),
+            taken_back=len({*kept} & {r.number for r in taken_back}),
             discarded=discarded,
             crashed=len(crashes) - crashes.count(Failure.INTERRUPTED),
             by_machinery=crashes.count(Failure.MACHINERY),

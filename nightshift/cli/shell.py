@@ -104,10 +104,22 @@ def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
             where = "" if error.filename is None else f": {os.fspath(error.filename)}"
             fix = "Free disk space or memory, or fix permissions."
             shown = EngineError(f"{error.strerror or error}{where}", fix)
+        except (MemoryError, ImportError, RuntimeError) as error:
+            if not _is_lack_of_memory(error):
+                raise
+            fix = "Raise the limit (ulimit -v unlimited) or free memory."
+            shown = EngineError(f"too little memory: {str(error) or 'an allocation failed'}", fix)
         print_error(shown)
         return shown.exit_code
 
     return guarded
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: for a value, for the library that an import maps, or for a thread."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("failed to map segment", "Cannot allocate memory", "can't start new thread")
+    )
 
 
 class Command(click.Command):

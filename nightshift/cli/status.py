@@ -168,10 +168,10 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     description: str
-    score: float | None
-    baseline_score: float | None
-    gain: float | None
-    gain_interval: tuple[float, float] | None
+    score: float
+    baseline_score: float
+    gain: float
+    gain_interval: tuple[float, float]
     take_back: float
 
 
@@ -220,14 +220,14 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             )
             running.append(experiment)
         incumbent = None
-        if best is not None:
+        if best is not None and standing is not None:
             incumbent = Incumbent(
                 number=best.number,
                 description=best.proposal.description,
-                score=standing.incumbent if standing else None,
-                baseline_score=standing.baseline if standing else None,
-                gain=standing.difference if standing else None,
-                gain_interval=standing.difference_interval if standing else None,
+                score=standing.incumbent,
+                baseline_score=standing.baseline,
+                gain=standing.difference,
+                gain_interval=standing.difference_interval,
                 take_back=best.decision_rules.take_back,
             )
         return cls(
@@ -235,7 +235,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
-            counted=Counts.of(sound, {record.number for record in campaign.taken_back}),
+            counted=Counts.of(sound, campaign.taken_back),
             cost=campaign_cost(ledger.runs_dir, sound),
             others=len(records) - len(ours),
             incumbent=incumbent,

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
 from nightshift.config.rules import RULES_NAME, Decoding, EnvironmentRules, Rules, TasksetRules
+from nightshift.config.toml_text import line_of
 from nightshift.errors import UsageError
 from nightshift.files import read_file
 
@@ -335,6 +336,17 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
     """What rules.toml and they themselves say of these environments. UsageError as `rules_here`."""
     chosen = _read(root)
     return tuple(_environment(root, name, chosen.table(name)) for name in names)
+
+
+def refuse_unused_weights(root: Path) -> None:
+    """Raise UsageError for the weight of an environment that rules.toml does not choose."""
+    chosen = _read(root)
+    names = chosen.environments or ["gsm8k", "arithmetic"]
+    for name, table in chosen.environment.items():
+        if table.weight != Table().weight and name not in names:
+            line = line_of(read_file(root / RULES_NAME).decode(), ("environment", name, "weight"))
+            cause = f"{RULES_NAME}:{line}: a weight of {name}, which is not one of environments"
+            raise UsageError(cause, "Add the environment there, or delete the line.")
 
 
 def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:

@@ -205,7 +205,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except (ValueError, TypeError) as error:
-        raise EngineError(str(error)) from None
+        raise EngineError(str(error)) from error
 
 
 def _put_on_path(folder: Path) -> None:

@@ -48,7 +48,7 @@ def summary(
     state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, journal: str, cost: Cost = NOTHING
 ) -> str:
     """The night in a dozen lines of plain text. `journal`: its head; `cost`: of its proposals and runs."""
-    counts = Counts.of(own, {record.number for record in campaign.taken_back})
+    counts = Counts.of(own, campaign.taken_back)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.request.agent} on {state.branch}",
@@ -68,12 +68,8 @@ def summary(
     return "\n".join(lines)
 
 
-def standing_text(
-    number: int, expected_score: float | None, baseline_score: float | None, take_back: float | None
-) -> str:
+def standing_text(number: int, expected_score: float, baseline_score: float, take_back: float) -> str:
     """The incumbent with what is believed of it and of the baseline; why it stays where that is less."""
-    if expected_score is None or baseline_score is None or take_back is None:
-        return f"{number:04d}"
     text = f"{number:04d}, expected score {expected_score:.4f}, baseline {baseline_score:.4f}"
     if expected_score >= baseline_score:
         return text
@@ -107,7 +103,7 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
     counts = None
     try:
         own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
-        counts = Counts.of(own, {each.number for each in campaign.taken_back})
+        counts = Counts.of(own, campaign.taken_back)
     except Interrupted:
         raise
     except (NightshiftError, OSError, ValueError) as error:

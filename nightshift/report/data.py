@@ -137,7 +137,7 @@ class Morning:
     @property
     def counts(self) -> Counts:
         """How many came to what, as everywhere."""
-        return Counts.of((e.record for e in self.experiments), {e.number for e in self.taken_back})
+        return Counts.of((e.record for e in self.experiments), (e.record for e in self.taken_back))
 
     @property
     def isolation(self) -> str | None:

@@ -77,15 +77,17 @@ put('.venv/bin/python', f'#!/bin/sh\\nexec {target} "$@"\\n')
 """),
     "link for an answer": ("hypothesis.txt as a link to a secret, which would become a commit subject", """
 (OUTSIDE / 'secret').write_text('HYPOTHESIS: the secret')
-Path('hypothesis.txt').unlink()
-Path('hypothesis.txt').symlink_to(OUTSIDE / 'secret')
+if "in the agent's clone" not in brief:
+    Path('hypothesis.txt').unlink()
+    Path('hypothesis.txt').symlink_to(OUTSIDE / 'secret')
 """),
     "link for its clone": ("its folder as a link to the checkout, which clearing away would clear", """
 here = Path.cwd()
-os.chdir('/')
-here.rename(here.parent / 'moved')
-here.symlink_to(REAL)
-shutil.copy(here.parent / 'moved/train.toml', REAL / 'train.toml')
+if "the agent's clone" not in brief:
+    os.chdir('/')
+    here.rename(here.parent / 'moved')
+    here.symlink_to(REAL)
+    shutil.copy(here.parent / 'moved/train.toml', REAL / 'train.toml')
 """),
     "link for the folder of its clone": ("the same one level higher", """
 here = Path.cwd().parent
@@ -94,7 +96,7 @@ here.rename(OUTSIDE / 'moved')
 here.symlink_to(REAL)
 """),
     "no plain train.toml": ("a FIFO, then a link, in place of train.toml in its clone", """
-calls = brief.count('must stay a regular file')
+calls = brief.count("in the agent's clone is")
 if calls < 2:
     Path('train.toml').unlink()
     os.mkfifo('train.toml') if calls == 0 else Path('train.toml').symlink_to('/etc/passwd')

@@ -170,12 +170,13 @@ def hard_link(c: Checkout) -> Finding:
     c.submit(BETTER)
     c.run()
     other = c.outside / "precious.toml"
-    other.write_text(BASELINE.replace("6e-7", "1e-9"))  # worse: it is discarded, and train.toml put back
+    other.write_text(CANDIDATE)
+    (c.root / "stand-in.json").write_text('{"fault": "error"}')  # the run crashes, and train.toml is put back
     (c.root / "train.toml").unlink()
     os.link(other, c.root / "train.toml")
     before = other.read_bytes()
     ended = c.run()
-    if ended.returncode != 0 or c.result()[0] != "discard":
+    if c.result()[0] != "crash":
         return Finding("unclear", ended.stderr)
     intact = other.read_bytes() == before
     return Finding("harmless" if intact else "succeeded", "the incumbent was put back beside the link, not through it")

@@ -109,12 +109,12 @@ def test_what_git_starts_while_it_clones_ends_with_the_agent(checkout: Path, tmp
     clone = Clone(Repo(checkout), tmp_path)
     opened = clone.open
 
-    def opening(source: bytes, evidence: Mapping[str, bytes]) -> dict[str, str]:
+    def opening(source: bytes, evidence: Mapping[str, bytes]) -> None:
         subprocess.run([sys.executable, "-c", DAEMON], env={}, check=True)
         assert wait_for(daemons)
         if fails:
             raise EngineError("git clone failed")
-        return opened(source, evidence)
+        opened(source, evidence)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clone, "open", opening)

@@ -132,7 +132,7 @@ def test_no_view_calls_it_anything_else(seen: Seen) -> None:
 
 
 def test_experiments_are_counted_one_way(seen: Seen) -> None:
-    counts = Counts.of(seen.records, {record.number for record in seen.campaign.taken_back})
+    counts = Counts.of(seen.records, seen.campaign.taken_back)
     assert counts.kept == sum(r.is_keep for r in seen.records) - 1
     assert counts.crashed == sum(
         r.status == Verdict.CRASH and r.failure is not Failure.INTERRUPTED for r in seen.records

@@ -154,6 +154,7 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert weights["sha256"] != base["sha256"]
     assert not list(worker.folder.glob("*.partial"))
     names = {path.name for path in file.parent.iterdir()}
+    assert {path.stat().st_mode & 0o777 for path in file.parent.iterdir()} == {file.parent.stat().st_mode & 0o666}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names  # a complete model: vLLM can serve it
     worker.process.stdin.close()  # the parent is gone
     assert worker.process.wait(timeout=60) == 0

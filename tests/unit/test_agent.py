@@ -1,8 +1,11 @@
 """What is taken over from an agent, and what its process is given."""
 
+import os
+import re
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from nightshift.agents.agent import agent_environment, parse_answer
 from nightshift.agents.clone import Clone
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import ConfigError, EngineError, UsageError
 from tests.conftest import git
 
 
@@ -65,22 +68,82 @@ def clone(checkout: Path, tmp_path: Path) -> Clone:
 
 
 def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clone) -> None:
-    listing = clone.open(b"lr = 7\n")
+    clone.open(b"lr = 7\n")
     assert stat.S_IMODE(clone.folder.parent.stat().st_mode) == 0o700
     assert (clone.path / "train.toml").read_bytes() == b"lr = 7\n"
-    assert clone.changes(listing) == ()
-    # Deeper than Python's own removal can go, and than a path can be long.
-    dig = "import os\nfor level in range(1200):\n    os.mkdir('deeper')\n    os.chdir('deeper')"
-    subprocess.run([sys.executable, "-c", dig], cwd=clone.path, check=True)
+    assert clone.changes() == ()
+    (clone.path / "folder").mkdir()
     (clone.path / "train.toml").unlink()
-    assert clone.changes(listing) == ()  # folders are no files, and train.toml is what it may change
+    assert clone.changes() == ()  # folders are no files, and train.toml is what it may change
     (clone.path / "program.md").chmod(0o755)
-    assert clone.changes(listing) == ("changed files other than train.toml: program.md: dropped",)
+    assert clone.changes() == ("changed files other than train.toml: program.md: dropped",)
     clone.open(b"lr = 8\n")
-    assert not (clone.path / "deeper").exists()
+    assert not (clone.path / "folder").exists()
     clone.clear()
     assert list(clone.folder.parent.iterdir()) == []
     assert git(checkout, "status", "--porcelain") == ""
+
+
+# Deeper than Python's own removal can go, and than a path can be long.
+DIG = "import os\nfor level in range(1200):\n    os.mkdir('deeper')\n    os.chdir('deeper')"
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(5_000_000_000)
+
+
+@pytest.mark.parametrize("name", ["train.toml", "hypothesis.txt", "notes/other"])
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.symlink_to("/etc/hostname"), "NAME in the agent's clone is a symbolic link"),
+        (lambda path: path.symlink_to(path), "NAME in the agent's clone is a symbolic link"),
+        (os.mkfifo, "NAME in the agent's clone is not a regular file"),
+        (sparse, "NAME in the agent's clone has 5,000,000,000 bytes"),
+        (lambda path: path.touch(mode=0), "NAME in the agent's clone has mode 000"),
+        (lambda path: path.mkdir(mode=0), "NAME in the agent's clone is not a readable folder"),
+    ],
+)
+def test_a_clone_with_a_file_that_cannot_be_read_is_refused(
+    clone: Clone, name: str, make: Callable[[Path], object], problem: str
+) -> None:
+    clone.open(b"lr = 7\n")
+    path = clone.path / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    make(path)
+    with pytest.raises(ConfigError, match=re.escape(problem.replace("NAME", name))):
+        clone.changes()
+    clone.clear()
+    assert not clone.folder.exists()
+
+
+def test_a_clone_with_a_path_that_is_too_long_is_refused(clone: Clone) -> None:
+    clone.open(b"lr = 7\n")
+    subprocess.run([sys.executable, "-c", DIG], cwd=clone.path, check=True)
+    with pytest.raises(ConfigError, match=r"deeper/deeper/.*\.\.\. in the agent's clone cannot be read: File name too"):
+        clone.changes()
+    clone.clear()
+    assert not clone.folder.exists()
+
+
+def test_a_clone_with_very_many_files_is_refused(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_FILES", 50)
+    clone.open(b"lr = 7\n")
+    for number in range(51):
+        (clone.path / f"file-{number}").touch()
+    with pytest.raises(ConfigError, match="has more than 50 new files"):
+        clone.changes()
+
+
+@pytest.mark.parametrize("put", [lambda path, there: path.symlink_to(there), lambda path, there: None])
+def test_a_clone_that_was_moved_away_is_refused(clone: Clone, tmp_path: Path, put: Callable[..., object]) -> None:
+    clone.open(b"lr = 7\n")
+    clone.path.rename(tmp_path / "moved")
+    put(clone.path, tmp_path / "moved")
+    with pytest.raises(ConfigError, match="the agent's clone"):
+        clone.changes()
 
 
 def test_a_clone_of_somebody_else_is_not_used(checkout: Path, clone: Clone) -> None:
@@ -104,22 +167,22 @@ def test_a_link_in_place_of_the_clone_is_removed_not_followed(clone: Clone, tmp_
 
 
 def test_many_changed_files_are_counted_and_few_are_named(clone: Clone) -> None:
-    listing = clone.open(b"lr = 7\n")
+    clone.open(b"lr = 7\n")
     for number in range(30):
         (clone.path / f"file-{number:02d}\n").touch()
-    (note,) = clone.changes(listing)
+    (note,) = clone.changes()
     assert note.endswith("file-04\\n and 25 more: dropped")
     clone.clear()
 
 
 def test_sparse_files_cost_no_hours_and_what_refuses_to_go_is_one_line(clone, monkeypatch):
-    before, read = clone.open(b"lr = 1\n"), list[int]()
+    clone.open(b"lr = 1\n")
     for number in range(30):
         with (clone.path / f"large-{number}").open("wb") as file:
-            file.truncate(90_000_000)
-    read_file = module.read_file
+            file.truncate(60_000_000)
+    read, read_file = list[int](), module.read_file
     monkeypatch.setattr(module, "read_file", lambda *asked: (data := read_file(*asked), read.append(len(data)))[0])
-    assert clone.changes(before) == (
+    assert clone.changes() == (
         "changed files other than train.toml: large-0, large-1, large-10, large-11, large-12 and 25 more: dropped",
     )
     assert sum(read) < 1_000_000

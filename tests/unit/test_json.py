@@ -110,7 +110,7 @@ def test_status_counts_as_everything_else_does(root: Path) -> None:
     ledger = Ledger(root)
     found = answer("status")
     campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
-    counts = Counts.of(records, {record.number for record in campaign.taken_back})
+    counts = Counts.of(records, campaign.taken_back)
     assert found["counted"] == {name: getattr(counts, name) for name in counts.__slots__}
     assert counts.taken_back > 0
     assert found["incumbent"]["number"] == campaign.incumbent.number

@@ -11,7 +11,7 @@ import pytest
 
 from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement, Record
+from nightshift.campaign.records import Judgement, Proposal, Record
 from nightshift.campaign.results import COLUMNS, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
@@ -63,6 +63,18 @@ def test_commit_is_empty_unless_kept_and_the_first_five_columns_are_the_formats(
     closed(ledger)
     closed(ledger, kept_commit="abcdef0123")
     assert [r["commit"] for r in table(ledger)] == ["", "abcdef0"]
+
+
+def test_no_text_of_results_tsv_is_a_formula_and_numbers_keep_their_minus(ledger: Ledger) -> None:
+    texts = ["=cmd()", "+1 pp", "-1 pp", "@x", "\t=1", "\r@x", "lr = 3e-6"]
+    for text in texts:
+        judgement = Judgement(why="why", delta=-0.01, p_better=0.2, incumbent_score=0.49)
+        closed(ledger, proposal=Proposal(description=text), judgement=judgement)
+    assert [cells["description"] for cells in table(ledger)] == [
+        *(f"'{text.strip()}" for text in texts[:-1]),
+        texts[-1],
+    ]
+    assert {cells["effect_at_decision"] for cells in table(ledger)} == {"-0.01"}
 
 
 @pytest.mark.parametrize("damage", ["delete", "tear", "drop a row", "a better score", "wrong header", "binary"])

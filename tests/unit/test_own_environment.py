@@ -1,5 +1,6 @@
 """`nightshift new environment` and `nightshift doctor --environment`."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.rules_toml import rules_here
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation import template
 from tests.rules import ROOT
 
@@ -50,6 +51,42 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
     assert lines[2] == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
     assert lines[3].startswith("its answer ('")
     assert lines[3].endswith("'): score 1.000 over 20 tasks, 0.0 ms each")
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "line"),
+    [
+        ("data.py", "x = 1\ndef load(:\n", "data.py:2: SyntaxError: "),
+        ("data.py", "raise OSError('no disk')\n", "data.py:1: OSError: no disk"),
+        ("scoring.py", "import sys\nsys.exit(0)\n", "scoring.py:2: SystemExit: 0"),
+        ("__init__.py", "exit(3)\n", "__init__.py:1: SystemExit: 3"),
+        ("scoring.py", "def score(text, answer):\n    return 1 / 0\n", "scoring.py:2: "),
+        ("scoring.py", "def score(text, answer):\n    while True:\n        pass\n", "scoring.py:"),
+        ("data.py", "PROMPT_TOKENS = 1\ndef load(split, size):\n    return len(split)['x']\n", "data.py:3: "),
+    ],
+)
+def test_a_fault_of_a_package_is_one_line_with_its_place(
+    root: Path, file: str, code: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(template, "REWARD_SECONDS", 0.5)
+    name = "faulty"
+    template.create(root, name)
+    (root / f"environments/{name}/nightshift_{name}" / file).write_text(code)
+    with pytest.raises(EngineError, match=rf"^environments/{name}/nightshift_{name}/{re.escape(line)}") as refused:
+        list(template.look(root, name))
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert "while True" not in code or "no score within 0.5 s" in str(refused.value)
+    for module in [module for module in sys.modules if module.startswith(f"nightshift_{name}")]:
+        del sys.modules[module]
+
+
+def test_a_weight_of_an_environment_that_is_not_chosen_is_named_with_its_line(root: Path) -> None:
+    template.create(root, "boxes")
+    (root / "rules.toml").write_text('environments = ["boxes"]\n\n[environment.arithmetic]\nweight = 2.0\n')
+    with pytest.raises(UsageError, match=r"rules\.toml:4: a weight of arithmetic, which is not one of environments"):
+        list(template.look(root, "boxes"))
 
 
 @pytest.mark.parametrize("name", ["", "A", "1st", "a-b", "a/b", "..", "x" * 41, "gsm8k", "taskset"])

@@ -203,6 +203,7 @@ def test_a_folder_with_markers_only_is_refused(tmp_path: Path) -> None:
 def test_a_model_folder_is_the_weights_with_what_the_base_model_has_beside_its_own(tmp_path: Path, base: Path) -> None:
     source, target = full(tmp_path / "step_7"), tmp_path / "run-1" / "weights"
     publish(source)
+    (source / "model.safetensors").chmod(0o600)  # as safetensors writes it
     left = target.parent / ".weights.partial"  # by a kill
     left.mkdir(parents=True)
     (left / "model-00001-of-00002.safetensors").write_text("half")
@@ -211,6 +212,7 @@ def test_a_model_folder_is_the_weights_with_what_the_base_model_has_beside_its_o
     assert names_in(target) == {"model.safetensors", *beside}
     assert sha256 == check_weights(source)
     assert (target / "model.safetensors").samefile(source / "model.safetensors")  # a link costs no gigabyte
+    assert {path.stat().st_mode & 0o777 for path in target.iterdir()} == {target.stat().st_mode & 0o666}
     assert not (target / "config.json").is_symlink()
     assert (target / "config.json").read_text() == "config.json of the base"
     shutil.rmtree(source)  # as the trainer does two steps later

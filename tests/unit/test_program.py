@@ -121,3 +121,32 @@ def test_ctrl_c_before_anything_was_begun_is_no_crash(capsys: pytest.CaptureFixt
 
     assert in_one_line(pressed)() == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "stopped by Ctrl-C\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libtorch.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_too_little_memory_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    @in_one_line
+    def command() -> None:
+        raise error
+
+    assert command() == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert said.startswith("too little memory: ")
+    assert said.count("\n") == 1
+    assert "ulimit -v" in said
+
+
+def test_other_errors_of_libraries_keep_their_traceback() -> None:
+    @in_one_line
+    def command() -> None:
+        raise ImportError("No module named 'x'")
+
+    with pytest.raises(ImportError):
+        command()

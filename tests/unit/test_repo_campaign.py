@@ -32,6 +32,14 @@ def test_a_campaign_needs_a_commit(tmp_path: Path) -> None:
         Repo(tmp_path).start_campaign("test")
 
 
+def test_a_branch_that_is_in_the_way_of_all_campaigns_is_named_with_its_cure(checkout: Path) -> None:
+    git(checkout, "switch", "--quiet", "main")
+    git(checkout, "branch", "-D", CAMPAIGN)
+    git(checkout, "branch", "autoresearch")
+    with pytest.raises(UsageError, match="git branch -m autoresearch NEW-NAME"):
+        Repo(checkout).start_campaign("test")
+
+
 def test_a_clone_shares_nothing_and_does_not_know_where_it_is_from(checkout: Path, tmp_path: Path) -> None:
     (checkout / "train.toml").write_bytes(b"lr = 1\n")
     git(checkout, "add", "--all")

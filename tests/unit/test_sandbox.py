@@ -221,6 +221,7 @@ def folder_as_link(path: Path) -> None:
     [
         (lambda path: replaced(path, lambda p: p.symlink_to("/etc/passwd")), "behind a link"),
         (folder_as_link, "behind a link"),
+        (lambda path: replaced(path, lambda p: p.symlink_to(p)), "Symlink loop"),
         (lambda path: replaced(path, os.mkfifo), "no regular file"),
         (lambda path: replaced(path, Path.mkdir), "no regular file|Is a directory"),
         (lambda path: path.unlink(), "No such file"),

@@ -182,7 +182,10 @@ def test_a_reward_out_of_range_ends_the_run(make: Callable[..., Scorer], text: s
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        ({"raises": True}, "environment mine: RuntimeError: no such table here. Run uv run prepare.py"),
+        (
+            {"raises": True},
+            "environment mine: RuntimeError: no such table here (nightshift_taskset/tasks.py:8). Run uv run",
+        ),
         ({"exits": True}, "environment mine: its process ended: exit code 7"),
         ({"hangs": True}, "environment mine: no reply within 1 s"),
     ],

@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ class Scoring:
         return {"score": self._score(request["text"], request["score"])}
 
 
+def _place(error: BaseException) -> str:
+    """`(folder/file:line)` of the code that raised an error; "" for our own, and for a SyntaxError, which says it."""
+    files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    foreign = [
+        (file, line) for file, line in files if file.parent != Path(__file__).parent and "importlib" not in str(file)
+    ]
+    if not foreign or isinstance(error, SyntaxError):
+        return ""
+    file, line = foreign[-1]
+    return f"({file.parent.name}/{file.name}:{line})"
+
+
 def main() -> None:
     """Obey until stdin ends."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
@@ -76,7 +89,8 @@ def main() -> None:
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it does, there is a reply
             said = " ".join(str(error).split())[:400]
             is_ours = type(error).__name__ == "Refused"
-            reply = {"refused": said} if is_ours else {"failed": f"{type(error).__name__}: {said}".rstrip(": ")}
+            failed = " ".join(filter(None, (f"{type(error).__name__}:", said, _place(error)))).removesuffix(":")
+            reply = {"refused": said} if is_ours else {"failed": failed}
         if os.getpid() != pid:
             os._exit(0)
         replies.write(json.dumps(reply | {"cpu_seconds": time.process_time() + sum(os.times()[2:4])}) + "\n")

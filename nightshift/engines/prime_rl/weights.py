@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
-from nightshift.files import disk_error, read_file
+from nightshift.files import apply_umask, disk_error, read_file
 
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -118,6 +118,7 @@ def build_model_folder(source: Path, base: Path, target: Path) -> str:
             is_beside = path.suffix in (".json", ".jinja", ".model", ".txt") or path.name == "LICENSE"
             if is_beside and path.name not in (_INDEX, *without):
                 shutil.copyfile(path, partial / path.name)
+        apply_umask(partial)
         partial.rename(target)
     except FileNotFoundError as error:
         raise EngineError(f"{error.filename} is gone", "Run it again.") from None

@@ -88,7 +88,7 @@ class Trainer:
         """Save the policy as a complete Hugging Face folder or not at all, then complete with what the file holds."""
         import torch
 
-        from nightshift.files import sync_folder
+        from nightshift.files import apply_umask, sync_folder
 
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
@@ -99,6 +99,7 @@ class Trainer:
         unfinished.mkdir()  # no link to another place
         model.save_pretrained(unfinished, max_shard_size="1TB")
         self._tokenizer.save_pretrained(unfinished)
+        apply_umask(unfinished)
         for path in (unfinished / "model.safetensors", unfinished):
             sync_folder(path)
         shutil.rmtree(final, ignore_errors=True)

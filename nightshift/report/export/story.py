@@ -31,11 +31,8 @@ from nightshift.config.values import Value, number_text
 from nightshift.errors import UsageError
 from nightshift.files import read_json
 from nightshift.report.data import Shown, shown_campaign
-from nightshift.text import clean
+from nightshift.text import clean, escape_formula
 
-# What a spreadsheet computes where a cell begins so, in half and full width; where it takes a ; for the end of a cell,
-# as those of half of Europe do, also after one, and a quotation mark there begins a cell as nothing would.
-_FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _OUTCOMES = {Verdict.KEEP: "kept", Verdict.DISCARD: "discarded", Verdict.CRASH: "crashed"}
 
 Row = dict[str, Any]  # one experiment as every export tells it, by the names of results.tsv; None: not measured
@@ -123,7 +120,7 @@ def cell(value: str | float | bool | None) -> str:
         case int() | float():
             return number_text(value) if abs(value) < float("inf") else ""
         case _:
-            return _FORMULA.sub("'", clean(str(value)))
+            return escape_formula(clean(str(value)))
 
 
 _SCORES = (
