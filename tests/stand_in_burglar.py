@@ -5,7 +5,7 @@ No attempt does harm where it succeeds: without a sandbox, and as root, all of t
     stand_in_burglar.py FACTS
 
 FACTS is a JSON file of what an agent that has read the sources could guess: `hidden` (paths), `pid` and `port` of
-processes outside, `abstract` (the name of a socket there), `secret` (a text in the person's environment).
+processes outside, `abstract` (the name of a socket there), `secret` (a text in the user's environment).
 """
 
 from __future__ import annotations

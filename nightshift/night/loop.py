@@ -127,7 +127,7 @@ class Night:
                 self._close(stop, cut_off=stop.cause if self._setup.executor.in_flight() else None)
                 return stop
             except Interrupted as error:
-                # A second Ctrl-C is a person's word. After a SIGTERM (a reboot) the same command goes on.
+                # A second Ctrl-C is the user's word. After a SIGTERM (a reboot) the same command goes on.
                 self._close(Stop(error.cause) if self._interrupted_by else None, cut_off=error.cause)
                 raise
             except IntegrityError as error:
@@ -345,7 +345,7 @@ class Night:
         self._update(pending=(*self.state.pending, answer), refusals=refusals, notes=())
 
     def _is_stopping(self) -> bool:
-        """Whether a person wants to. Agents ask all the while they think: so who waits is told of here."""
+        """Whether the user wants to stop. Agents ask all the while they think: so who waits is told of here."""
         self._setup.tell()
         return bool(self._interrupted_by)
 

@@ -33,7 +33,7 @@ def night(
 ) -> int:
     """Run a night to its end; the exit code. `tell` gets the summaries, `reporter` the news. `notify`: --notify.
 
-    0: a stop rule or a person ended it; 1: it could not go on, or a kept change could not be committed. Raises
+    0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be committed. Raises
     NightshiftError if it could not begin, and Interrupted.
     """
     ledger = Ledger(root)
@@ -43,7 +43,7 @@ def night(
         end_earlier(Clone(Repo(root)), reporter.note)
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        require_ready(setup, setup.executor.free_slots)  # a person is still there to put it right
+        require_ready(setup, setup.executor.free_slots)  # the user is still there to put it right
         setup.engine.prepare_at_start(reporter.note)
         state = replace(begin(request, setup), sandbox=proposer.sandbox)
         if old is None or state.started != old.started:

@@ -23,7 +23,7 @@ from nightshift.files import read_json, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout's root
 STATE_NAME = "night.json"  # in runs/
-MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by a person
+MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by its user
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class NightState:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a night is over. `is_planned`: a rule or a person said so, nothing went wrong."""
+    """Why a night is over. `is_planned`: a rule or the user said so, nothing went wrong."""
 
     cause: str
     is_planned: bool = True

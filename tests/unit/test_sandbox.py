@@ -115,7 +115,7 @@ def test_a_tool_of_uv_is_shown_with_its_environment_and_the_python_that_it_was_m
     assert places == {**link, **bound(tool, python, tmp_path / "python/3.12/lib/python3.12")}
 
 
-def test_of_a_persons_script_the_file_is_shown_and_of_the_checkouts_python_no_library(tmp_path):
+def test_of_a_users_script_the_file_is_shown_and_of_the_checkouts_python_no_library(tmp_path):
     root, script = tmp_path / "checkout", program(tmp_path / "mine/agent.py")
     python = program(tmp_path / "python/bin/python3.11", "\x7fELF")
     (root / ".venv/bin").mkdir(parents=True)
@@ -163,7 +163,7 @@ def test_a_separate_git_folder_is_hidden_and_not_the_folder_around_it(tmp_path: 
 
 
 def login_of(tmp_path: Path) -> tuple[dict[str, str], Path]:
-    """A person's environment with a login, and the new home."""
+    """A user's environment with a login, and the new home."""
     (tmp_path / "home/.codex").mkdir(parents=True)
     (tmp_path / "home/.codex/auth.json").write_bytes(TOKEN)
     (tmp_path / "home/.codex/config.toml").write_text("model = 'x'\n")
@@ -247,7 +247,7 @@ def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_
     assert len(list(own.iterdir())) == 3
 
 
-def test_a_token_that_the_person_renewed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_a_token_that_the_user_renewed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     environ, inside = login_of(tmp_path)
     before = CODEX.copy_in(environ, inside)
     (inside / ".codex/auth.json").write_bytes(RENEWED)
