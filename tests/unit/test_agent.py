@@ -93,7 +93,7 @@ def sparse(path: Path) -> None:
         file.truncate(5_000_000_000)
 
 
-@pytest.mark.parametrize("name", ["train.toml", "hypothesis.txt", "notes/other"])
+@pytest.mark.parametrize("name", ["train.toml", "hypothesis.txt"])
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
@@ -117,6 +117,16 @@ def test_a_clone_with_a_file_that_cannot_be_read_is_refused(
         clone.changes()
     clone.clear()
     assert not clone.folder.exists()
+
+
+def test_other_files_that_cannot_be_read_stay_in_the_clone(clone: Clone) -> None:
+    clone.open(b"lr = 7\n")
+    (clone.path / ".venv/bin").mkdir(parents=True)
+    (clone.path / ".venv/bin/python").symlink_to(sys.executable)
+    os.mkfifo(clone.path / "pipe")
+    sparse(clone.path / "model")
+    assert clone.changes() == ("changed files other than train.toml: .venv/bin/python, model, pipe: dropped",)
+    clone.clear()
 
 
 def test_a_clone_with_a_path_that_is_too_long_is_refused(clone: Clone) -> None:
