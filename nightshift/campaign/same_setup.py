@@ -18,7 +18,7 @@ def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
-    """The first experiment that was kept on a campaign's branch: it fixes engine, rules, hardware and harness."""
+    """The first experiment that was kept on a campaign's branch: it fixes engine, rules and hardware."""
     return next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
 
 
