@@ -18,7 +18,8 @@ def test_the_page_is_short() -> None:
 
 def test_the_page_names_every_attempt_that_is_known_to_succeed() -> None:
     quoted = set(re.findall(r'"([^"]+)"', " ".join(PAGE.split())))
-    assert quoted == {attempt.name for attempt in ATTEMPTS if attempt.expected == "not defended"}
+    assert quoted <= {attempt.name for attempt in ATTEMPTS if attempt.expected in ("not defended", "counted")}
+    assert quoted >= {attempt.name for attempt in ATTEMPTS if attempt.expected == "not defended"}
 
 
 @pytest.mark.parametrize(
