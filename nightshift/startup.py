@@ -4,6 +4,17 @@ import os
 import sys
 
 
+def is_own(folder: str) -> bool:
+    """True if a folder of sys.path holds this Python's libraries. A prefix may be /usr, where other folders lie too."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    names = {
+        os.path.join(prefix, lib, version)
+        for prefix in (sys.prefix, sys.base_prefix)
+        for lib in ("lib", sys.platlibdir)
+    }
+    return any(folder == name or folder.startswith(os.path.join(name, "")) for name in names)
+
+
 def begin() -> None:
     """Import nothing from the folders of PYTHONPATH, and let no thread of a library receive a stop signal.
 
@@ -12,9 +23,9 @@ def begin() -> None:
     signals.py can find out who sent a signal. cli/shell.py unblocks the signals in the main thread.
     """
     checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    foreign = {os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder}
-    own = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
-    kept = [folder for folder in sys.path if folder not in foreign or folder.startswith(own)]
+    value = os.environ.get("PYTHONPATH")
+    foreign = {os.path.abspath(folder) for folder in value.split(os.pathsep)} if value else set()  # "": this folder
+    kept = [folder for folder in sys.path if folder not in foreign or is_own(folder)]
     sys.path[:] = [*(folder for folder in kept if os.path.abspath(folder) != checkout), checkout]
     import signal  # which imports modules that such a folder may hold, too
 

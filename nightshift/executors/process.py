@@ -25,6 +25,7 @@ from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 from nightshift.files import open_regular
 from nightshift.signals import STOP_SIGNALS, origin_of, unblocked, watching
+from nightshift.startup import is_own
 from nightshift.text import ANSI, clean
 from nightshift.waiting import news
 
@@ -95,9 +96,14 @@ def python_command(*words: str) -> list[str]:
     return [sys.executable, "-P", *words]
 
 
+def python_path() -> str:
+    """PYTHONPATH of a Python child: the folders of this Python, then this checkout, whose files so hide no library."""
+    return os.pathsep.join([*dict.fromkeys(filter(is_own, sys.path)), CHECKOUT])
+
+
 def python_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """`engine_environment` for a Python child: PYTHONPATH is this checkout and nothing else."""
-    return engine_environment(base, {"PYTHONPATH": CHECKOUT, **extra})
+    """`engine_environment` for a Python child: PYTHONPATH holds no foreign folder."""
+    return engine_environment(base, {"PYTHONPATH": python_path(), **extra})
 
 
 @contextmanager

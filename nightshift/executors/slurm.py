@@ -29,7 +29,7 @@ from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, STARTE
 from nightshift.errors import EngineError, UsageError, listed
 from nightshift.executors.leftovers import mark
 from nightshift.executors.local import PROGRAM
-from nightshift.executors.process import CHECKOUT, engine_environment, python_command, tail
+from nightshift.executors.process import engine_environment, python_command, python_path, tail
 from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
 from nightshift.files import read_file, read_json, write_json
@@ -142,7 +142,7 @@ class SlurmExecutor:
         exports = [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
         command = shlex.join(python_command(*PROGRAM, *words, str(self.root), str(folder)))
         # Last: `module load` among the lines of setup sets PYTHONPATH.
-        lines = [*exports, *self.config.setup, f"export PYTHONPATH={shlex.quote(CHECKOUT)}", f"exec {command}"]
+        lines = [*exports, *self.config.setup, f"export PYTHONPATH={shlex.quote(python_path())}", f"exec {command}"]
         script = "\n".join(["#!/bin/bash", *lines]) + "\n"
         self.take_over(folder, job)
         try:

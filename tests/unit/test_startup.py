@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.executors import process
 from nightshift.executors.process import python_command, python_environment
+from nightshift.startup import is_own
 from tests.checkouts import ROOT
 
 SHOW = "import json, os, signal, sys; from nightshift.startup import begin; begin(); "
@@ -42,6 +44,37 @@ def test_the_own_folders_of_this_python_stay_on_the_path_and_the_checkout_comes_
     assert str(tmp_path) not in path
     assert libraries in path
     assert path.index(str(ROOT)) == len(path) - 1
+
+
+def test_an_empty_entry_of_pythonpath_is_no_folder_to_import_from(tmp_path: Path) -> None:
+    """`PYTHONPATH=$PYTHONPATH:/modules` has one if the variable was empty. Python reads it as the working folder."""
+    (tmp_path / "click.py").write_text("raise SystemExit('a foreign module ran')\n")
+    environment = {**os.environ, "PYTHONPATH": ":/modules"}
+    words = [sys.executable, str(ROOT / "run.py"), "--help"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Usage: "), done.stderr
+
+
+def test_a_folder_below_the_prefix_that_is_not_this_python_s_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefix of a system's Python is /usr."""
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    assert is_own(f"/usr/lib/{version}/lib-dynload")
+    assert not is_own("/usr/local/modules/lib/python3.6/site-packages")
+
+
+@pytest.mark.parametrize("name", ["random.py", "types.py", "math.py", "psutil.py"])
+def test_no_file_at_the_top_of_the_checkout_hides_a_library_of_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "nightshift").symlink_to(ROOT / "nightshift")
+    (tmp_path / name).write_text("raise SystemExit('a note was taken for a library')\n")
+    monkeypatch.setattr(process, "CHECKOUT", str(tmp_path))
+    command = python_command("-m", "nightshift.experiment.worker")
+    environment = python_environment(os.environ, {})
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "a note was taken" not in child.stderr
+    assert "IndexError" in child.stderr  # the worker began: it has no arguments
 
 
 def test_a_child_imports_from_this_checkout_and_gets_no_variable_that_injects_code(tmp_path: Path) -> None:
