@@ -17,6 +17,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -244,6 +245,7 @@ _VARIABLES = """
 _DATA = ("NIGHTSHIFT_GSM8K", "NIGHTSHIFT_MATH", "HF_DATASETS_CACHE")
 _CACHES = """
     HF_HOME HF_HUB_CACHE XDG_CACHE_HOME UV_CACHE_DIR TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
+    NIGHTSHIFT_PRIME_RL
 """
 _TRIAL_SECONDS = 60.0  # takes 0.3
 _FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
@@ -525,7 +527,10 @@ def _processes_of(uid: int) -> list[psutil.Process]:
 
 
 def end_user(uid: int) -> list[str]:
-    """Kill every process of an agent's uid, then remove its files in shared folders; returns what does not die."""
+    """Kill every process of an agent's uid, then remove its files in shared folders and its System V shared memory.
+
+    Returns what does not die.
+    """
     deadline = time.monotonic() + KILL_SECONDS
     while left := _processes_of(uid):
         if time.monotonic() > deadline:
@@ -539,6 +544,9 @@ def end_user(uid: int) -> list[str]:
             for path in Path(folder).iterdir():
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
+    with unblocked(), suppress(subprocess.TimeoutExpired):  # it removes only what the uid may remove
+        remove = [*_as_user(uid), "ipcrm", "--all"]
+        subprocess.run(remove, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10.0)
     return []
 
 
@@ -618,9 +626,8 @@ def _other_user(
         runs.chmod(0o700)
     cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")
     closed = [runs, home_of(environ), cache / "nightshift", *_folders_of(_DATA, environ)]
-    sandbox = OtherUser(
-        **given, name="user", uid=_free_uid(clone), closed=tuple(closed), kept=hidden_places(root, environ)
-    )
+    kept = (*hidden_places(root, environ), Path(sysconfig.get_paths()["stdlib"]))
+    sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed), kept=kept)
     wrong = sandbox.trial(words, clone)
     return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
 

@@ -91,6 +91,8 @@ told["signal"] = attempt(lambda: os.kill(os.getppid(), 9))
 for place in ("/tmp", "/dev/shm", "/var/tmp"):
     path = shutil.copy2("/bin/sh", f"{place}/{folder.name}-agent")
     os.chmod(path, 0o4755)
+import ctypes
+told["shared memory"] = ctypes.CDLL(None).shmget(0, 4096, 0o1600)
 train = pathlib.Path("train.toml")
 train.write_text(train.read_text().replace("6e-7", "6e-6"))
 pathlib.Path("hypothesis.txt").write_text("HYPOTHESIS: faster\\nPREDICTION: +1 pp\\n")
@@ -124,6 +126,10 @@ def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Pat
     assert told["session"] is True
     assert (told["NoNewPrivs"], told["Groups"].strip()) == ("1", "")
     assert {told[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapInh")} == {"0" * 16}
+    identifier = told.pop("shared memory")
+    assert identifier >= 0
+    segments = Path("/proc/sysvipc/shm").read_text().splitlines()
+    assert not [line for line in segments if line.split()[1] == str(identifier)]
     reached = {name: value for name, value in told.items() if " " in name or name == "environment"}
     assert len(reached) == 10
     assert {name: value for name, value in reached.items() if value != "Permission denied"} == {}
@@ -187,6 +193,7 @@ def test_the_clone_is_the_agent_s_own_and_git_works_there(user: User) -> None:
         ("gsm8k", 0o755, "can read {0}/gsm8k: chmod 700 {0}/gsm8k"),
         ("checkout/rules.toml", 0o666, "can write to {0}/checkout/rules.toml: chmod -R o-w {0}/checkout"),
         ("", 0o777, "can write to {0}: chmod o-w {0}"),
+        ("prime-rl", 0o777, "can write to {0}/prime-rl: chmod -R o-w {0}/prime-rl"),
         ("temporary", 0o700, "cannot write to {0}/temporary/nightshift-0"),
     ],
 )
@@ -194,8 +201,9 @@ def test_a_machine_that_does_not_keep_the_agent_out_is_named_and_refused(
     user: User, changed: str, mode: int, reason: str
 ) -> None:
     user.write("temporary/made", "")
+    user.write("prime-rl/made", "")
     (user.folder / changed).chmod(mode)
-    refused = user.run("sh -c true", sandbox="user")["refused"]
+    refused = user.run("sh -c true", sandbox="user", NIGHTSHIFT_PRIME_RL=f"{user.folder}/prime-rl")["refused"]
     assert refused.startswith("--sandbox user: uid "), refused
     assert reason.format(user.folder) in refused
 
