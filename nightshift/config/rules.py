@@ -49,9 +49,10 @@ MEASURING_CODE = (
 )
 TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # what drives a taskset; the harness for prime-rl
 _SCORER_CODE = ("nightshift/evaluation/scorer.py",)
-# What nothing loads: compiled code, caches, what editors leave while a file is open.
+# What nothing loads: compiled code, caches, what editors (and NFS, of a deleted file) leave while a file is open.
 _UNREAD = re.compile(
-    r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache)|.*~|\..*\.sw[a-p]|\.#.*|#.*#|4913"
+    r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache|ipynb_checkpoints|idea|vscode)"
+    r"|.*~|\..*\.sw[a-z]|\.#.*|#.*#|4913|\.nfs[0-9a-f]+"
 )
 _PART_BYTES = 1 << 24
 _BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash

@@ -51,7 +51,8 @@ def test_one_byte_of_what_measures_changes_the_hash(root: Path, name: str) -> No
 def test_what_does_not_measure_does_not_change_the_hash(root: Path) -> None:
     before = ARITHMETIC_TRL.hash(root)
     free = ("environments/other/new.py", "environments/gsm8k/__pycache__/x.pyc", "environments/gsm8k/.venv/lib/x.py")
-    editors = ("grpo.py~", ".grpo.py.swp", ".#grpo.py", "#grpo.py#", "4913", ".DS_Store")
+    editors = ("grpo.py~", ".grpo.py.swp", ".grpo.py.swx", ".#grpo.py", "#grpo.py#", "4913", ".DS_Store")
+    editors += (".idea/x.xml", ".vscode/settings.json", ".ipynb_checkpoints/grpo.py", ".nfs00000000018bc3ae0000001a")
     for name in (*free, *(f"nightshift/engines/trl/{name}" for name in editors), "docs/x.md", "tests/x.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("x")
