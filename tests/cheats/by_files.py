@@ -19,11 +19,6 @@ def _edit(name: str, text: str) -> Act:
 for _name, _file, _text in (
     ("scorer", SCORER, EVIL_SCORER),
     ("evaluation", "nightshift/evaluation/evaluate.py", "\n# x\n"),
-    (
-        "constants",
-        "nightshift/config/rules_toml.py",
-        "\n_SETUPS = tuple(replace(setup, budget_seconds=600.0) for setup in _SETUPS)\n",
-    ),
     ("decision", HARNESS, "\n# x\n"),
     ("trainer", TRAINER, "\n# x\n"),
 ):
