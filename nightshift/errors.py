@@ -3,8 +3,6 @@
 A failed experiment is none of these: it is data, and is recorded with verdict `crash` (exit 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 

@@ -1,8 +1,6 @@
 """Files that are replaced whole or not at all, whatever kills their writer; and files that are read though anybody
 may have put anything in their place."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import json

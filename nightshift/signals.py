@@ -5,8 +5,6 @@ receives them by sigwaitinfo, which has the sender. That thread notes the sender
 thread, where the handler runs as always.
 """
 
-from __future__ import annotations
-
 import _thread
 import os
 import re

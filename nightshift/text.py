@@ -1,7 +1,5 @@
 """Foreign text (of agents, programs, policies, file names, old records), made one plain line where it comes in."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 

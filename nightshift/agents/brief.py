@@ -4,8 +4,6 @@ Nothing here depends on what an agent remembers. Text that agents, rollouts or p
 lines that begin with `| `, cleaned: it can neither forge a line of the brief nor end its place.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

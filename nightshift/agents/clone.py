@@ -4,8 +4,6 @@ It lies outside the checkout, in a folder of the temporary folder that is this u
 same place for one checkout: what a killed night left there is cleared by the next proposal.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

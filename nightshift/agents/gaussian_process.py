@@ -5,8 +5,6 @@ arXiv:2402.02229); the noise of each score is known. The acquisition is noisy lo
 2023, arXiv:2310.20708), which leaves aside what is in flight.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import warnings
 

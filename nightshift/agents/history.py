@@ -1,7 +1,5 @@
 """The memory of ideas: what a campaign has tried, by the keys that it touched."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress

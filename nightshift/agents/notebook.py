@@ -4,8 +4,6 @@ It is made of the records and nothing else, so it survives the night and nobody 
 what was expected stands what was measured, and how far an agent's predictions can be trusted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The coding agents that are known by name: their commands, and what each needs of yours in a sandbox."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from dataclasses import dataclass

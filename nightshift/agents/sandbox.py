@@ -7,8 +7,6 @@ listed, such as a checkout in /usr/src, is covered. Another uid sees what every 
 night the very command line is tried, and looks for what it must not reach.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A search without a language model: chance, Optuna's TPE, or a Gaussian process, all from the ledger alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

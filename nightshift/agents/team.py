@@ -6,8 +6,6 @@ hand; what it says is given to the implementer, who sees no evidence. So nobody 
 breath in which the next one is sold.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

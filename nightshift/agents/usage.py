@@ -14,8 +14,6 @@ The text is hostile: of a bounded end of it only what is a sane number is believ
 numbers may add up to more than one may be: then the largest stands for the sum, and is said as "at least".
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

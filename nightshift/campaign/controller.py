@@ -5,8 +5,6 @@ the process that holds the lock. That file is locked as well: NFS and Lustre loc
 all hosts. The kernel drops both locks when the process dies, however it dies.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

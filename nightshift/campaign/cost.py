@@ -2,8 +2,6 @@
 `runs/proposals.jsonl` has one line for each proposal that a night asked for, refused or not.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

@@ -14,8 +14,6 @@ fractions 0..1. e2 is the part of a run's variance that comes from the finite ex
 every prior of the rules with every noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

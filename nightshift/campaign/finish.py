@@ -1,7 +1,5 @@
 """The end of an experiment: record, git, model, row. A kill may come between two steps: `resume` does the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path

@@ -6,8 +6,6 @@ configuration, which an agent could have written, but for the author's name. An 
 have its hash.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

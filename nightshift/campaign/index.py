@@ -6,8 +6,6 @@ folded then.
 `nightshift verify` folds everything anew and compares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass

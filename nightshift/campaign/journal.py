@@ -5,8 +5,6 @@ The head is the hash of the last line. Who can write a record can write a whole 
 commits hold a copy of the head. verify.py compares.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

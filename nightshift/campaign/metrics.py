@@ -1,7 +1,5 @@
 """metrics.jsonl: one line a training step, in the same terms for every engine. Health digest and report read it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

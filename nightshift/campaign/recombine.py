@@ -7,8 +7,6 @@ An idea is the keys that an experiment set, with its values; whichever file come
 and hashed before anything runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What one experiment came to, by the names of results.tsv and of the summary; and its row there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

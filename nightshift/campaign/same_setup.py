@@ -1,7 +1,5 @@
 """What the first experiment of a campaign fixes for all that follow."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from nightshift.campaign.git import Head

@@ -6,8 +6,6 @@ itself: within 1 % of the formula for strata, and within 15 % of the truth over 
 examples the spread over all alike is less than 85 % of it (tests/unit/test_composite.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

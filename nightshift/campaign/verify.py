@@ -4,8 +4,6 @@ A kill may come between the writing of a file and its line. `resume_journal` add
 journal holds the beginning of the same experiment.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

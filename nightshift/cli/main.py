@@ -1,7 +1,5 @@
 """`uv run nightshift`: what one asks of a campaign beside running an experiment."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import closing

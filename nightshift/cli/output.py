@@ -3,8 +3,6 @@
 Nothing here has an escape code or a colour. The live line is drawn by a carriage return and blanks, on terminals only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A run in flight in words: the live line, `nightshift wait` and `nightshift status`."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from pathlib import Path

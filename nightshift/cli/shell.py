@@ -1,7 +1,5 @@
 """What every command owes the shell: errors as one line, an exit code that is true, help, a version."""
 
-from __future__ import annotations
-
 import gc
 import io
 import math

@@ -5,8 +5,6 @@ entry against a recording of prime-rl's config classes. A range is tighter than 
 a comment says why. Who owns the other keys stands in `LOCKS`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import textwrap

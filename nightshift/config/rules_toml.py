@@ -6,8 +6,6 @@ and what was measured of the effects of changes there; of somebody's taskset rul
 `rules_here` puts together what goes together.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

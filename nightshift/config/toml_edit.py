@@ -1,7 +1,5 @@
 """train.toml rewritten: other values, and every comment, blank line and spelling around them as it was."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ tomllib reports no positions of values. Positions are only asked of text that to
 small scanner that tells strings, comments and brackets apart is enough to cut it into statements.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from bisect import bisect_left

@@ -5,8 +5,6 @@ validation imports whatever module an id names. Every refusal is one line, with 
 value and the fix. `diff` tells what two of them train differently.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

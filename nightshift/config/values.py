@@ -1,7 +1,5 @@
 """One value of train.toml: its type, its range, its spelling."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What every engine needs of the world and fetches once: the base model, and the data of the environments."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial

@@ -4,8 +4,6 @@ Its name is a value of the rules, `2 x 80 GB`, so results of two presets do not 
 stands beside that engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """What train.toml says of the environments that train, where there is something to say: how much each of several gives,
 and who plays the other seat of a game. prime-rl has no such keys: its list of sources belongs to the rules."""
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 from typing import Any
 

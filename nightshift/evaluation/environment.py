@@ -22,8 +22,6 @@ and in place of data.messages and scoring, of a game,
     ratings.rating(games)              of it the one number that a curve over training shows; None: it has none
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """What every environment poses and scores, whoever wrote it: an example, and one episode of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 

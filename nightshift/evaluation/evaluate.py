@@ -4,8 +4,6 @@ The policy completes; the scores are computed here, in the harness's own process
 each environment. The bytes of this file are part of the rules hash.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -6,8 +6,6 @@ its whole tree is ended as an engine's is. An answer that it cannot score scores
 that is the rule and not the exception.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

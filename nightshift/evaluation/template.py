@@ -1,7 +1,5 @@
 """Environments of one's own: the skeleton that `new environment` writes, and what `doctor --environment` looks at."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

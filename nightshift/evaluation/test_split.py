@@ -5,8 +5,6 @@ others). It does so for a job whose token stands in runs/journal.jsonl as an acc
 before the job's worker starts, so no access is uncounted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nightshift.campaign.journal import JOURNAL_NAME, Journal

@@ -6,8 +6,6 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 `nvml` is the pynvml module or a stand-in with the functions used here; None imports pynvml.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

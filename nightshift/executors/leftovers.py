@@ -4,8 +4,6 @@ What a controller starts has a digest of the checkout's path in its environment,
 that cleared its environment is not found.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The controller holds the pipe to a worker's stdin. When the controller dies, the
 the controller's watchdog ends it if it cannot.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import time

@@ -5,8 +5,6 @@ watchdog process (watchdog.py) ends the tree if this process dies. On macOS, whi
 found by memory and marker only.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

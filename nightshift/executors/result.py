@@ -1,7 +1,5 @@
 """What comes back of a run: runs/NNNN/result.json, which a worker leaves last, with the token of its job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

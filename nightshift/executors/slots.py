@@ -1,7 +1,5 @@
 """What the workers of one machine divide among them: its GPUs, or its cores."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

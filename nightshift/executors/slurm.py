@@ -5,8 +5,6 @@ sbatch. What SLURM does not answer is unknown, not lost. SLURM may start a job t
 second start finds `worker.started` and ends.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

@@ -5,8 +5,6 @@ the pipe to its stdin, and writes `MARKER GRACE_SECONDS` for each group that it 
 watchdog ends what is left. It imports only psutil and little of the standard library, so that it starts quickly.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

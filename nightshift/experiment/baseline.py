@@ -4,8 +4,6 @@ run.py on `main` measures what a branch made from that commit would measure firs
 begins with that result: no baseline is trained twice.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

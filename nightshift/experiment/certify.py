@@ -10,8 +10,6 @@ comparison measures is written to runs/certify/NNNN/plan.json before its first r
 command resumes after an interruption. Of the test split no text is kept: runs/ is where agents read.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence

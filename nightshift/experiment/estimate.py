@@ -18,8 +18,6 @@ With fewer than MIN_SEED_DF degrees of freedom, or where all runs of a config sc
 rules' `seed_sd` with its `seed_df` degrees of freedom, E is 0, and `note` says so.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

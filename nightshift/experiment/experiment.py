@@ -4,8 +4,6 @@
 settles. Both find all they need in the ledger, so that a kill costs no more than a run.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from datetime import datetime

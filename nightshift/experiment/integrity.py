@@ -5,8 +5,6 @@ before each decision. git's index, attributes and configuration are not asked: t
 and nothing else in git has any effect.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo

@@ -1,7 +1,5 @@
 """The run of an experiment in the executor: what is asked of a worker, with which seed; and its end."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

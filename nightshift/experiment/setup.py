@@ -1,7 +1,5 @@
 """The set-up that experiments run in: what this machine, this checkout and these flags mean."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -5,8 +5,6 @@ budget, evaluates the final weights, leaves no process, and writes `result.json`
 the pipe to stdin: a worker ends with its controller.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import platform

@@ -4,8 +4,6 @@ One `_step` does one thing and leaves its result on disk: a proposal waits in ni
 side by side, one in each slot, and are decided as they end; train.toml is the incumbent's all the time.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`uv run nightshift night`: which night a request means, on which branch, who proposes, and the exit code."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 All that the records can tell is counted from them each time, so a killed night goes on with true counts.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A night in words: the summary after every experiment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime

@@ -3,8 +3,6 @@
 A campaign here is what one branch ran under one rules hash: results compare only within it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta

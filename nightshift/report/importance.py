@@ -1,7 +1,5 @@
 """Which keys matter, by the campaign's own belief: the effects of the ideas that set them, with 95 % intervals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """report.md: the morning page's verdict, its kept chain and its table, for a README, an issue or a terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

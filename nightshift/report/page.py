@@ -5,8 +5,6 @@ report.html is one file without a network: style, scripts, data and drawings are
 policy allows its own script alone, by its hash. A page of 1,000 experiments stays below 5 MB and 5 s of one core.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import tempfile

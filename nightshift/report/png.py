@@ -1,7 +1,5 @@
 """progress.png: the progress chart as a picture for READMEs and mails. The only user of matplotlib."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

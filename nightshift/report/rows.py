@@ -1,7 +1,5 @@
 """The experiments as the page shows them: each with what its files tell, or without where there are too many."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ The files are written by processes that may have been killed at any byte, and th
 whatever cannot be read is absent.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ header has to name the loopback, so that no foreign name that resolves to it (DN
 person's browser. Bound elsewhere, it wants a token that is printed once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

@@ -4,8 +4,6 @@ Scores are those of the records, not of evaluation.jsonl, which anybody may have
 taken for the recorded ones only where they have the recorded hash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """How the morning page says things: the verdict sentence, numbers with their units, hostile text made visible."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass

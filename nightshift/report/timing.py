@@ -3,8 +3,6 @@
 Runs side by side are drawn as lanes: in which slot and when, how much of the time each was in use, which one is slow.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/p
 verifiers/v1/ of the verifiers that it pins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

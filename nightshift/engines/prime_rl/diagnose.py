@@ -5,8 +5,6 @@ cause, so this is the one place that reads log text; no number is taken from it.
 sources named beside them (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ folder beside and renamed when it is whole, packages that are installed in part 
 are whole. Nothing outside the installation is written but uv's own cache; no git configuration is touched.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 import uuid

@@ -5,8 +5,6 @@ pinned commit, P/), which is not used: it waits half a minute before it stops an
 the server first. Nothing is started here.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

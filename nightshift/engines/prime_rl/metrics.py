@@ -6,8 +6,6 @@ one; a row of the trainer may come before the orchestrator's of the same step. R
 apart by their keys.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """prime-rl's part of prepare.py: install it, fill its caches by a run that nobody scores."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping

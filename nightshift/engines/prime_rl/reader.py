@@ -12,8 +12,6 @@ server's, and needs four times the CPU where that has no instructions for it (me
 Of FOLDER nothing is read but its weights: no hash covers its config. Only safetensors, and no code but transformers'.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

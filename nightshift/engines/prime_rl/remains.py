@@ -4,8 +4,6 @@ A session removes its own at its end. Until then a file in the run's folder says
 killed worker could not remove (1 to 3 GB on GPUs) goes with the next start in the checkout.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -4,8 +4,6 @@ Endpoints: prime_rl/inference/vllm/server.py at the pinned commit, and vLLM's ow
 loopback without a password, so nothing here sends a secret or goes through a proxy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

@@ -6,8 +6,6 @@ Numbers come from structured files; logs are read for the sign that the orchestr
 prime-rl writes nowhere else, and for the cause of a death.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence

@@ -11,8 +11,6 @@ one line of JSON, which is printed too:
     {"ok": false, "errors": [{"loc": [...], "message": "...", "input": ..., "type": "..."}]}
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

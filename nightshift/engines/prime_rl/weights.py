@@ -5,8 +5,6 @@ The trainer writes `broadcasts/step_N/` after every step, touches `STABLE` in it
 `model.safetensors`, or numbered shards with an index; or, of a LoRA run, an adapter with its config.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -4,8 +4,6 @@ This module checks, and maps train.toml to the trainer's settings; it never impo
 the trainer, trainer.py trains.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

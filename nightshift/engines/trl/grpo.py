@@ -8,8 +8,6 @@ What differs from a bare GRPOTrainer, and why:
 - training ends at a moment, not at a step: an update that would begin after it does not happen.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

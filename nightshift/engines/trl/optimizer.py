@@ -1,7 +1,5 @@
 """Optimizers and schedules as prime-rl's trainer/optim and trainer/scheduler.py build them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ between them what it was told, which it does not learn from. The other seat's an
 no row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

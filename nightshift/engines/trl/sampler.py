@@ -5,8 +5,6 @@ values. So here every prompt is read once for its whole group, one token costs 2
 keys and values are written in place, and finished rows leave the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ plays the other seat ([orchestrator.train.opponent] of train.toml): the policy i
 a player of the fixed pool.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """One run of the trl engine: commands to the trainer and its events, as JSON lines over its pipes."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import time

@@ -5,8 +5,6 @@ prints goes to stderr, the run's log. Any failure is one `error` event with its 
 stderr, and exit code 1. Of nightshift it imports what a run needs only.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

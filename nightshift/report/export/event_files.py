@@ -1,7 +1,5 @@
 """Event files that TensorBoard reads: a folder an experiment, its steps as curves, its config and scores as hparams."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The folder in runs/ lies where agents write: regular files of known kinds are co
 only where they are, byte for byte, those that were scored.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ the keys that a train.toml of the campaign writes: numbers in their box (agents/
 anything else among the values that were. A crash is FAIL.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Sequence

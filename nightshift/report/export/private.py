@@ -5,8 +5,6 @@ have blanks; of secrets the values of variables that are called so, what looks l
 whoever an address names before an @.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

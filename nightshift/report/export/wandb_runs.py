@@ -1,7 +1,5 @@
 """Offline runs of Weights & Biases, one an experiment: `wandb sync` sends them, when and where the person says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
