@@ -29,6 +29,8 @@ MEASURING_CODE = (
     "nightshift/campaign/decision.py",
     "nightshift/campaign/index.py",
     "nightshift/campaign/metrics.py",
+    "nightshift/campaign/next_run.py",
+    "nightshift/campaign/posterior.py",
     "nightshift/campaign/scores.py",
     "nightshift/campaign/worlds.py",
     "nightshift/config/allowlist.py",
