@@ -101,27 +101,26 @@ class Posterior:
         mean, sd = self._moments(*self._factors(self._kept, 0.0))
         least, more, usual = self.rules.shrink
         shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
-        widen = self.rules.widen[0] if num_slots == 1 else self.rules.widen[1]
-        return max(mean - shrink * sd, min(mean, 0.0)), 1.96 * widen * sd
+        return max(mean - shrink * sd, min(mean, 0.0)), 1.96 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
     def begin(self, run: Run) -> None:
-        """Note that a run starts: with the first of the last runs the night's search ends."""
+        """Note the stage of a run that starts: after the first of the last runs no change comes in."""
         self.stage = run.stage
 
     def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
         """Return the discarded change with the largest expected improvement, or None.
 
-        It is E max(0, mean of the effect after this run) = s * pdf(m / s) + m * cdf(m / s), given the mean m now and
-        s = |cov(effect, score)| / sd(score). Runs in flight count as if their scores were known.
+        The expected improvement E max(0, mean of the effect after this run) is s * pdf(m / s) + m * cdf(m / s) with the
+        mean m of now and s = |cov(effect, score)| / sd(score). Runs in flight count as if their scores were known.
         """
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
-        lessons: list[Array] = []  # the covariance is less the outer product of each of them
+        reductions: list[Array] = []  # the covariance is less the outer product of each of them
         for run in in_flight:
             factors, _ = self._factors(map(settings_of, run.changes), 1.0)
-            _, known, column = self._weighted(factors, lessons)
-            lessons.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
-        _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], lessons)
-        variances = np.diagonal(self._cov)[: self._size] - sum((lesson**2 for lesson in lessons), 0.0)
+            _, known, column = self._weighted(factors, reductions)
+            reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
+        _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
+        variances = np.diagonal(self._cov)[: self._size] - sum((reduction**2 for reduction in reductions), 0.0)
         sds = np.abs(column + variances) / np.sqrt(known + 2 * column + variances + noise) + 1e-9
         taken = new.keys.keys() | self._setters.keys()
         best, most = None, self.rules.least_worth
@@ -160,21 +159,24 @@ class Posterior:
         changes = [settings_of(change) for change in run.changes]
         for whole, rest in remaining(changes):
             if rest and rest not in self._rows:
-                self._add_row(rest, whole, len(rest) / len(whole), self._rest_variance(whole, rest))
+                share = len(rest) / len(whole)
+                self._add_row(rest, whole, share, share * (1 - share) * self.rules.kinds[0][1] ** 2)
         expected, known, column = self._weighted(self._factors(changes, 1.0, time_hours)[0])
         size = len(column)
-        away = score - expected - mus
-        spread = known + variances + self.noise_variance * noise_factor**2
-        weights = shares * np.exp(-0.5 * away**2 / spread) / np.sqrt(spread) + 1e-300
+        residuals = score - expected - mus
+        score_variances = known + variances + self.noise_variance * noise_factor**2
+        weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
         weights /= weights.sum()
-        wide = known + variances[0] + self._variances * noise_factor**2  # a guess is judged by the ordinary kind
-        self._log_weights -= 0.5 * weights[0] * (np.log(wide) + away[0] ** 2 / wide)
+        guessed_variances = (
+            known + variances[0] + self._variances * noise_factor**2
+        )  # a guess is judged by the ordinary kind
+        self._log_weights -= 0.5 * weights[0] * (np.log(guessed_variances) + residuals[0] ** 2 / guessed_variances)
         # Coefficients of Px and u: of the mean's step, and of the covariance's, under each kind.
-        steps = np.array([away / spread, mus + variances * away / spread])
+        steps = np.array([residuals / score_variances, mus + variances * residuals / score_variances])
         step = steps @ weights
-        gains = np.array([np.ones_like(spread), variances])
-        apart = steps - step[:, None]
-        matrix = (apart * weights) @ apart.T - (gains * (weights / spread)) @ gains.T
+        gains = np.array([np.ones_like(score_variances), variances])
+        deviations = steps - step[:, None]
+        matrix = (deviations * weights) @ deviations.T - (gains * (weights / score_variances)) @ gains.T
         self._mean[:size] += step[0] * column
         self._cov[:size, :size] += np.multiply(matrix[0, 0] * column[:, None], column, out=self._scratch[:size, :size])
         if is_new and settings is not None:
@@ -190,8 +192,10 @@ class Posterior:
         """Keep a change or take it out, as a commit of the user's did. The rule does not undo that by itself."""
         settings = settings_of(change)
         if settings not in self._changes:
-            row = self._add(settings, change)  # no run has measured it: a change of unknown kind, without a sign
-            self._cov[row, row] += np.average([m**2 + sd**2 for m, sd, _ in self.rules.kinds], weights=self._counts)
+            second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
+            variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
+            row = self._add(settings, change)
+            self._cov[row, row] += variance
         self._fixed.add(settings)
         self._set_kept([*self._without(settings), *([settings] if is_kept else [])])
 
@@ -268,10 +272,6 @@ class Posterior:
         share = 1.0 if rest in self._rows else len(rest) / len(whole)
         row = self._rows[rest if rest in self._rows else whole]
         factors[row] = factors.get(row, 0.0) + sign * share
-        return self._rest_variance(whole, rest) if share < 1 else 0.0
-
-    def _rest_variance(self, whole: Settings, rest: Settings) -> float:
-        share = len(rest) / len(whole)
         return share * (1 - share) * self.rules.kinds[0][1] ** 2
 
     def _moments(self, factors: Factors, variance: float) -> tuple[float, float]:
@@ -281,14 +281,14 @@ class Posterior:
         variance += float(values @ self._cov[np.ix_(rows, rows)] @ values)
         return float(values @ self._mean[rows]), math.sqrt(max(variance, _TINY))
 
-    def _weighted(self, factors: Factors, lessons: Iterable[Array] = ()) -> tuple[float, float, Array]:
+    def _weighted(self, factors: Factors, reductions: Iterable[Array] = ()) -> tuple[float, float, Array]:
         """Return mean and variance of a weighted sum of entries, and the covariance of each entry with that sum. Runs
-        in flight make the covariance smaller by their `lessons`."""
+        in flight make the covariance smaller by their `reductions`."""
         rows = list(factors)
         values = np.array(list(factors.values()))
         column: Array = values @ self._cov[rows, : self._size]
-        for lesson in lessons:
-            column -= lesson * (values @ lesson[rows])
+        for reduction in reductions:
+            column -= reduction * (values @ reduction[rows])
         return float(values @ self._mean[rows]), float(values @ column[rows]), column
 
     def _add(self, settings: Settings, change: Change) -> int:
@@ -309,12 +309,12 @@ class Posterior:
             self._mean = np.pad(self._mean, (0, row))
             self._cov = np.pad(self._cov, (0, row))
             self._scratch = np.empty_like(self._cov)
-        self._size += 1
-        self._rows[settings] = row
         if source is not None:
             start = self._rows[source]
             self._mean[row] = share * self._mean[start]
             self._cov[row, :row] = share * self._cov[start, :row]
             self._cov[:row, row] = self._cov[row, :row]
             self._cov[row, row] = share**2 * self._cov[start, start] + variance
+        self._size += 1
+        self._rows[settings] = row
         return row

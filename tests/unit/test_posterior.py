@@ -296,6 +296,34 @@ def test_in_the_last_runs_nothing_comes_in_and_then_nothing_goes_out() -> None:
     assert actions(decisions) == [("adopt", 2), ("discard", 3)]
 
 
+def test_a_run_with_a_change_that_no_run_measured_is_an_error() -> None:
+    posterior = start()
+    with pytest.raises(KeyError):
+        posterior.observe(Run(kept=(change(1),)), 0.47, 0.1)
+    with pytest.raises(KeyError):
+        posterior.effect(change(1))
+
+
+def test_a_change_that_the_user_keeps_is_of_any_kind_until_a_run_measures_it() -> None:
+    posterior = start()
+    posterior.decide_for_user(change(1), True)
+    before = posterior.effect(change(1))
+    assert before.mean == 0
+    assert before.sd > 0.05
+    posterior.observe(Run(kept=posterior.kept, new=change(2)), 0.47, 0.1)
+    assert posterior.effect(change(1)).sd < 0.6 * before.sd
+
+
+def test_judging_and_predicting_change_nothing() -> None:
+    posterior = start()
+    whole = change(1, lr="1", beta="1")
+    posterior.observe(Run(new=whole), 0.55, 0.0)
+    size = posterior._size
+    posterior.predict([whole, change(2, lr="2")])
+    posterior.rider(change(2), [Run(kept=(whole,), new=change(2, lr="2"))])
+    assert posterior._size == size
+
+
 def test_the_rule_does_not_undo_what_the_user_decided() -> None:
     posterior = start()
     posterior.decide_for_user(change(1), True)
