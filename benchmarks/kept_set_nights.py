@@ -15,7 +15,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -257,14 +257,20 @@ COLUMNS = {
 
 
 def simulate(
-    names: Sequence[str], num_nights: int, seed: int, num_slots: int, by_hand: bool, report: Callable[[str], None]
+    names: Sequence[str],
+    num_nights: int,
+    seed: int,
+    num_slots: int,
+    by_hand: bool,
+    rules: RuleConstants,
+    report: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Play the nights of some worlds and return one row a world."""
+    """Play the nights of some worlds and return one row a world. `report` is told the progress."""
     rows = []
     for name in names:
         nights = []
         for number in range(num_nights):
-            nights.append(play(WORLDS[name], (seed, number), num_slots, by_hand, RuleConstants()))
+            nights.append(play(WORLDS[name], (seed, number), num_slots, by_hand, rules))
             if (number + 1) % 10 == 0:
                 report(f"{name}: {number + 1} of {num_nights} nights")
         rows.append(summarise(name, nights))
@@ -277,14 +283,28 @@ def simulate(
 @click.option("--seed", default=1, show_default=True)
 @click.option("--slots", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--by-hand", is_flag=True, help="No rider and no last runs.")
+@click.option("--keep-at", default=RuleConstants().keep_at, show_default=True, type=click.FloatRange(0, 1))
+@click.option("--revert-below", default=RuleConstants().revert_below, show_default=True, type=click.FloatRange(0, 1))
 @click.option("--output", type=click.Path(path_type=Path), help="Default: benchmarks/results/kept_set_nights*.json.")
-def main(names: tuple[str, ...], nights: int, seed: int, slots: int, by_hand: bool, output: Path | None) -> None:
+def main(
+    names: tuple[str, ...],
+    nights: int,
+    seed: int,
+    slots: int,
+    by_hand: bool,
+    keep_at: float,
+    revert_below: float,
+    output: Path | None,
+) -> None:
+    """Play the nights, print a table and write the figures."""
     kind = machine()
-    rows = simulate(names or [*WORLDS], nights, seed, slots, by_hand, lambda line: click.echo(line, err=True))
+    rules = replace(RuleConstants(), keep_at=keep_at, revert_below=revert_below)
+    rows = simulate(names or [*WORLDS], nights, seed, slots, by_hand, rules, lambda line: click.echo(line, err=True))
     suffix = "_by_hand" if by_hand else f"_{slots}_slots" if slots > 1 else ""
     output = output or RESULTS / f"kept_set_nights{suffix}.json"
     command = shlex.join(["uv", "run", "benchmarks/kept_set_nights.py", *sys.argv[1:]])
-    write_result(output, command, {"seed": seed, "slots": slots, "by_hand": by_hand, "worlds": rows}, kind)
+    figures = {"seed": seed, "slots": slots, "by_hand": by_hand, "keep_at": keep_at, "revert_below": revert_below}
+    write_result(output, command, {**figures, "worlds": rows}, kind)
     click.echo(table(rows, COLUMNS))
 
 
