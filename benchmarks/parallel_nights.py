@@ -20,9 +20,9 @@ from decision_rules import RULES, WORLDS
 from machine import RESULTS, machine, table, write_result
 from simulated_nights import START, Bools, Floats, Ints, Player, Seed, ShippedRule, World, _Nights, simulate
 
-from nightshift.campaign.posterior import UNUSED
 from nightshift.campaign.recombine import DRAWN_UNTIL
 from nightshift.campaign.standing import Z95
+from nightshift.campaign.worlds import UNUSED
 
 NUM_NIGHTS = {1: 1000, 2: 500, 4: 300, 8: 120, 16: 40}  # campaigns of so many slots
 PLAYED = ("default", "hard", "decay")

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.posterior import UNUSED, Index, Posterior
 from nightshift.campaign.recombine import DRAWN_UNTIL
 from nightshift.campaign.standing import reported_gain
+from nightshift.campaign.worlds import UNUSED, Index, Posterior
 from nightshift.config.decision_rules import DecisionRules
 
 Floats = NDArray[np.float64]

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Tested
-from nightshift.campaign.posterior import UNUSED, Posterior
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Record, Verdict
 from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
 from nightshift.campaign.standing import Expected, Standing, effect_at_decision, fresh, standing_of, supports
+from nightshift.campaign.worlds import UNUSED, Posterior
 from nightshift.config.train_toml import changes_of, keys_of
 from nightshift.errors import UsageError
 

@@ -23,9 +23,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import ArrayLike, NDArray
 
-from nightshift.campaign.posterior import UNUSED, Array, Floats, Index, Posterior, at, padded
 from nightshift.campaign.records import Judgement
 from nightshift.campaign.scores import paired
+from nightshift.campaign.worlds import UNUSED, Array, Floats, Index, Posterior, at, padded
 from nightshift.config.decision_rules import DecisionRules
 
 Bools = NDArray[np.bool_] | bool  # as well

@@ -17,9 +17,9 @@ import numpy as np
 from nightshift.campaign.campaign import Campaign, Idea, ordered
 from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Expected, Standing
+from nightshift.campaign.worlds import Posterior
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
 

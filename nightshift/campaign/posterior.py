@@ -1,161 +1,320 @@
-"""What is believed of ideas, and so of every config that was kept, held in h worlds at once; see decision.py.
+"""Decide which changes of train.toml to keep, and what the next run measures (one campaign).
 
-A config is the baseline and a set of ideas; its score is the baseline's and the sum of their effects. Arrays are of one
-campaign, or of many at once in leading batch axes, written `(...)`. Scores are fractions 0..1.
+Every decision is about one change. The incumbent is the baseline plus the kept changes in the order of adoption, so
+each decision is a commit of one change, whatever else the run held. The model of a run's score:
+
+    score = baseline + drift * time + sum of the effects of the run's changes + noise
+
+One Gaussian is held over [baseline, drift, effect of each change], and every run updates all of it. A change is a set
+of keys and values: the same keys with the same values are the same change. Scores are fractions of 1.
+
+A later change wins on a shared key, and the earlier change keeps its other keys. These remaining keys are a change of
+their own in the Gaussian, because nobody measured how the effect of a change divides among its keys. With m of n keys
+left and the assumption that the effect is a sum of n independent parts of equal variance, the effect of the rest is
+
+    rest = m / n * effect + N(0, m / n * (1 - m / n) * variance of an ordinary change).
+
+So runs of the whole change inform the rest, and runs of the rest inform the whole change. A change without remaining
+keys leaves the incumbent: it affects no score any more, and comes back like any discarded change.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.config.decision_rules import DecisionRules
+from nightshift.campaign.next_run import Run, Settings, Stage, remaining, settings_of
+from nightshift.campaign.records import Action, Change, Decision
+from nightshift.config.decision_rules import RuleConstants
 
 Array = NDArray[np.float64]
-Ints = NDArray[np.int_]
-Floats = Array | float  # one a campaign, (...)
-Index = Ints | int  # as well
-UNUSED = -1  # as the number of an idea: the slot is empty
-_LEAST = 1e-9  # standard deviation that is divided by
-_JITTER = 1e-12  # what is known exactly has a root, too
+Factors = dict[int, float]  # a weighted sum of the Gaussian's entries: row -> factor
+NIGHT_HOURS = 8.0  # the unit of time of the drift
+_BASELINE, _DRIFT = 0, 1  # rows of the Gaussian
+_NORMAL = NormalDist()
+_TINY = 1e-14  # least variance that is divided by
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class Effect(NamedTuple):
+    """What a change adds to the incumbent: posterior mean and standard deviation."""
+
+    mean: float
+    sd: float
+
+    @property
+    def p_helps(self) -> float:
+        return _NORMAL.cdf(self.mean / self.sd)
+
+
 class Posterior:
-    """A Gaussian of k numbers in every world: the baseline's score, then the effects of the ideas that are remembered.
+    """What a campaign believes of its changes. It begins with the first baseline's score and the standard error of that
+    score over examples, sqrt(p (1 - p) / n). Call `begin` when a run starts, and `observe` when its score is known; a
+    crash has no score."""
 
-    In a batch the shorter campaigns' last slots and sets are not in use: UNUSED and 0.
-    """
-
-    means: Array  # (..., h, k)
-    covariance: Array  # (..., h, k, k)
-    weights: Array  # (..., h) of the worlds, 1 together
-    ideas: Ints  # (..., k) number of the experiment that each idea came with
-    sets: Array  # (..., c, k) of the configs that were kept, the baseline first: 1 where the slot is part of it
-    incumbent: Index  # (...) index of the config that is believed best
-    pairing_variance: Floats  # (...) e2
-
-    @property
-    def effects(self) -> Array:
-        """The baseline's score and the effects of the ideas as expected over all worlds, (..., k)."""
-        found: Array = (self.weights[..., None] * self.means).sum(axis=-2)
-        return found
-
-    @property
-    def expected(self) -> Array:
-        """True scores of the configs, (..., c); -inf where there is none."""
-        found: Array = np.where(self.sets[..., 0] > 0, (self.sets @ self.effects[..., None])[..., 0], -np.inf)
-        return found
-
-    @property
-    def mean(self) -> Array:
-        """Expected true score of the incumbent, (...)."""
-        return at(self.expected, self.incumbent)
+    def __init__(self, score: float, stderr: float, rules: RuleConstants, noise_factor: float = 1.0) -> None:
+        self.rules = rules
+        self.stage = Stage.SEARCH
+        self._changes: dict[Settings, Change] = {}  # every proposed change, as it was first proposed
+        self._kept: dict[Settings, Settings] = {}  # what each kept change still sets, in the order of adoption
+        self._setters: dict[str, Settings] = {}  # the kept change that sets a key
+        self._fixed = set[Settings]()  # changes that the user decided
+        self._rows: dict[Settings, int] = {}  # of the Gaussian; also the rests of changes
+        self._by_keys: dict[frozenset[str], list[Settings]] = {}  # the values that were proposed for the same keys
+        self._counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])
+        factors, priors = np.array(rules.noises).T
+        self._variances = (factors * rules.seed_sd) ** 2 + rules.examples_share * stderr**2
+        self._log_weights = np.log(priors)
+        self._mean = np.zeros(16)
+        self._cov = np.zeros((16, 16))
+        self._scratch = np.zeros((16, 16))
+        self._size = 2
+        self._mean[_BASELINE] = score
+        self._cov[_BASELINE, _BASELINE] = self.noise_variance * noise_factor**2
+        self._cov[_DRIFT, _DRIFT] = rules.drift_sd**2
 
     @property
-    def sd(self) -> Array:
-        """Standard deviation of the incumbent's true score, (...)."""
-        return self.of(self.set_of(self.incumbent))[1]
+    def kept(self) -> tuple[Change, ...]:
+        """The incumbent's changes in the order of adoption."""
+        return tuple(self._changes[settings] for settings in self._kept)
 
-    def difference(self, one: Index, other: Index) -> tuple[Array, Array]:
-        """Config `one` minus config `other`: posterior mean and standard deviation, (...) both."""
-        return self.of(self.set_of(one) - self.set_of(other))
+    @property
+    def noise_variance(self) -> float:
+        """Variance of one run's noise: the mean of the guesses, weighted by how well they predicted the runs."""
+        return float(np.average(self._variances, weights=np.exp(self._log_weights - self._log_weights.max())))
 
-    def set_of(self, config: Index) -> Array:
-        """What a config is made of, (..., k)."""
-        config = np.broadcast_to(config, self.ideas.shape[:-1])
-        found: Array = np.take_along_axis(self.sets, config[..., None, None], axis=-2)[..., 0, :]
-        return found
+    def effect(self, change: Change) -> Effect:
+        """Return what a change adds to the incumbent without it. KeyError for a change that was never measured."""
+        return self._effect(settings_of(change))
 
-    def of(self, factors: Array) -> tuple[Array, Array]:
-        """Posterior mean and standard deviation over all worlds of a weighted sum, (...) both; `factors` (..., k)."""
-        means, variances = self.of_each(factors)
-        mean = (self.weights * means).sum(axis=-1)
-        spread = self.weights * (variances + (means - mean[..., None]) ** 2)
-        return mean[()], np.sqrt(spread.sum(axis=-1))[()]
+    def predict(self, changes: Iterable[Change], time_hours: float = 0.0) -> tuple[float, float]:
+        """Return mean and standard deviation of the true score of the baseline with `changes`."""
+        return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours))
 
-    def of_each(self, factors: Array) -> tuple[Array, Array]:
-        """Mean and variance in each world of a weighted sum, (..., h) both."""
-        means = np.einsum("...hk,...k->...h", self.means, factors)
-        variances = np.einsum("...hk,...k->...h", self.column(factors), factors)
-        return means, np.maximum(variances, 0.0)
+    def gain(self, num_slots: int = 1) -> tuple[float, float]:
+        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
+        noisy scores is too high: the more changes, the more is taken off the mean."""
+        mean, sd = self._moments(*self._factors(self._kept, 0.0))
+        least, more, usual = self.rules.shrink
+        shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
+        return max(mean - shrink * sd, min(mean, 0.0)), 1.96 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
-    def column(self, factors: Array) -> Array:
-        """Covariance of everything with a weighted sum, (..., h, k)."""
-        found: Array = np.einsum("...hij,...j->...hi", self.covariance, factors)
-        return found
+    def begin(self, run: Run) -> None:
+        """Note the stage of a run that starts: after the first of the last runs no change comes in."""
+        self.stage = run.stage
 
-    def draw(self, rng: np.random.Generator) -> Array:
-        """One world, and in it the baseline's score and all effects, as likely as they are believed to be, (..., k).
+    def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
+        """Return the discarded change with the largest expected improvement, or None.
 
-        In a slot that is not in use it is 0.
+        The expected improvement E max(0, mean of the effect after this run) is s * pdf(m / s) + m * cdf(m / s) with the
+        mean m of now and s = |cov(effect, score)| / sd(score). Runs in flight count as if their scores were known.
         """
-        chance = rng.random(self.weights.shape[:-1])[..., None]
-        world = (chance > self.weights.cumsum(axis=-1)).sum(axis=-1).clip(0, self.weights.shape[-1] - 1)
-        means = np.take_along_axis(self.means, world[..., None, None], axis=-2)[..., 0, :]
-        covariance = np.take_along_axis(self.covariance, world[..., None, None, None], axis=-3)[..., 0, :, :]
-        root = np.linalg.cholesky(covariance + _JITTER * np.eye(means.shape[-1]))
-        drawn: Array = (means + (root @ rng.standard_normal(means.shape)[..., None])[..., 0]) * (self.ideas != UNUSED)
-        return drawn
+        noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
+        reductions: list[Array] = []  # the covariance is less the outer product of each of them
+        for run in in_flight:
+            factors, _ = self._factors(map(settings_of, run.changes), 1.0)
+            _, known, column = self._weighted(factors, reductions)
+            reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
+        _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
+        variances = np.diagonal(self._cov)[: self._size] - sum((reduction**2 for reduction in reductions), 0.0)
+        sds = np.abs(column + variances) / np.sqrt(known + 2 * column + variances + noise) + 1e-9
+        taken = new.keys.keys() | self._setters.keys()
+        best, most = None, self.rules.least_worth
+        for settings, change in self._changes.items():
+            if settings in self._fixed or any(key in taken for key, _ in settings):
+                continue
+            row = self._rows[settings]
+            mean, sd = float(self._mean[row]), float(sds[row])
+            worth = sd * _NORMAL.pdf(mean / sd) + mean * _NORMAL.cdf(mean / sd)
+            if worth > most:
+                best, most = change, worth
+        return best
 
-    @property
-    def effect_z(self) -> Array:
-        """How many standard deviations each effect is expected to be above 0, (..., k)."""
-        variances = np.diagonal(self.covariance, axis1=-2, axis2=-1) + (self.means - self.effects[..., None, :]) ** 2
-        spread = np.sqrt((self.weights[..., None] * variances).sum(axis=-2))
-        found: Array = self.effects / np.maximum(spread, _LEAST)
-        return found
+    def observe(self, run: Run, score: float, time_hours: float, noise_factor: float = 1.0) -> tuple[Decision, ...]:
+        """Update the Gaussian with a run's score and return the decisions, in the order of their commits.
 
-    def with_idea(self, replaced: Array, number: Index) -> Posterior:
-        """With a slot for a new idea, which has no effect of its own yet: it stands for those that it replaces."""
-        column = self.column(replaced)
-        row = np.concatenate([column, np.einsum("...hk,...k->...h", column, replaced)[..., None]], axis=-1)
-        covariance = np.concatenate([self.covariance, column[..., None, :]], axis=-2)
-        mean = np.einsum("...hk,...k->...h", self.means, replaced)
-        numbers = np.broadcast_to(number, self.ideas.shape[:-1])
-        return replace(
-            self,
-            means=np.concatenate([self.means, mean[..., None]], axis=-1),
-            covariance=np.concatenate([covariance, row[..., None]], axis=-1),
-            ideas=np.concatenate([self.ideas, numbers[..., None]], axis=-1),
-            sets=padded(self.sets),
+        `time_hours`: since the campaign's first baseline. `noise_factor`: multiplies the noise of a run under
+        contention (rules.contention_noise); its change stays uncertain, and rides sooner.
+
+        A new change is of one of the kinds k, N(mu_k, v_k) with probability w_k. With the vector x of the run, the
+        covariance P and u, the unit vector of the new change, the update under kind k is a Kalman update:
+
+            S_k = x'Px + v_k + noise,   mean_k = mean + mu_k u + (Px + v_k u) a_k / S_k,   a_k = score - x'mean - mu_k
+
+        The result is the Gaussian with mean and covariance of the mixture. All kinds move along Px and u only, so that
+        the covariance changes by one 2 x 2 matrix between these two directions. A run without a new change may have
+        had an accident: it is a new change of this run only, which is forgotten afterwards.
+        """
+        settings = None if run.new is None else settings_of(run.new)
+        is_new = settings is not None and settings not in self._rows
+        if settings is not None and run.new is not None and settings not in self._changes:
+            self._add(settings, run.new)
+        kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
+        mus, variances = kinds[:, 0], kinds[:, 1] ** 2
+        shares = self._counts / self._counts.sum() if is_new else kinds[:, 2]
+        changes = [settings_of(change) for change in run.changes]
+        for whole, rest in remaining(changes):
+            if rest and rest not in self._rows:
+                share = len(rest) / len(whole)
+                self._add_row(rest, whole, share, share * (1 - share) * self.rules.kinds[0][1] ** 2)
+        expected, known, column = self._weighted(self._factors(changes, 1.0, time_hours)[0])
+        size = len(column)
+        residuals = score - expected - mus
+        score_variances = known + variances + self.noise_variance * noise_factor**2
+        weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
+        weights /= weights.sum()
+        guessed_variances = (
+            known + variances[0] + self._variances * noise_factor**2
+        )  # a guess is judged by the ordinary kind
+        self._log_weights -= 0.5 * weights[0] * (np.log(guessed_variances) + residuals[0] ** 2 / guessed_variances)
+        # Coefficients of Px and u: of the mean's step, and of the covariance's, under each kind.
+        steps = np.array([residuals / score_variances, mus + variances * residuals / score_variances])
+        step = steps @ weights
+        gains = np.array([np.ones_like(score_variances), variances])
+        deviations = steps - step[:, None]
+        matrix = (deviations * weights) @ deviations.T - (gains * (weights / score_variances)) @ gains.T
+        self._mean[:size] += step[0] * column
+        self._cov[:size, :size] += np.multiply(matrix[0, 0] * column[:, None], column, out=self._scratch[:size, :size])
+        if is_new and settings is not None:
+            row = self._rows[settings]
+            self._mean[row] += step[1]
+            self._cov[row, :size] += matrix[0, 1] * column
+            self._cov[:size, row] += matrix[0, 1] * column
+            self._cov[row, row] += matrix[1, 1] + weights @ variances
+            self._counts += weights
+        return self._decide(settings)
+
+    def decide_for_user(self, change: Change, is_kept: bool) -> None:
+        """Keep a change or take it out, as a commit of the user's did. The rule does not undo that by itself."""
+        settings = settings_of(change)
+        if settings not in self._changes:
+            second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
+            variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
+            row = self._add(settings, change)
+            self._cov[row, row] += variance
+        self._fixed.add(settings)
+        self._set_kept([*self._without(settings), *([settings] if is_kept else [])])
+
+    def _decide(self, new: Settings | None) -> tuple[Decision, ...]:
+        """Judge each change by its own effect: first what goes out, then what comes in, the largest effect first."""
+        decided = []
+        was_kept = set(self._kept)
+        if self.stage is not Stage.LAST_INCUMBENTS:
+            effects = {settings: self._effect(settings) for settings in self._kept if settings not in self._fixed}
+            for settings, effect in effects.items():
+                if effect.p_helps < self.rules.revert_below:
+                    self._set_kept(self._without(settings))
+                    decided.append((settings, Action.REVERT, effect))
+        if self.stage is Stage.SEARCH:
+            least = _NORMAL.inv_cdf(self.rules.keep_at)  # standard deviations
+            settled = was_kept | self._fixed
+            for settings in sorted(self._changes, key=lambda settings: -self._mean[self._rows[settings]]):
+                if settings in settled:
+                    continue
+                factors, variance = self._added(settings)
+                if least >= 0 and sum(factor * self._mean[row] for row, factor in factors.items()) <= 0:
+                    continue  # most changes: their standard deviations are not needed
+                effect = Effect(*self._moments(factors, variance))
+                if effect.mean > least * effect.sd:
+                    self._set_kept([*self._kept, settings])
+                    decided.append((settings, Action.KEEP if settings == new else Action.ADOPT, effect))
+        if new is not None and new not in was_kept and new not in self._kept:
+            decided.append((new, Action.DISCARD, self._effect(new)))
+        return tuple(
+            Decision(change=self._changes[settings], action=action, effect=effect.mean, effect_stderr=effect.sd)
+            for settings, action, effect in decided
         )
 
-    def compact(self) -> Posterior:
-        """With the slots in use first, and no more of them than the campaign with most has."""
-        order = np.argsort(self.ideas == UNUSED, axis=-1, kind="stable")
-        order = order[..., : (self.ideas != UNUSED).sum(axis=-1).max()]
-        ideas = np.take_along_axis(self.ideas, order, axis=-1)
-        used = (ideas != UNUSED).astype(float)
-        if order.ndim == 1:  # of one campaign all that are left are in use, and this is ten times as fast
-            covariance = self.covariance[..., order[:, None], order]
-        else:
-            covariance = np.take_along_axis(self.covariance, order[..., None, :, None], axis=-2)
-            covariance = np.take_along_axis(covariance, order[..., None, None, :], axis=-1)
-            covariance *= used[..., None, :, None] * used[..., None, None, :]
-        return replace(
-            self,
-            means=np.take_along_axis(self.means, order[..., None, :], axis=-1) * used[..., None, :],
-            covariance=covariance,
-            ideas=ideas,
-            sets=np.take_along_axis(self.sets, order[..., None, :], axis=-1) * used[..., None, :],
-        )
+    def _set_kept(self, kept: list[Settings]) -> None:
+        """Make `kept` the incumbent's changes. A change without remaining keys leaves."""
+        self._kept = {whole: rest for whole, rest in remaining(kept) if rest}
+        self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
 
-    def run_variance(self, rules: DecisionRules) -> Array:
-        """s2 of one run's score around its config's true score, (..., h): of the seed, and of the examples (e2)."""
-        seeds = np.array([noise * rules.seed_sd for _ in rules.priors for _, noise in rules.noises])
-        total: Array = seeds**2 + np.asarray(self.pairing_variance)[..., None]
-        return total
+    def _without(self, settings: Settings) -> list[Settings]:
+        return [kept for kept in self._kept if kept != settings]
 
+    def _effect(self, settings: Settings) -> Effect:
+        return Effect(*self._moments(*self._added(settings)))
 
-def at(values: Array, index: Index) -> Array:
-    """Element `index`, (...), of the last axis of `values`, (..., k)."""
-    found: Array = np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0][()]
-    return found
+    def _added(self, settings: Settings) -> tuple[Factors, float]:
+        """Return the vector of what a change adds, as `_factors` does: the incumbent with the change, as the last one
+        or in its place, less the incumbent without it."""
+        factors = {self._rows[settings]: 1.0}
+        variance = 0.0
+        keys = {key for key, _ in settings}
+        if settings in self._kept:
+            others = self._without(settings)
+            if not keys.isdisjoint(key for other in others for key, _ in other):
+                factors, variance = self._factors(self._kept, 0.0)
+                for whole, rest in remaining(others):
+                    variance += self._add_term(factors, -1.0, whole, rest)
+        elif replaced := {self._setters[key] for key in keys if key in self._setters}:
+            for whole in sorted(replaced, key=self._rows.__getitem__):
+                rest = self._kept[whole]
+                variance += self._add_term(factors, -1.0, whole, rest)
+                variance += self._add_term(factors, 1.0, whole, frozenset(item for item in rest if item[0] not in keys))
+        return factors, variance
 
+    def _factors(self, changes: Iterable[Settings], baseline: float, hours: float = 0.0) -> tuple[Factors, float]:
+        """Return the vector of a config without changes that were never measured, and the variance besides."""
+        factors = {_BASELINE: baseline, _DRIFT: hours / NIGHT_HOURS}
+        return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in remaining(changes))
 
-def padded(factors: Array) -> Array:
-    """With a slot more that is not in use, (..., k + 1)."""
-    return np.concatenate([factors, np.zeros((*factors.shape[:-1], 1))], axis=-1)
+    def _add_term(self, factors: Factors, sign: float, whole: Settings, rest: Settings) -> float:
+        """Add to a vector what remains of a change. Return the variance that a rest has besides its share of the whole
+        change, as long as no run measured that rest."""
+        if not rest or whole not in self._rows:
+            return 0.0
+        share = 1.0 if rest in self._rows else len(rest) / len(whole)
+        row = self._rows[rest if rest in self._rows else whole]
+        factors[row] = factors.get(row, 0.0) + sign * share
+        return share * (1 - share) * self.rules.kinds[0][1] ** 2
+
+    def _moments(self, factors: Factors, variance: float) -> tuple[float, float]:
+        """Return mean and standard deviation of a weighted sum of entries, given the variance besides."""
+        rows = list(factors)
+        values = np.array(list(factors.values()))
+        variance += float(values @ self._cov[np.ix_(rows, rows)] @ values)
+        return float(values @ self._mean[rows]), math.sqrt(max(variance, _TINY))
+
+    def _weighted(self, factors: Factors, reductions: Iterable[Array] = ()) -> tuple[float, float, Array]:
+        """Return mean and variance of a weighted sum of entries, and the covariance of each entry with that sum. Runs
+        in flight make the covariance smaller by their `reductions`."""
+        rows = list(factors)
+        values = np.array(list(factors.values()))
+        column: Array = values @ self._cov[rows, : self._size]
+        for reduction in reductions:
+            column -= reduction * (values @ reduction[rows])
+        return float(values @ self._mean[rows]), float(values @ column[rows]), column
+
+    def _add(self, settings: Settings, change: Change) -> int:
+        """Add a proposed change. A new value of the same keys starts from the effect of the kept, or last, value."""
+        same = self._by_keys.setdefault(frozenset(change.keys), [])
+        self._changes[settings] = change
+        kept = [other for other in same if other in self._kept]
+        source = (kept or same)[-1] if same else None
+        same.append(settings)
+        if settings in self._rows:
+            return self._rows[settings]
+        return self._add_row(settings, source, 1.0 if kept else self.rules.related)
+
+    def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> int:
+        """Add an entry to the Gaussian: a share of another entry, or 0, and a variance of its own."""
+        row = self._size
+        if row == len(self._mean):
+            self._mean = np.pad(self._mean, (0, row))
+            self._cov = np.pad(self._cov, (0, row))
+            self._scratch = np.empty_like(self._cov)
+        if source is not None:
+            start = self._rows[source]
+            self._mean[row] = share * self._mean[start]
+            self._cov[row, :row] = share * self._cov[start, :row]
+            self._cov[:row, row] = self._cov[row, :row]
+            self._cov[row, row] = share**2 * self._cov[start, start] + variance
+        self._size += 1
+        self._rows[settings] = row
+        return row

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -365,6 +366,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     action: Action
     effect: float | None = None
     effect_stderr: float | None = None
+
+    @property
+    def p_helps(self) -> float | None:
+        """P(the change helps): the probability that its effect is above 0."""
+        if self.effect is None or not self.effect_stderr:
+            return None
+        return NormalDist().cdf(self.effect / self.effect_stderr)
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,9 @@ from statistics import fmean
 
 import numpy as np
 
-from nightshift.campaign.posterior import Array
 from nightshift.campaign.records import Part, Record
 from nightshift.campaign.standing import Expected
+from nightshift.campaign.worlds import Array
 from nightshift.errors import UsageError
 
 BUSY = 0.25  # what others took, from which a run is called busy: half a core of two

@@ -14,8 +14,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from nightshift.campaign.posterior import Array, Posterior
 from nightshift.campaign.records import Failure, Record, Verdict
+from nightshift.campaign.worlds import Array, Posterior
 from nightshift.config.decision_rules import DecisionRules
 
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.posterior import UNUSED, Posterior
+from nightshift.campaign.worlds import UNUSED, Posterior
 from nightshift.config.decision_rules import DecisionRules
 from tests.rules import ONE_WORLD
 

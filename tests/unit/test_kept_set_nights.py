@@ -1,0 +1,62 @@
+"""benchmarks/kept_set_nights.py: its worlds are what it says, and its nights are played by the package's rule."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nightshift.config.decision_rules import RuleConstants
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import kept_set_nights  # noqa: E402
+from kept_set_nights import START, WORLDS, Nature, World, play  # noqa: E402
+
+
+def test_the_proposed_changes_have_the_shares_and_effects_of_the_world() -> None:
+    nature = Nature(World(), (0, 0))
+    proposals = [nature.propose() for _ in range(4000)]
+    helps = np.array([proposal.helps for proposal in proposals if proposal.helps > 0])
+    harms = np.array([proposal.other for proposal in proposals])
+    assert len(helps) / 4000 == pytest.approx(0.27, abs=0.02)
+    assert (helps.min(), helps.max()) == pytest.approx((0.002, 0.02), abs=1e-4)
+    assert (harms < -0.05).mean() == pytest.approx(0.4 * (0.1 + 0.9 * np.exp(-0.05 / 0.015)), abs=0.02)
+    assert np.mean([proposal.crash_seconds is not None for proposal in proposals]) == pytest.approx(0.08, abs=0.02)
+
+
+def test_the_true_score_of_a_config_is_the_sum_of_its_changes_until_nothing_helps_any_more() -> None:
+    nature = Nature(World(same_effect=-0.003), (0, 0))
+    changes = [nature.propose().change for _ in range(3)]
+    others = sum(proposal.other for proposal in nature.proposals)
+    assert nature.truth(changes)[0] == pytest.approx(START + others)
+    nature.proposals[0].helps, nature.proposals[1].helps = 0.15, 0.02
+    nature.proposals[0].other = nature.proposals[1].other = 0.0
+    assert nature.truth(changes[:2])[0] == pytest.approx(START + 0.15)
+
+
+def test_scores_scatter_by_seeds_and_examples_and_drift_with_the_night() -> None:
+    nature = Nature(World(drift=0.03), (0, 0))
+    scores = [nature.measure((), 9 * 3600.0) for _ in range(4000)]
+    assert np.mean(scores) == pytest.approx(START + 0.03, abs=0.001)
+    assert np.std(scores) == pytest.approx(np.sqrt(0.0125**2 + 0.35 * START * (1 - START) / 1319), rel=0.05)
+
+
+@pytest.mark.parametrize("num_slots", [1, 4])
+def test_a_night_is_the_same_for_the_same_seed_and_ends_with_a_gain(num_slots: int) -> None:
+    figures = play(WORLDS["half help"], (1, 1), num_slots, False, RuleConstants())
+    assert figures == play(WORLDS["half help"], (1, 1), num_slots, False, RuleConstants())
+    assert figures["gain"] > 0
+    assert 44 * num_slots <= figures["runs"] <= 52 * num_slots
+
+
+def test_the_command_writes_one_row_a_world(tmp_path: Path) -> None:
+    output = tmp_path / "nights.json"
+    arguments = ["--world", "hard", "--world", "conflicts", "--nights", "2", "--output", str(output)]
+    result = CliRunner().invoke(kept_set_nights.main, arguments)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(output.read_text())["worlds"]
+    assert [(row["world"], row["nights"]) for row in rows] == [("hard", 2), ("conflicts", 2)]

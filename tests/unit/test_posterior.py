@@ -1,0 +1,370 @@
+"""The posterior of a campaign: what a run teaches, which changes come in and go out, what rides."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nightshift.campaign.next_run import Run, Stage, measuring_run, next_stage, remaining, settings_of
+from nightshift.campaign.posterior import NIGHT_HOURS, Posterior
+from nightshift.campaign.records import Action, Change, Decision
+from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
+
+RULES = RuleConstants()
+NUM, START = 1319, 0.475
+STDERR = math.sqrt(START * (1 - START) / NUM)
+# One Gaussian kind, no accidents, and one guess at the noise: every update is then exact.
+GAUSSIAN = replace(RULES, kinds=((0.003, 0.02, 1.0),), accidents=((0.0, 0.0, 1.0),), noises=((1.0, 1.0),))
+
+
+def start(rules: RuleConstants = RULES) -> Posterior:
+    return Posterior(START, STDERR, rules)
+
+
+def change(number: int, **keys: str | None) -> Change:
+    return Change(experiment=number, keys=keys or {f"key_{number}": "1"})
+
+
+def actions(decisions: tuple[Decision, ...]) -> list[tuple[str, int]]:
+    return [(decision.action.value, decision.change.experiment) for decision in decisions]
+
+
+def kept(posterior: Posterior) -> list[int]:
+    return [each.experiment for each in posterior.kept]
+
+
+def random_runs(num_changes: int = 12, num_runs: int = 30) -> list[tuple[Run, float, float]]:
+    """Runs of random configs without a shared key: each with its score and its hours."""
+    rng = np.random.default_rng(1)
+    changes = [change(number) for number in range(num_changes)]
+    runs = [(Run(new=each), START + rng.normal(0, 0.02), float(hours)) for hours, each in enumerate(changes)]
+    for _ in range(num_runs):
+        members = tuple(each for each in changes if rng.random() < 0.4)
+        runs.append((Run(kept=members), START + rng.normal(0, 0.03), rng.uniform(0, 9)))
+    return runs
+
+
+def test_one_gaussian_kind_with_known_noise_is_the_posterior_of_least_squares() -> None:
+    posterior, runs = start(GAUSSIAN), random_runs()
+    for run, score, hours in runs:
+        posterior.observe(run, score, hours)
+    noise = posterior.noise_variance
+    assert noise == pytest.approx(0.0125**2 + 0.38 * STDERR**2)
+    rows = [[1.0, 0.0, *np.zeros(12)]]
+    rows += [
+        [1.0, hours / NIGHT_HOURS, *(float(n in [c.experiment for c in run.changes]) for n in range(12))]
+        for run, _, hours in runs
+    ]
+    x, y = np.array(rows), np.array([START, *(score for _, score, _ in runs)])
+    prior_mean = np.array([0, 0, *[0.003] * 12])
+    prior_precision = np.diag([0, 1 / 0.02**2, *[1 / 0.02**2] * 12])
+    cov = np.linalg.inv(x.T @ x / noise + prior_precision)
+    mean = cov @ (x.T @ y / noise + prior_precision @ prior_mean)
+    for number in range(12):
+        effect = posterior.predict([change(number)])[0] - posterior.predict([])[0]
+        assert effect == pytest.approx(mean[2 + number], abs=1e-12)
+        found = posterior.effect(change(number))
+        assert found.sd == pytest.approx(math.sqrt(cov[2 + number, 2 + number]), rel=1e-9)
+    assert posterior.predict([], NIGHT_HOURS) == pytest.approx(
+        (mean[0] + mean[1], math.sqrt(cov[0, 0] + 2 * cov[0, 1] + cov[1, 1])), rel=1e-9
+    )
+
+
+def test_then_the_order_of_the_runs_does_not_matter() -> None:
+    one, other = start(GAUSSIAN), start(GAUSSIAN)
+    runs = random_runs()
+    for run, score, hours in runs:
+        one.observe(run, score, hours)
+    for run, score, hours in runs[11::-1] + runs[:11:-1]:
+        other.observe(run, score, hours)
+    for number in range(12):
+        assert one.effect(change(number)) == pytest.approx(other.effect(change(number)), rel=1e-9)
+
+
+def test_each_decision_is_about_one_change_by_its_own_effect() -> None:
+    posterior = start()
+    for number, score in enumerate((0.50, 0.51, 0.45)):
+        decisions = posterior.observe(Run(kept=posterior.kept, new=change(number)), score, number / 5)
+        (decision,) = (each for each in decisions if each.change == change(number))
+        effect = posterior.effect(change(number))
+        assert (decision.effect, decision.effect_stderr) == (effect.mean, effect.sd)
+        assert decision.p_helps == effect.p_helps
+        assert (effect.p_helps > RULES.keep_at) is (decision.action is Action.KEEP)
+    assert [action for action, _ in actions(decisions)].count("discard") == 1
+
+
+def test_a_change_goes_out_when_it_no_longer_seems_to_help_and_comes_back_when_it_does() -> None:
+    posterior = start()
+    assert actions(posterior.observe(Run(new=change(1)), 0.52, 0.0)) == [("keep", 1)]
+    decisions: tuple[Decision, ...] = ()
+    while not decisions:
+        decisions = posterior.observe(Run(kept=posterior.kept), 0.455, 0.0)
+    assert actions(decisions) == [("revert", 1)]
+    assert posterior.kept == ()
+    while not posterior.kept:
+        decisions = posterior.observe(Run(kept=(change(1),)), 0.53, 0.0)
+    assert actions(decisions) == [("adopt", 1)]
+
+
+def test_what_goes_out_comes_before_what_comes_in_the_largest_effect_first() -> None:
+    posterior = start(GAUSSIAN)
+    for number, score in ((1, 0.50), (2, 0.47), (3, 0.472)):
+        posterior.observe(Run(new=change(number)), score, 0.0)
+    assert kept(posterior) == [1]
+    # Without the first change the score is far higher than with it.
+    decisions = posterior.observe(Run(kept=(change(2), change(3)), new=change(4)), 0.60, 0.0)
+    assert actions(decisions) == [("keep", 4), ("adopt", 3), ("adopt", 2)]
+    decisions = posterior.observe(Run(kept=(change(1), change(2), change(3))), 0.35, 0.0)
+    assert [action for action, _ in actions(decisions)] == ["revert"] * 3
+
+
+def test_the_same_keys_with_the_same_values_are_the_same_change() -> None:
+    posterior = start()
+    posterior.observe(Run(new=change(1, lr="1e-5", beta="0.0")), 0.44, 0.1)
+    first = posterior.effect(change(1, lr="1e-5", beta="0.0"))
+    again = change(2, beta="0.0", lr="1e-5")
+    assert actions(posterior.observe(Run(new=again), 0.44, 0.1)) == [("discard", 1)]
+    second = posterior.effect(again)
+    assert second.sd < first.sd
+
+
+def test_a_config_that_runs_again_decides_no_new_change_and_makes_its_effect_more_certain() -> None:
+    posterior = start()
+    posterior.observe(Run(new=change(1)), 0.46, 0.1)
+    before = posterior.effect(change(1))
+    assert posterior.observe(Run(kept=(change(1),)), 0.46, 0.2) == ()
+    after = posterior.effect(change(1))
+    assert after.sd < before.sd
+
+
+@pytest.mark.parametrize(("first_score", "share"), [(0.53, 1.0), (0.44, 0.5)])
+def test_a_new_value_starts_from_the_last_values_effect(first_score: float, share: float) -> None:
+    """With the whole effect where the last value is kept, with half of it where it was discarded."""
+    rules = replace(GAUSSIAN, kinds=((0.0, 0.02, 1.0),), seed_sd=1.0)  # the second run tells next to nothing
+    posterior = start(replace(rules, seed_sd=0.01))
+    posterior.observe(Run(new=change(1, lr="1")), first_score, 0.0)
+    first = posterior.effect(change(1, lr="1"))
+    posterior.observe(Run(new=change(2, lr="2")), START, 0.0, noise_factor=1e4)
+    second = posterior.predict([change(2, lr="2")])[0] - posterior.predict([])[0]
+    assert second == pytest.approx(share * first.mean, abs=1e-4)
+
+
+def test_what_remains_of_changes_when_later_ones_set_their_keys() -> None:
+    one, two = change(1, lr="1", beta="1"), change(2, lr="2")
+    rests = [rest for _, rest in remaining(map(settings_of, (one, two)))]
+    assert rests == [{("beta", "1")}, {("lr", "2")}]
+    rests = [rest for _, rest in remaining(map(settings_of, (two, one)))]
+    assert rests == [set(), {("lr", "1"), ("beta", "1")}]
+
+
+def test_a_change_replaces_the_shared_key_only() -> None:
+    posterior = start(GAUSSIAN)
+    whole, part, rest = change(1, lr="1", beta="1"), change(2, lr="2"), change(3, beta="1")
+    posterior.observe(Run(new=whole), 0.55, 0.0)
+    assert actions(posterior.observe(Run(kept=(whole,), new=part), 0.56, 0.0)) == [("keep", 2)]
+    assert kept(posterior) == [1, 2]  # the incumbent is beta = 1 of the first and lr = 2 of the second
+    baseline = posterior.predict([])[0]
+    whole_effect = posterior.predict([whole])[0] - baseline
+    rest_effect = posterior.predict([whole, part])[0] - posterior.predict([part])[0]
+    assert 0 < rest_effect < whole_effect
+    assert posterior.predict([whole, part]) == pytest.approx(posterior.predict([rest, part]))
+    # The effect of the second is what it adds to the first as a whole.
+    effect = posterior.effect(part)
+    assert effect.mean == pytest.approx(posterior.predict([whole, part])[0] - posterior.predict([whole])[0])
+    # Without the second the first has all its keys again.
+    posterior.decide_for_user(part, False)
+    assert posterior.predict(posterior.kept) == posterior.predict([whole])
+
+
+def test_the_rest_of_a_change_is_expected_to_have_its_share_of_the_effect() -> None:
+    posterior = start(GAUSSIAN)
+    whole = change(1, a="1", b="1", c="1", d="1")
+    posterior.observe(Run(new=whole), 0.55, 0.0)
+    posterior.observe(Run(new=change(2, a="2")), 0.5, 0.0)
+    a = posterior.predict([change(2, a="2")])[0]
+    effect = posterior.effect(whole)
+    assert posterior.predict([whole, change(2, a="2")])[0] - a == pytest.approx(0.75 * effect.mean)
+
+
+def test_a_change_without_remaining_keys_leaves_the_incumbent_and_may_come_back() -> None:
+    posterior = start()
+    old, new = change(1, lr="1"), change(2, lr="2")
+    posterior.observe(Run(new=old), 0.50, 0.1)
+    assert actions(posterior.observe(Run(kept=(old,), new=new), 0.55, 0.1)) == [("keep", 2)]
+    assert kept(posterior) == [2]
+    effect = posterior.effect(new)
+    assert effect.mean == pytest.approx(posterior.predict([new])[0] - posterior.predict([])[0])
+    while posterior.kept:
+        posterior.observe(Run(kept=(new,)), 0.44, 0.1)
+    assert actions(posterior.observe(Run(kept=(old,)), 0.53, 0.1)) == [("adopt", 1)]
+
+
+def test_late_baselines_tell_drift_from_effects() -> None:
+    """Eight changes that do nothing, on a machine whose scores rise by 4 pp in eight hours."""
+    posterior = start()
+    for number in range(1, 9):
+        posterior.observe(Run(kept=posterior.kept, new=change(number)), START + 0.005 * number, number)
+    before = posterior.gain()
+    for _ in range(2):
+        posterior.begin(measuring_run(posterior.kept, Stage.LAST_BASELINES))
+        posterior.observe(Run(), START + 0.04, 8.0)
+    assert posterior.predict([], 8.0)[0] - posterior.predict([])[0] > 0.02
+    assert posterior.gain()[0] < before[0]
+    assert posterior.gain()[1] < before[1]
+
+
+def test_contention_makes_a_run_count_for_less_and_its_change_rides_sooner() -> None:
+    calm, busy = start(), start()
+    for posterior, factor in ((calm, 1.0), (busy, RULES.contention_noise)):
+        posterior.observe(Run(new=change(1)), START - 0.02, 0.1, noise_factor=factor)
+    first, second = calm.effect(change(1)), busy.effect(change(1))
+    assert second.sd > first.sd
+    assert calm.rider(change(2)) is None
+    assert busy.rider(change(2)) == change(1)
+
+
+def discards(scores: dict[int, float]) -> Posterior:
+    posterior = start(replace(RULES, keep_at=0.9))
+    for number, score in scores.items():
+        assert actions(posterior.observe(Run(new=change(number)), score, 0.1)) == [("discard", number)]
+    return posterior
+
+
+def test_the_rider_is_the_most_promising_discarded_change() -> None:
+    posterior = discards({1: 0.30, 2: 0.478, 3: 0.45})
+    assert posterior.rider(change(4)) == change(2)
+    assert posterior.rider(change(4, key_2="5")) != change(2)  # it sets a key of the rider
+    assert discards({1: 0.30}).rider(change(4)) is None  # nothing is expected of a disaster
+
+
+def test_a_change_that_rides_in_a_run_in_flight_is_worth_less() -> None:
+    posterior = discards({1: 0.478, 2: 0.477})
+    assert posterior.rider(change(4)) == change(1)
+    in_flight = [Run(rider=change(1), new=change(3))] * 2
+    assert posterior.rider(change(4), in_flight) == change(2)
+
+
+def test_no_kept_change_rides_and_none_that_would_replace_one() -> None:
+    posterior = start()
+    posterior.observe(Run(new=change(1, lr="2")), 0.47, 0.1)
+    posterior.observe(Run(new=change(2, lr="1")), 0.53, 0.1)
+    assert kept(posterior) == [2]
+    assert posterior.rider(change(3)) is None
+
+
+def test_a_run_in_flight_may_leave_a_rest_that_was_never_measured() -> None:
+    posterior = start()
+    posterior.observe(Run(new=change(1, lr="1", beta="1")), 0.53, 0.1)
+    posterior.observe(Run(kept=posterior.kept, new=change(2)), 0.46, 0.1)
+    in_flight = [Run(kept=posterior.kept, new=change(3)), Run(kept=posterior.kept, new=change(4, lr="2"))]
+    assert posterior.rider(change(5), in_flight) in (None, change(2))
+
+
+@pytest.mark.parametrize(("num_slots", "num_runs", "num_each"), [(1, 20, 2), (1, 46, 2), (4, 40, 4), (8, 80, 8)])
+def test_a_night_ends_with_baselines_and_then_incumbents(num_slots: int, num_runs: int, num_each: int) -> None:
+    stages = []
+    for number in range(num_runs):
+        num_last = sum(stage is not Stage.SEARCH for stage in stages)
+        stages.append(next_stage(number, num_last, num_runs - number, num_slots))
+    num_search = num_runs - 2 * num_each
+    ending = [Stage.LAST_BASELINES] * num_each + [Stage.LAST_INCUMBENTS] * num_each
+    assert stages == [Stage.SEARCH] * num_search + ending
+
+
+@pytest.mark.parametrize(("num_slots", "num_runs"), [(1, 19), (4, 39)])
+def test_a_short_night_has_no_last_runs(num_slots: int, num_runs: int) -> None:
+    assert {next_stage(number, 0, num_runs - number, num_slots) for number in range(num_runs)} == {Stage.SEARCH}
+
+
+def test_in_the_last_runs_nothing_comes_in_and_then_nothing_goes_out() -> None:
+    posterior = start()
+    posterior.observe(Run(new=change(1)), 0.50, 0.1)
+    incumbent = posterior.kept
+    in_flight = Run(kept=incumbent, new=change(2))
+    run = measuring_run(posterior.kept, Stage.LAST_BASELINES)
+    assert run.changes == ()
+    posterior.begin(run)
+    assert actions(posterior.observe(in_flight, 0.55, 7.0)) == [("discard", 2)]
+    run = measuring_run(posterior.kept, Stage.LAST_INCUMBENTS)
+    assert run.changes == incumbent
+    posterior.begin(run)
+    assert posterior.observe(run, 0.40, 8.0) == ()
+    assert posterior.kept == incumbent
+    posterior.begin(Run(new=change(3)))  # the next night searches again
+    decisions = posterior.observe(Run(kept=incumbent, new=change(3)), 0.40, 9.0)
+    assert actions(decisions) == [("adopt", 2), ("discard", 3)]
+
+
+def test_a_run_with_a_change_that_no_run_measured_is_an_error() -> None:
+    posterior = start()
+    with pytest.raises(KeyError):
+        posterior.observe(Run(kept=(change(1),)), 0.47, 0.1)
+    with pytest.raises(KeyError):
+        posterior.effect(change(1))
+
+
+def test_a_change_that_the_user_keeps_is_of_any_kind_until_a_run_measures_it() -> None:
+    posterior = start()
+    posterior.decide_for_user(change(1), True)
+    before = posterior.effect(change(1))
+    assert before.mean == 0
+    assert before.sd > 0.05
+    posterior.observe(Run(kept=posterior.kept, new=change(2)), 0.47, 0.1)
+    assert posterior.effect(change(1)).sd < 0.6 * before.sd
+
+
+def test_judging_and_predicting_change_nothing() -> None:
+    posterior = start()
+    whole = change(1, lr="1", beta="1")
+    posterior.observe(Run(new=whole), 0.55, 0.0)
+    size = posterior._size
+    posterior.predict([whole, change(2, lr="2")])
+    posterior.rider(change(2), [Run(kept=(whole,), new=change(2, lr="2"))])
+    assert posterior._size == size
+
+
+def test_the_rule_does_not_undo_what_the_user_decided() -> None:
+    posterior = start()
+    posterior.decide_for_user(change(1), True)
+    assert kept(posterior) == [1]
+    for _ in range(3):
+        assert posterior.observe(Run(kept=(change(1),)), 0.40, 0.1) == ()
+    assert kept(posterior) == [1]
+    posterior.decide_for_user(change(1), False)
+    for _ in range(3):
+        posterior.observe(Run(new=change(1)), 0.60, 0.1)
+    assert posterior.kept == ()
+
+
+def test_the_reported_gain_is_below_the_mean_and_lower_after_more_changes() -> None:
+    posterior = start()
+    posterior.observe(Run(new=change(0)), 0.60, 0.1)
+    mean = posterior.predict(posterior.kept)[0] - posterior.predict([])[0]
+    few, half = posterior.gain()
+    assert 0 < few < mean
+    assert posterior.gain(num_slots=4)[1] == pytest.approx(half * RULES.widen[1] / RULES.widen[0])
+    for number in range(1, 150):
+        posterior.observe(Run(new=change(number)), 0.40, 0.1)
+    many, wider = posterior.gain()
+    later = posterior.predict(posterior.kept)[0] - posterior.predict([])[0]
+    assert (later - many) / wider == pytest.approx((mean - few) / half * (0.5 + 0.25 * math.log(150 / 47)) / 0.5)
+
+
+def test_effects_scale_with_prior_sd_and_noise_is_seed_sd() -> None:
+    scaled = RULES.scaled(10 * GSM8K_PRIOR_SD, 0.013)
+    assert scaled.kinds[0] == pytest.approx((0.03, 0.07, 0.5))
+    assert (scaled.seed_sd, scaled.least_worth) == pytest.approx((0.013, 0.005))
+    assert scaled.accidents == RULES.accidents
+    assert RULES.scaled(GSM8K_PRIOR_SD, RULES.seed_sd) == RULES
+
+
+def test_the_arrays_grow_geometrically_and_there_is_one_covariance() -> None:
+    posterior = start()
+    sizes = set()
+    for number in range(300):
+        posterior.observe(Run(kept=posterior.kept, new=change(number)), 0.47, 0.1)
+        sizes.add(len(posterior._mean))
+    assert sizes == {16, 32, 64, 128, 256, 512}
+    arrays = [value for value in vars(posterior).values() if isinstance(value, np.ndarray)]
+    assert sum(array.nbytes for array in arrays) < 2.1 * 512**2 * 8
