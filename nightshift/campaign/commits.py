@@ -1,8 +1,8 @@
 """One commit for each decision about one change: train.toml composed from the kept changes, and the commit's message.
 
 The incumbent is the baseline plus the kept changes in the order of their adoption. A later change overrides the keys
-that it shares with an earlier one. A commit sets the keys of one change in the text at HEAD, and leaves every other
-line as the text has it.
+that it shares with an earlier one. A commit sets the keys of one change in the text at HEAD and leaves every other line
+as it is.
 """
 
 import tomllib
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nightshift.campaign.git import ConfigCommit, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.campaign.standing import Z95
-from nightshift.config.allowlist import KEYS, default, variants
+from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, diff, parse, spelled
 from nightshift.config.values import Kind, Value, accept, shorten
@@ -23,15 +23,16 @@ from nightshift.text import clean
 
 MAX_SUBJECT = 71  # characters
 _PATHS = {key.path for key in KEYS}
+Values = dict[str, Value]  # by dotted key
 
 
 class Step(NamedTuple):
-    """A decision that changes the incumbent. `before` and `after`: the values of train.toml; `kept`: the changes after
-    it, in the order of their adoption."""
+    """A decision that changes the incumbent, with the values of train.toml before and after it. `kept`: the changes
+    that are kept after it, in the order of their adoption."""
 
     decision: Decision
-    before: dict[str, Value]
-    after: dict[str, Value]
+    before: Values
+    after: Values
     kept: tuple[Change, ...]
 
     @property
@@ -40,155 +41,132 @@ class Step(NamedTuple):
         return f"{self.decision.action} {self.decision.change.experiment:04d}"
 
 
-class Plan(NamedTuple):
-    """The commits of one decision round, in order. `refused`: the cause, for each decision that cannot be made."""
-
-    steps: list[Step]
-    refused: list[tuple[Decision, str]]
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a decision was made, for the body of its commit. `run`: the experiment after which it was made."""
+    """Why a decision was made. `run`: the experiment after which it was made; `measured_by`: those that ran the change;
+    `journal`: hash of the journal's last line; `agent`: a remark on the agent, such as "not isolated"."""
 
     run: int
     p_helps: float | None = None  # P(the effect of the change is above 0)
-    measured_by: tuple[int, ...] = ()  # the experiments that ran the change
+    measured_by: tuple[int, ...] = ()
     hypothesis: str = ""
-    journal: str = ""  # hash of the journal's last line
-    agent: str = ""  # a remark on the agent: "not isolated"
+    journal: str = ""
+    agent: str = ""
 
 
-class UserEdit(NamedTuple):
-    """A commit that is not the harness's and changes values of train.toml: the new value of each key, as `Change`."""
-
-    commit: str
-    keys: dict[str, str | None]
-
-
-def incumbent_values(baseline: Config, kept: Iterable[Change]) -> dict[str, Value]:
+def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
     """Return the values of train.toml with the kept changes, in the order of their adoption.
+
+    A key that is "None", and None by default, is left out, as `set_values` leaves it out of the file.
 
     Raises:
         ConfigError: a value is not allowed.
     """
-    values = dict(baseline.values)
+    values: dict[str, Any] = dict(baseline.values)
     for change in kept:
-        for key, text in change.keys.items():
-            if text is None:
-                values.pop(key, None)
-            else:
-                values[key] = _value(key, text)
-    return values
+        values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
+    is_off = {key for key, value in values.items() if value is None and variants(key)[0].default is None}
+    return {key: value for key, value in values.items() if value is not ABSENT and key not in is_off}
 
 
-def plan(baseline: Config, kept: Sequence[Change], decisions: Iterable[Decision]) -> Plan:
+def plan(
+    baseline: Config, kept: Sequence[Change], decisions: Iterable[Decision]
+) -> tuple[list[Step], list[tuple[Decision, str]]]:
     """Order the decisions of one round: reverts first, then the largest effect first.
 
-    Each commit must leave a valid train.toml. A decision that would not waits for the others; if it is still invalid
-    after them, it is refused, and the others are made. So a change that another kept change depends on cannot leave
-    before that one, and of two changes that are valid only together neither can join: they are one change.
+    Each commit must leave a valid train.toml. A decision whose commit would not waits for the others. If its commit is
+    still invalid after them, the decision is refused, and the others are made. So a change cannot leave while a kept
+    change depends on it, and two changes that are valid only together are both refused.
+
+    Returns: the steps, in order, and each refused decision with the cause.
     """
     steps: list[Step] = []
-    kept = tuple(kept)
-    before = incumbent_values(baseline, kept)
+    refused: list[tuple[Decision, str]] = []
+    kept, before = tuple(kept), incumbent_values(baseline, kept)
     waiting = sorted((d for d in decisions if d.action is not Action.DISCARD), key=_order)
     while waiting:
-        refused = []
-        for decision in waiting:
-            try:
-                remaining = _kept_after(kept, decision)
-                after = incumbent_values(baseline, remaining)
-                _edited(baseline, after)
-            except UsageError as error:
-                refused.append((decision, str(error)))
-                continue
-            steps.append(Step(decision, before, after, remaining))
-            waiting.remove(decision)
-            before, kept = after, remaining
-            break
-        else:
-            return Plan(steps, refused)
-    return Plan(steps, [])
+        decision = waiting.pop(0)
+        try:
+            kept_after = _kept_after(kept, decision)
+            after = incumbent_values(baseline, kept_after)
+            _edit(baseline, after)
+        except UsageError as error:
+            refused.append((decision, str(error)))
+            continue
+        steps.append(Step(decision, before, after, kept_after))
+        kept, before = kept_after, after
+        waiting, refused = [*(decision for decision, _ in refused), *waiting], []
+    return steps, refused
 
 
-def commit(
-    repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Decision], Reason]
-) -> list[tuple[Step, str | None]]:
-    """Commit each step on the campaign's branch; return the commits' ids.
+def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Decision], Reason]) -> list[str | None]:
+    """Commit each step on the campaign's branch. Returns: the id of each commit, None for a step that changes no value.
 
-    A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet. A step that
-    leaves all values as they are has no commit: its id is None.
+    A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet.
 
     Args:
         head: the branch, and a commit on it from before the steps.
 
     Raises:
-        UsageError: the checkout left the branch, or train.toml at HEAD is the incumbent of none of the steps.
+        UsageError: the checkout left the branch, or train.toml at HEAD holds another value than after any step.
     """
     if not steps:
         return []
     tip, history = repo.head(), repo.config_history(head)
     config = parse(repo.config_at(tip.commit or "") or b"")
-    num_done = _num_done(config, steps, history)
-    ids = [_id_of(step, history) for step in steps[:num_done]]
-    for step in steps[num_done:]:
-        if step.after == step.before:
-            ids.append(None)
-            continue
-        edited = _edited(config, step.after)
-        tip = repo.commit_config(tip, edited.source, message(step, config, edited, reason(step.decision)))
-        ids.append(tip.commit)
-        config = edited
-    return list(zip(steps, ids, strict=True))
+    ids = _ids_of_done(config, steps, history)
+    for step in steps[len(ids) :]:
+        if step.after != step.before:
+            edited = _edit(config, step.after)
+            tip = repo.commit_config(tip, edited.source, message(step, config, edited, reason(step.decision)))
+            config = edited
+        ids.append(None if step.after == step.before else tip.commit)
+    return ids
 
 
 def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
-    """Return the commit message: a subject below 72 characters, the evidence, the hypothesis, and the trailers."""
+    """Return the commit's message: a subject below 72 characters, the evidence, the hypothesis and the trailers."""
     effect, stderr = step.decision.effect, step.decision.effect_stderr
-    parts = []
+    evidence = []
     if effect is not None and stderr is not None:
-        parts.append(f"effect {100 * effect:+.1f} ± {100 * Z95 * stderr:.1f} pp")
+        evidence.append(f"effect {100 * effect:+.1f} ± {100 * Z95 * stderr:.1f} pp")
     if reason.p_helps is not None:
-        parts.append(f"P(it helps) {100 * reason.p_helps:.0f} %")
+        evidence.append(f"P(it helps) {100 * reason.p_helps:.0f} %")
     if reason.measured_by:
-        parts.append("measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by))
+        evidence.append("measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by))
     trailers = {"Run": f"{reason.run:04d}", "Journal": clean(reason.journal), "Agent": clean(reason.agent)}
     paragraphs = [
         _subject(step, before, after),
-        f"Evidence: {', '.join(parts)}" if parts else "",
-        # With the label, and not in the last paragraph, no hypothesis is a trailer.
+        f"Evidence: {', '.join(evidence)}" if evidence else "",
+        # Behind a label and above the last paragraph, so that no hypothesis is read as a trailer.
         f"Hypothesis: {clean(reason.hypothesis)}" if reason.hypothesis else "",
         "\n".join(f"Nightshift-{name}: {text}" for name, text in trailers.items() if text),
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def user_edits(repo: Repo, head: Head, ours: Container[str]) -> list[UserEdit]:
-    """List the commits since `head.commit` that change values of train.toml and are not in `ours`, oldest first.
+def user_edits(repo: Repo, head: Head, ours: Container[str]) -> dict[str, dict[str, str | None]]:
+    """Map each commit since `head.commit` that changes values of train.toml and is not in `ours` to the keys that it
+    sets, as in `Change.keys`; oldest first.
 
-    A text can be forged and `git revert` copies no trailer, so only the ids in `ours` decide. A commit whose train.toml
-    is refused counts with the next one. A branch that no longer holds `head.commit` (reset or rebased) is one edit.
+    Trailers do not count: they can be forged, and `git revert` copies none. A commit with a refused train.toml counts
+    with the next valid one. A branch that no longer descends from `head.commit` (reset, rebased) is one edit.
 
     Raises:
         ConfigError: train.toml at HEAD is refused.
     """
-    edits: list[UserEdit] = []
-    refusal, last = None, None
-    for entry in repo.config_history(head):
-        try:
-            last = last or parse(entry.before)
-            config = parse(entry.after)
-        except ConfigError as error:
-            refusal = error
-            continue
-        refusal = None
-        keys = _changed(last.values, config.values)
-        if keys and (entry.is_rewritten or entry.id not in ours):
-            edits.append(UserEdit(entry.id, {key: None if v is ABSENT else spelled(v) for key, v in keys.items()}))
-        last = config
-    if refusal is not None:
-        raise refusal
+    history, edits = repo.config_history(head), dict[str, dict[str, str | None]]()
+    if not history:
+        return edits
+    parse(history[-1].after)
+    before = incumbent_values(parse(history[0].before))
+    for entry in history:
+        with suppress(ConfigError):
+            after = incumbent_values(parse(entry.after))
+            changed = _changed(before, after)
+            if changed and (entry.is_rewritten or entry.id not in ours):
+                edits[entry.id] = {key: None if v is ABSENT else spelled(v) for key, v in changed.items()}
+            before = after
     return edits
 
 
@@ -199,23 +177,21 @@ def _order(decision: Decision) -> tuple[bool, float, int]:
 
 
 def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, ...]:
-    change = decision.change
-    if (change in kept) != (decision.action is Action.REVERT):
-        raise UsageError(f"change {change.experiment:04d} is {'' if change in kept else 'not '}kept already")
-    return tuple(each for each in kept if each != change) if change in kept else (*kept, change)
+    change, is_revert = decision.change, decision.action is Action.REVERT
+    if (change in kept) != is_revert:
+        raise UsageError(f"change {change.experiment:04d} is {'not' if is_revert else 'already'} kept")
+    return tuple(each for each in kept if each != change) if is_revert else (*kept, change)
 
 
 def _value(key: str, text: str) -> Value:
-    """The value that a `Change` holds as text: texts without quotes, a table as `on`."""
+    """The value that `Change.keys` holds as text: strings without quotes, a table as `on`."""
     entries = variants(key)
     if not entries:
         raise ConfigError(f"{shorten(clean(key), 80)} is no open key")
-    if entries[0].kind is Kind.TABLE and text == "on":
-        return {}
     value: Any = text
     with suppress(tomllib.TOMLDecodeError):
         value = tomllib.loads(f"value = {text}")["value"]
-    return accept(entries[0], value)
+    return accept(entries[0], {} if entries[0].kind is Kind.TABLE and text == "on" else value)
 
 
 def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Any]:
@@ -224,62 +200,52 @@ def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[st
     return {key: after.get(key, ABSENT) for key in keys if before.get(key, ABSENT) != after.get(key, ABSENT)}
 
 
-def _meant(values: Mapping[str, Value], config: Config) -> dict[str, Value]:
-    """`values` without the keys that are off and off by default: `set_values` takes such a key out of the file."""
-    return {k: v for k, v in values.items() if v is not None or default(k, config.resolved) is not None}
-
-
-def _edited(config: Config, values: Mapping[str, Value]) -> Config:
+def _edit(config: Config, values: Values) -> Config:
     """The text of `config` with other values. UsageError if no valid train.toml has exactly these values."""
-    changed = _changed(config.values, values)
     try:
-        edited = parse(set_values(config.source, changed))
+        edited = parse(set_values(config.source, _changed(incumbent_values(config), values)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # tables that do not fit into each other
         raise UsageError(f"no train.toml holds these values: {error}") from None
-    # A table that is taken out takes along the keys of other changes; a key in a table switches the table on.
-    if wrong := _changed(_meant(edited.values, edited), _meant(values, edited)):
+    # To take a table out takes the keys in it along, and a key in a table switches the table on.
+    if wrong := _changed(values, incumbent_values(edited)):
         raise UsageError(f"{next(iter(wrong))} does not fit the other kept changes")
     return edited
 
 
-def _num_done(config: Config, steps: Sequence[Step], history: Sequence[ConfigCommit]) -> int:
-    """How many of the steps train.toml at HEAD holds."""
-    states = [steps[0].before, *(step.after for step in steps)]
-    done = [n for n, values in enumerate(states) if _meant(values, config) == _meant(config.values, config)]
-    if not done:
-        key = next(iter(_changed(steps[0].before, config.values)))
+def _ids_of_done(config: Config, steps: Sequence[Step], history: Sequence[ConfigCommit]) -> list[str | None]:
+    """The commits of the first steps, as many as train.toml at HEAD holds."""
+    values = incumbent_values(config)
+    done = [n for n, step in enumerate(steps, 1) if step.after == values]
+    if steps[0].before == values:
+        # Steps that cancel each other leave the same values twice: the last commit's subject tells.
+        done = [n for n in done if history and history[-1].subject.startswith(f"{steps[n - 1].name}:")]
+    elif not done:
+        key = next(iter(_changed(steps[0].before, values)))
         raise UsageError(f"train.toml at HEAD is not the incumbent's: {key} differs", "Run the same command again.")
-    # Steps that cancel each other leave the same values twice; then the commit's subject tells.
-    named = [n for n in done if n and any(entry.subject.startswith(f"{steps[n - 1].name}:") for entry in history[-1:])]
-    return max(named, default=done[0])
-
-
-def _id_of(step: Step, history: Sequence[ConfigCommit]) -> str | None:
-    """The commit that made a step, found by its subject."""
-    ids = [entry.id for entry in history if entry.subject.startswith(f"{step.name}:")]
-    return ids[-1] if ids else None
+    ids = {entry.subject.partition(":")[0]: entry.id for entry in history}
+    return [None if step.after == step.before else ids.get(step.name) for step in steps[: max(done, default=0)]]
 
 
 def _subject(step: Step, before: Config, after: Config) -> str:
     """`keep 0012: lr 3e-6 → 5e-6`, with as many keys as fit."""
-    trained = {change.key: change for change in diff(before, after)}
+    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's default where a file is silent
     items = []
     for key in _changed(before.values, after.values):
-        old, new = (spelled(c.values[key]) if key in c.values else None for c in (before, after))
-        if key in trained:  # with prime-rl's default where the file is silent
+        old, new = (spelled(each.values[key]) if key in each.values else None for each in (before, after))
+        if key in trained:
             old, new = trained[key].old, trained[key].new
         items.append(f"{_short(key)} {old or 'unset'} → {new or 'unset'}")
     for num_shown in range(len(items), 0, -1):
         num_more = len(items) - num_shown
-        more = f" and {num_more} more key{'' if num_more == 1 else 's'}" if num_more else ""
-        head = f"{step.name}: {', '.join(items[:num_shown])}"
-        if len(head + more) <= MAX_SUBJECT:
+        more = f" and {num_more} more key{'s' if num_more > 1 else ''}" if num_more else ""
+        subject = f"{step.name}: {', '.join(items[:num_shown])}"
+        if len(subject + more) <= MAX_SUBJECT:
             break
-    return clean(shorten(head, MAX_SUBJECT - len(more)) + more)
+    return clean(shorten(subject, MAX_SUBJECT - len(more)) + more)
 
 
 def _short(key: str) -> str:
     """The shortest end of a key that no other open key has: `lr`, `optim.type`."""
     parts = key.split(".")
     ends = (".".join(parts[-n:]) for n in range(1, len(parts)))
-    return next((end for end in ends if not any(p.endswith(f".{end}") for p in _PATHS - {key})), key)
+    return next((end for end in ends if not any(path.endswith(f".{end}") for path in _PATHS - {key})), key)
