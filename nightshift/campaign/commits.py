@@ -134,12 +134,13 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
         evidence.append(f"P(it helps) {100 * reason.p_helps:.0f} %")
     if reason.measured_by:
         evidence.append("measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by))
+    hypothesis = clean(reason.hypothesis)
     trailers = {"Run": f"{reason.run:04d}", "Journal": clean(reason.journal), "Agent": clean(reason.agent)}
     paragraphs = [
         _subject(step, before, after),
         f"Evidence: {', '.join(evidence)}" if evidence else "",
         # Behind a label and above the last paragraph, so that no hypothesis is read as a trailer.
-        f"Hypothesis: {clean(reason.hypothesis)}" if reason.hypothesis else "",
+        f"Hypothesis: {hypothesis}" if hypothesis else "",
         "\n".join(f"Nightshift-{name}: {text}" for name, text in trailers.items() if text),
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"

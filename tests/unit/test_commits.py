@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, plan, user_edits
+from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, message, plan, user_edits
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.toml_edit import set_values
@@ -123,6 +123,14 @@ def test_a_change_whose_keys_are_all_overridden_leaves_without_a_commit(branch: 
     assert branch.kept == (change(2, lr="5e-6"),)
 
 
+def test_a_key_that_is_off_by_default_is_taken_out(branch: Branch) -> None:
+    length = "orchestrator.train.sampling.max_completion_tokens"
+    branch.decide(keep(change(1, **{length: "None"})))
+    assert length not in branch.config().values
+    branch.decide(revert(change(1, **{length: "None"})))
+    assert branch.config().values == BASELINE.values
+
+
 def test_a_commit_that_would_be_invalid_waits_for_the_one_that_it_needs(branch: Branch) -> None:
     cosine, warmup = change(1, type="cosine", max_steps="100"), change(2, warmup="20")
     branch.decide(keep(warmup, 0.05), keep(cosine, 0.01))
@@ -208,6 +216,19 @@ def test_foreign_text_makes_no_trailer(branch: Branch, hypothesis: str) -> None:
     assert [*filter(None, trailers)] == ["Nightshift-Run: 0012", "Nightshift-Agent: not isolated Nightshift-Run: 9"]
     body = git(branch.repo.root, "log", "-1", "--format=%B")
     assert all(character.isprintable() or character == "\n" for character in body)
+
+
+@settings(FUZZ)
+@given(st.text(), st.text(), st.text())
+def test_no_text_adds_a_line_to_the_message(hypothesis: str, journal: str, agent: str) -> None:
+    [step], _ = plan(BASELINE, (), [keep(change(12, lr="5e-6"))])
+    after = parse(set_values(SHIPPED, {LR: 5e-6}))
+    text = message(step, BASELINE, after, Reason(run=12, hypothesis=hypothesis, journal=journal, agent=agent))
+    lines = text.removesuffix("\n").split("\n")
+    labels = [line.partition(": ")[0] for line in lines if line]
+    allowed = ["keep 0012", "Evidence", "Hypothesis", "Nightshift-Run", "Nightshift-Journal", "Nightshift-Agent"]
+    assert labels == [label for label in allowed if label in labels]
+    assert all(line.isprintable() for line in lines)
 
 
 def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
