@@ -36,6 +36,17 @@ class Blob(NamedTuple):
     id: str
 
 
+class ConfigCommit(NamedTuple):
+    """A commit that changes train.toml, with the file's bytes before and after it (none: no file). `is_rewritten`: the
+    difference between two commits of which the first is no longer on the branch."""
+
+    id: str
+    subject: str
+    before: bytes
+    after: bytes
+    is_rewritten: bool = False
+
+
 def object_id(kind: bytes, data: bytes, width: int) -> str:
     """The name that git gives to such bytes: hex of `width` digits, 40 for sha1 and 64 for sha256."""
     digest = hashlib.sha1 if width == 40 else hashlib.sha256
@@ -175,6 +186,35 @@ class Repo:
         else:
             done.append("left train.toml alone: it was edited while the experiment ran")
         return "; ".join(done)
+
+    def commit_config(self, head: Head, config: bytes, message: str) -> Head:
+        """Commit train.toml on top of `head`; return the new head. UsageError if the branch has moved."""
+        now = self._commit_on(head.branch)
+        if now != head.commit:
+            raise UsageError(f"{head.branch} moved to {now[:7]} while train.toml was committed", "Run it again.")
+        return Head(head.branch, self._commit(head.branch, now, config, message))
+
+    def config_history(self, head: Head) -> list[ConfigCommit]:
+        """The commits after `head.commit` that change train.toml, oldest first, a merge as one commit.
+
+        One commit, `is_rewritten`, if HEAD does not descend from `head.commit` by first parents (reset or rebased).
+        """
+        since, tip = head.commit, self._commit_on(head.branch)
+        if since is None or since == tip:
+            return []
+        listed = self._git("rev-list", "--first-parent", "--reverse", f"{since}..{tip}").split()
+        commits = self._objects(listed)
+        is_rewritten = not commits or commits[0].split(b"\n")[1] != f"parent {since}".encode()
+        if is_rewritten:
+            listed, commits = [tip], self._objects([tip])
+        trees = self._trees([data.split()[1].decode() for data in (*self._objects([since]), *commits)])
+        blobs = [tree.get(CONFIG_NAME) for tree in trees]
+        ids = ["" if blob is None or blob.mode in (FOLDER, SUBMODULE) else blob.id for blob in blobs]
+        names = [*dict.fromkeys(filter(None, ids))]
+        texts = {"": b""} | dict(zip(names, self._objects(names), strict=True))
+        subjects = [data.partition(b"\n\n")[2].partition(b"\n")[0].decode(errors="replace") for data in commits]
+        changes = zip(listed, subjects, ids, ids[1:], strict=False)
+        return [ConfigCommit(c, s, texts[a], texts[b], is_rewritten) for c, s, a, b in changes if a != b]
 
     def start_campaign(self, tag: str) -> Head:
         """Create `autoresearch/<tag>` (`-2`, `-3`, ... where it is taken) at HEAD and stand on it; no file changes."""

@@ -1,0 +1,252 @@
+"""One commit for each decision about one change: train.toml composed from the kept changes, and the commit's message.
+
+The incumbent is the baseline plus the kept changes in the order of their adoption. A later change overrides the keys
+that it shares with an earlier one. A commit sets the keys of one change in the text at HEAD and leaves every other line
+as it is.
+"""
+
+import tomllib
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nightshift.campaign.git import ConfigCommit, Head, Repo
+from nightshift.campaign.records import Action, Change, Decision
+from nightshift.campaign.standing import Z95
+from nightshift.config.allowlist import KEYS, variants
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.train_toml import Config, diff, parse, spelled
+from nightshift.config.values import Kind, Value, accept, shorten
+from nightshift.errors import ConfigError, UsageError
+from nightshift.text import clean
+
+MAX_SUBJECT = 71  # characters
+_PATHS = {key.path for key in KEYS}
+Values = dict[str, Value]  # by dotted key
+
+
+class Step(NamedTuple):
+    """A decision that changes the incumbent, with the values of train.toml before and after it. `kept`: the changes
+    that are kept after it, in the order of their adoption."""
+
+    decision: Decision
+    before: Values
+    after: Values
+    kept: tuple[Change, ...]
+
+    @property
+    def name(self) -> str:
+        """The first words of the commit's subject: `keep 0012`."""
+        return f"{self.decision.action} {self.decision.change.experiment:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a decision was made. `run`: the experiment after which it was made; `measured_by`: those that ran the change;
+    `journal`: hash of the journal's last line; `agent`: a remark on the agent, such as "not isolated"."""
+
+    run: int
+    p_helps: float | None = None  # P(the effect of the change is above 0)
+    measured_by: tuple[int, ...] = ()
+    hypothesis: str = ""
+    journal: str = ""
+    agent: str = ""
+
+
+def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
+    """Return the values of train.toml with the kept changes, in the order of their adoption.
+
+    A key that is "None", and None by default, is left out, as `set_values` leaves it out of the file.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    values: dict[str, Any] = dict(baseline.values)
+    for change in kept:
+        values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
+    is_off = {key for key, value in values.items() if value is None and variants(key)[0].default is None}
+    return {key: value for key, value in values.items() if value is not ABSENT and key not in is_off}
+
+
+def plan(
+    baseline: Config, kept: Sequence[Change], decisions: Iterable[Decision]
+) -> tuple[list[Step], list[tuple[Decision, str]]]:
+    """Order the decisions of one round: reverts first, then the largest effect first.
+
+    Each commit must leave a valid train.toml. A decision whose commit would not waits for the others. If its commit is
+    still invalid after them, the decision is refused, and the others are made. So a change cannot leave while a kept
+    change depends on it, and two changes that are valid only together are both refused.
+
+    Returns: the steps, in order, and each refused decision with the cause.
+    """
+    steps: list[Step] = []
+    refused: list[tuple[Decision, str]] = []
+    kept, before = tuple(kept), incumbent_values(baseline, kept)
+    waiting = sorted((d for d in decisions if d.action is not Action.DISCARD), key=_order)
+    while waiting:
+        decision = waiting.pop(0)
+        try:
+            kept_after = _kept_after(kept, decision)
+            after = incumbent_values(baseline, kept_after)
+            _edit(baseline, after)
+        except UsageError as error:
+            refused.append((decision, str(error)))
+            continue
+        steps.append(Step(decision, before, after, kept_after))
+        kept, before = kept_after, after
+        waiting, refused = [*(decision for decision, _ in refused), *waiting], []
+    return steps, refused
+
+
+def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Decision], Reason]) -> list[str | None]:
+    """Commit each step on the campaign's branch. Returns: the id of each commit, None for a step that changes no value.
+
+    A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet.
+
+    Args:
+        head: the branch, and a commit on it from before the steps.
+
+    Raises:
+        UsageError: the checkout left the branch, or train.toml at HEAD holds another value than after any step.
+    """
+    if not steps:
+        return []
+    tip, history = repo.head(), repo.config_history(head)
+    config = parse(repo.config_at(tip.commit or "") or b"")
+    ids = _ids_of_done(config, steps, history)
+    for step in steps[len(ids) :]:
+        if step.after != step.before:
+            edited = _edit(config, step.after)
+            tip = repo.commit_config(tip, edited.source, message(step, config, edited, reason(step.decision)))
+            config = edited
+        ids.append(None if step.after == step.before else tip.commit)
+    return ids
+
+
+def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
+    """Return the commit's message: a subject below 72 characters, the evidence, the hypothesis and the trailers."""
+    effect, stderr = step.decision.effect, step.decision.effect_stderr
+    evidence = []
+    if effect is not None and stderr is not None:
+        evidence.append(f"effect {100 * effect:+.1f} ± {100 * Z95 * stderr:.1f} pp")
+    if reason.p_helps is not None:
+        evidence.append(f"P(it helps) {100 * reason.p_helps:.0f} %")
+    if reason.measured_by:
+        evidence.append("measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by))
+    hypothesis = clean(reason.hypothesis)
+    trailers = {"Run": f"{reason.run:04d}", "Journal": clean(reason.journal), "Agent": clean(reason.agent)}
+    paragraphs = [
+        _subject(step, before, after),
+        f"Evidence: {', '.join(evidence)}" if evidence else "",
+        # Behind a label and above the last paragraph, so that no hypothesis is read as a trailer.
+        f"Hypothesis: {hypothesis}" if hypothesis else "",
+        "\n".join(f"Nightshift-{name}: {text}" for name, text in trailers.items() if text),
+    ]
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
+
+
+def user_edits(repo: Repo, head: Head, ours: Container[str]) -> dict[str, dict[str, str | None]]:
+    """Map each commit since `head.commit` that changes values of train.toml and is not in `ours` to the keys that it
+    sets, as in `Change.keys`; oldest first.
+
+    Trailers do not count: they can be forged, and `git revert` copies none. A commit with a refused train.toml counts
+    with the next valid one. A branch that no longer descends from `head.commit` (reset, rebased) is one edit.
+
+    Raises:
+        ConfigError: train.toml at HEAD is refused.
+    """
+    history, edits = repo.config_history(head), dict[str, dict[str, str | None]]()
+    if not history:
+        return edits
+    parse(history[-1].after)
+    before = incumbent_values(parse(history[0].before))
+    for entry in history:
+        with suppress(ConfigError):
+            after = incumbent_values(parse(entry.after))
+            changed = _changed(before, after)
+            if changed and (entry.is_rewritten or entry.id not in ours):
+                edits[entry.id] = {key: None if v is ABSENT else spelled(v) for key, v in changed.items()}
+            before = after
+    return edits
+
+
+def _order(decision: Decision) -> tuple[bool, float, int]:
+    """Reverts first, the most harmful change first; then the others, the largest effect first."""
+    is_revert, effect = decision.action is Action.REVERT, decision.effect or 0.0
+    return not is_revert, effect if is_revert else -effect, decision.change.experiment
+
+
+def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, ...]:
+    change, is_revert = decision.change, decision.action is Action.REVERT
+    if (change in kept) != is_revert:
+        raise UsageError(f"change {change.experiment:04d} is {'not' if is_revert else 'already'} kept")
+    return tuple(each for each in kept if each != change) if is_revert else (*kept, change)
+
+
+def _value(key: str, text: str) -> Value:
+    """The value that `Change.keys` holds as text: strings without quotes, a table as `on`."""
+    entries = variants(key)
+    if not entries:
+        raise ConfigError(f"{shorten(clean(key), 80)} is no open key")
+    value: Any = text
+    with suppress(tomllib.TOMLDecodeError):
+        value = tomllib.loads(f"value = {text}")["value"]
+    return accept(entries[0], {} if entries[0].kind is Kind.TABLE and text == "on" else value)
+
+
+def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Any]:
+    """The keys whose values differ, with the new values; ABSENT for a key that `after` does not hold."""
+    keys = dict.fromkeys([*before, *after])
+    return {key: after.get(key, ABSENT) for key in keys if before.get(key, ABSENT) != after.get(key, ABSENT)}
+
+
+def _edit(config: Config, values: Values) -> Config:
+    """The text of `config` with other values. UsageError if no valid train.toml has exactly these values."""
+    try:
+        edited = parse(set_values(config.source, _changed(incumbent_values(config), values)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # tables that do not fit into each other
+        raise UsageError(f"no train.toml holds these values: {error}") from None
+    # To take a table out takes the keys in it along, and a key in a table switches the table on.
+    if wrong := _changed(values, incumbent_values(edited)):
+        raise UsageError(f"{next(iter(wrong))} does not fit the other kept changes")
+    return edited
+
+
+def _ids_of_done(config: Config, steps: Sequence[Step], history: Sequence[ConfigCommit]) -> list[str | None]:
+    """The commits of the first steps, as many as train.toml at HEAD holds."""
+    values = incumbent_values(config)
+    done = [n for n, step in enumerate(steps, 1) if step.after == values]
+    if steps[0].before == values:
+        # Steps that cancel each other leave the same values twice: the last commit's subject tells.
+        done = [n for n in done if history and history[-1].subject.startswith(f"{steps[n - 1].name}:")]
+    elif not done:
+        key = next(iter(_changed(steps[0].before, values)))
+        raise UsageError(f"train.toml at HEAD is not the incumbent's: {key} differs", "Run the same command again.")
+    ids = {entry.subject.partition(":")[0]: entry.id for entry in history}
+    return [None if step.after == step.before else ids.get(step.name) for step in steps[: max(done, default=0)]]
+
+
+def _subject(step: Step, before: Config, after: Config) -> str:
+    """`keep 0012: lr 3e-6 → 5e-6`, with as many keys as fit."""
+    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's default where a file is silent
+    items = []
+    for key in _changed(before.values, after.values):
+        old, new = (spelled(each.values[key]) if key in each.values else None for each in (before, after))
+        if key in trained:
+            old, new = trained[key].old, trained[key].new
+        items.append(f"{_short(key)} {old or 'unset'} → {new or 'unset'}")
+    for num_shown in range(len(items), 0, -1):
+        num_more = len(items) - num_shown
+        more = f" and {num_more} more key{'s' if num_more > 1 else ''}" if num_more else ""
+        subject = f"{step.name}: {', '.join(items[:num_shown])}"
+        if len(subject + more) <= MAX_SUBJECT:
+            break
+    return clean(shorten(subject, MAX_SUBJECT - len(more)) + more)
+
+
+def _short(key: str) -> str:
+    """The shortest end of a key that no other open key has: `lr`, `optim.type`."""
+    parts = key.split(".")
+    ends = (".".join(parts[-n:]) for n in range(1, len(parts)))
+    return next((end for end in ends if not any(path.endswith(f".{end}") for path in _PATHS - {key})), key)

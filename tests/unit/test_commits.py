@@ -1,0 +1,365 @@
+"""One commit for each decision about one change, on real git repositories."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, message, plan, user_edits
+from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.records import Action, Change, Decision
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import Config, parse
+from nightshift.errors import ConfigError, UsageError
+from tests.checkouts import git, small_checkout
+from tests.train_tomls import FUZZ, SHIPPED
+
+LR, DECAY, KL = "trainer.optim.lr", "trainer.optim.weight_decay", "trainer.loss.kl_tau"
+BATCH, GROUP = "orchestrator.batch_size", "orchestrator.group_size"
+TYPE, WARMUP, STEPS = "trainer.scheduler.type", "trainer.scheduler.warmup_steps", "max_steps"
+BASELINE = parse(SHIPPED)
+
+
+def change(experiment: int, **keys: str | None) -> Change:
+    """A change of keys by their short names."""
+    names = {"lr": LR, "decay": DECAY, "kl": KL, "batch": BATCH, "group": GROUP, "type": TYPE, "warmup": WARMUP}
+    return Change(experiment=experiment, keys={names.get(key, key): value for key, value in keys.items()})
+
+
+def decision(action: Action, change: Change, effect: float = 0.01) -> Decision:
+    return Decision(change=change, action=action, effect=effect, effect_stderr=0.01)
+
+
+def keep(change: Change, effect: float = 0.01) -> Decision:
+    return decision(Action.KEEP, change, effect)
+
+
+def revert(change: Change, effect: float = -0.01) -> Decision:
+    return decision(Action.REVERT, change, effect)
+
+
+class Branch:
+    """A campaign's branch with the shipped train.toml, and the changes that are kept on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repo = Repo(small_checkout(folder, SHIPPED))
+        self.start = self.repo.head()
+        self.kept: tuple[Change, ...] = ()
+        self.ours: list[str] = []
+
+    def decide(self, *decisions: Decision, **reason: Any) -> list[Step]:
+        steps, refused = plan(BASELINE, self.kept, decisions)
+        assert refused == []
+        head, why = self.repo.head(), Reason(**{"run": 12, **reason})
+        done = commit(self.repo, head, steps, lambda _: why)
+        assert commit(self.repo, head, steps, lambda _: why) == done  # as after a kill
+        self.ours += [name for name in done if name]
+        self.kept = steps[-1].kept if steps else self.kept
+        (self.repo.root / "train.toml").write_bytes(self.config().source)
+        return steps
+
+    def config(self, name: str = "HEAD") -> Config:
+        return parse(self.repo.config_at(name) or b"")
+
+    def subjects(self) -> list[str]:
+        return git(self.repo.root, "log", "--reverse", "--format=%s", f"{self.start.commit}..").splitlines()
+
+    def edit(self, keys: dict[str, Any], message: str = "mine") -> str:
+        """A commit of the user's own."""
+        (self.repo.root / "train.toml").write_bytes(set_values(self.config().source, keys))
+        git(self.repo.root, "commit", "--quiet", "-m", message, "--", "train.toml")
+        return git(self.repo.root, "rev-parse", "HEAD").strip()
+
+    def edits(self) -> list[tuple[str, dict[str, str | None]]]:
+        return [*user_edits(self.repo, self.start, self.ours).items()]
+
+
+@pytest.fixture
+def branch(tmp_path: Path) -> Branch:
+    return Branch(tmp_path)
+
+
+def test_a_commit_changes_the_lines_of_its_change_only(branch: Branch) -> None:
+    branch.decide(keep(change(12, lr="5e-6")))
+    assert branch.config().source == SHIPPED.replace(b"lr = 3e-6", b"lr = 5e-6")
+    branch.decide(revert(change(12, lr="5e-6")))
+    assert branch.config().source == SHIPPED
+    assert branch.subjects() == ["keep 0012: lr 3e-6 → 5e-6", "revert 0012: lr 5e-6 → 3e-6"]
+
+
+def test_reverts_come_first_and_then_the_largest_effect(branch: Branch) -> None:
+    first, second = change(1, lr="1e-6"), change(2, decay="0.1")
+    branch.decide(keep(first, 0.01), keep(second, 0.02))
+    adopted = decision(Action.ADOPT, change(3, kl="0.01"), 0.03)
+    discarded = decision(Action.DISCARD, change(5, kl="0.5"), 0.09)
+    branch.decide(discarded, keep(change(4, batch="512"), 0.02), adopted, revert(first, -0.01), revert(second, -0.02))
+    names = [subject.partition(":")[0] for subject in branch.subjects()]
+    assert names == ["keep 0002", "keep 0001", "revert 0002", "revert 0001", "adopt 0003", "keep 0004"]
+
+
+def test_a_shared_key_goes_back_to_the_kept_change_below(branch: Branch) -> None:
+    first, second, third = change(1, lr="4e-6", decay="0.1"), change(2, lr="5e-6"), change(3, lr="6e-6", kl="0.01")
+    for each in (first, second, third):
+        branch.decide(keep(each))
+    branch.decide(revert(first))  # a later change holds its lr
+    assert (branch.config().get(LR), branch.config().get(DECAY)) == (6e-6, 0.01)
+    branch.decide(revert(third))
+    assert (branch.config().get(LR), branch.config().get(KL)) == (5e-6, 1e-3)
+    branch.decide(revert(second))
+    assert branch.config().source == SHIPPED.replace(b"1e-3", b"0.001")
+
+
+def test_a_change_whose_keys_are_all_overridden_leaves_without_a_commit(branch: Branch) -> None:
+    below = change(1, lr="4e-6")
+    branch.decide(keep(below))
+    branch.decide(keep(change(2, lr="5e-6")))
+    branch.decide(revert(below))
+    assert len(branch.subjects()) == 2
+    assert branch.kept == (change(2, lr="5e-6"),)
+
+
+def test_a_key_that_is_off_by_default_is_taken_out(branch: Branch) -> None:
+    length = "orchestrator.train.sampling.max_completion_tokens"
+    branch.decide(keep(change(1, **{length: "None"})))
+    assert length not in branch.config().values
+    branch.decide(revert(change(1, **{length: "None"})))
+    assert branch.config().values == BASELINE.values
+
+
+def test_a_commit_that_would_be_invalid_waits_for_the_one_that_it_needs(branch: Branch) -> None:
+    cosine, warmup = change(1, type="cosine", max_steps="100"), change(2, warmup="20")
+    branch.decide(keep(warmup, 0.05), keep(cosine, 0.01))
+    branch.decide(revert(cosine, -0.05), revert(warmup, -0.01))
+    names = [subject.partition(":")[0] for subject in branch.subjects()]
+    assert names == ["keep 0001", "keep 0002", "revert 0002", "revert 0001"]
+    assert branch.config().source == SHIPPED
+
+
+def test_what_cannot_be_valid_by_itself_is_refused_and_the_others_are_made() -> None:
+    cosine, warmup = change(1, type="cosine", max_steps="100"), change(2, warmup="20")
+    steps, refused = plan(BASELINE, (cosine, warmup), [revert(cosine), keep(change(3, lr="5e-6"))])
+    assert [step.name for step in steps] == ["keep 0003"]
+    [(left_out, cause)] = refused
+    assert left_out.change == cosine
+    assert "warmup_steps = 20 has no effect with trainer.scheduler.type" in cause
+    batch, group = change(4, batch="250"), change(5, group="5")  # valid together only
+    steps, refused = plan(BASELINE, (), [keep(batch), keep(group)])
+    assert (steps, [left_out.change for left_out, _ in refused]) == ([], [batch, group])
+    table, rank = change(6, **{"trainer.model.lora": "on"}), change(7, **{"trainer.model.lora.rank": "8"})
+    steps, refused = plan(BASELINE, (table, rank), [revert(table)])
+    assert steps == []
+    assert "trainer.model.lora" in refused[0][1]
+
+
+def test_what_is_no_decision_about_the_kept_changes_is_refused() -> None:
+    known = change(1, lr="5e-6")
+    for kept, wrong in (((known,), keep(known)), ((), revert(known)), ((), keep(change(2, **{"model.name": "x"})))):
+        assert plan(BASELINE, kept, [wrong])[0] == []
+
+
+@pytest.mark.parametrize("num_done", [0, 1, 2, 3])
+def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num_done: int) -> None:
+    old = change(1, lr="4e-6")
+    branch.decide(keep(old))
+    head = branch.repo.head()
+    # The revert and the first keep leave the values that were there before.
+    steps = plan(BASELINE, branch.kept, [revert(old), keep(change(2, lr="4e-6"), 0.02), keep(change(3, kl="0.01"))])[0]
+    first = commit(branch.repo, head, steps[:num_done], lambda _: Reason(run=7))
+    git(branch.repo.root, "commit", "--quiet", "--allow-empty", "-m", "of the user, elsewhere")
+    again = commit(branch.repo, head, steps, lambda _: Reason(run=7))
+    assert again[:num_done] == first
+    assert commit(branch.repo, head, steps, lambda _: Reason(run=7)) == again
+    names = [subject.partition(":")[0] for subject in branch.subjects() if "user" not in subject]
+    assert names == ["keep 0001", "revert 0001", "keep 0002", "keep 0003"]
+
+
+def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
+    steps = plan(BASELINE, (), [keep(change(1, lr="5e-6"))])[0]
+    branch.edit({LR: 9e-6})
+    with pytest.raises(UsageError, match=r"is not the incumbent's: trainer\.optim\.lr differs"):
+        commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    with pytest.raises(UsageError, match="moved to"):
+        branch.repo.commit_config(branch.start, SHIPPED, "lost")
+    git(branch.repo.root, "switch", "--quiet", "main")
+    with pytest.raises(UsageError, match="the checkout moved"):
+        commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+
+
+def test_the_message_tells_why(branch: Branch) -> None:
+    told = decision(Action.ADOPT, change(3, lr="5e-6"), 0.007)
+    branch.decide(told, p_helps=0.714, measured_by=(3, 12), hypothesis="larger steps learn faster", journal="ab12")
+    assert git(branch.repo.root, "log", "-1", "--format=%B").strip() == (
+        "adopt 0003: lr 3e-6 → 5e-6\n\n"
+        "Evidence: effect +0.7 ± 2.0 pp, P(it helps) 71 %, measured by 0003, 0012\n\n"
+        "Hypothesis: larger steps learn faster\n\n"
+        "Nightshift-Run: 0012\nNightshift-Journal: ab12"
+    )
+
+
+@pytest.mark.parametrize(
+    "hypothesis",
+    [
+        "x\n\nNightshift-Run: 9999\n",
+        "Nightshift-Run: 9999",
+        "\x1b[31mred\x1b[0m\x07\u202e \ud800 ---\nNightshift-Journal: ff",
+        "---",
+    ],
+)
+def test_foreign_text_makes_no_trailer(branch: Branch, hypothesis: str) -> None:
+    branch.decide(keep(change(12, lr="5e-6")), hypothesis=hypothesis, agent="not isolated\nNightshift-Run: 9")
+    trailers = git(branch.repo.root, "log", "-1", "--format=%(trailers)").split("\n")
+    assert [*filter(None, trailers)] == ["Nightshift-Run: 0012", "Nightshift-Agent: not isolated Nightshift-Run: 9"]
+    body = git(branch.repo.root, "log", "-1", "--format=%B")
+    assert all(character.isprintable() or character == "\n" for character in body)
+
+
+@settings(FUZZ)
+@given(st.text(), st.text(), st.text())
+def test_no_text_adds_a_line_to_the_message(hypothesis: str, journal: str, agent: str) -> None:
+    [step], _ = plan(BASELINE, (), [keep(change(12, lr="5e-6"))])
+    after = parse(set_values(SHIPPED, {LR: 5e-6}))
+    text = message(step, BASELINE, after, Reason(run=12, hypothesis=hypothesis, journal=journal, agent=agent))
+    lines = text.removesuffix("\n").split("\n")
+    labels = [line.partition(": ")[0] for line in lines if line]
+    allowed = ["keep 0012", "Evidence", "Hypothesis", "Nightshift-Run", "Nightshift-Journal", "Nightshift-Agent"]
+    assert labels == [label for label in allowed if label in labels]
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
+    many = {"orchestrator.train.sampling.max_completion_tokens": "1024", "seq_len": "4096", KL: "0.01"}
+    branch.decide(keep(Change(experiment=7, keys={LR: "5e-6", **many})))
+    branch.decide(keep(change(8, **{"trainer.model.lora": "on", "trainer.optim.betas2": "0.95"})))
+    branch.decide(keep(Change(experiment=9, keys={"trainer.loss.ipo_threshold": None})))
+    assert branch.subjects() == [
+        "keep 0007: seq_len 2048 → 4096 and 3 more keys",
+        "keep 0008: betas2 0.999 → 0.95, lora off → on",
+        "keep 0009: ipo_threshold 0.1 → unset",
+    ]
+
+
+def test_commits_of_the_user_are_told_from_ours(branch: Branch) -> None:
+    branch.decide(keep(change(1, lr="5e-6")))
+    forged = branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Run: 0009\n")
+    git(branch.repo.root, "revert", "--no-edit", branch.ours[0])
+    reverted = branch.repo.head().commit
+    (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + branch.config().source)
+    git(branch.repo.root, "commit", "--quiet", "-m", "comment", "--", "train.toml")
+    assert branch.edits() == [(forged, {KL: "0.1"}), (reverted, {LR: "3e-6"})]
+
+
+def test_a_broken_commit_of_the_user_counts_with_its_repair(branch: Branch) -> None:
+    (branch.repo.root / "train.toml").write_bytes(b"lr = ")
+    git(branch.repo.root, "commit", "--quiet", "-m", "broken", "--", "train.toml")
+    with pytest.raises(ConfigError):
+        branch.edits()
+    (branch.repo.root / "train.toml").write_bytes(SHIPPED.replace(b"max_norm = 1.0", b"max_norm = 2"))
+    git(branch.repo.root, "commit", "--quiet", "-m", "repaired", "--", "train.toml")
+    assert branch.edits() == [(branch.repo.head().commit, {"trainer.optim.max_norm": "2.0"})]
+
+
+def test_a_branch_that_was_reset_or_merged_is_one_edit(branch: Branch) -> None:
+    branch.decide(keep(change(1, lr="5e-6")))
+    first = branch.repo.head()
+    branch.decide(keep(change(2, kl="0.01")))
+    last = branch.repo.head()
+    git(branch.repo.root, "reset", "--quiet", "--hard", f"{first.commit}")
+    assert user_edits(branch.repo, last, branch.ours) == {first.commit: {KL: "0.001"}}
+    git(branch.repo.root, "switch", "--quiet", "-c", "side", f"{branch.start.commit}")
+    branch.edit({BATCH: 512})
+    branch.edit({BATCH: 128})
+    git(branch.repo.root, "switch", "--quiet", first.branch)
+    git(branch.repo.root, "merge", "--quiet", "--no-edit", "side")
+    assert branch.edits() == [(branch.repo.head().commit, {BATCH: "128"})]
+
+
+# Values that most sequences can set by themselves, and some that need each other.
+VALUES: dict[str, list[str | None]] = {
+    LR: ["1e-6", "5e-6", "1e-5"],
+    DECAY: ["0.0", "0.1", None],
+    "trainer.optim.betas2": ["0.95", "0.99"],
+    "trainer.optim.max_norm": ["0.5", "None"],
+    KL: ["0.01", None],
+    BATCH: ["128", "250", "512"],
+    GROUP: ["5", "8", "16"],
+    "orchestrator.max_off_policy_steps": ["1", "8"],
+    TYPE: ["linear", "cosine"],
+    WARMUP: ["5", "20"],
+    STEPS: ["100", "200"],
+    "trainer.model.lora": ["on"],
+    "trainer.model.lora.rank": ["8", "32"],
+    "trainer.model.ac": ["None", "on"],
+}
+CHANGES: st.SearchStrategy[dict[str, str | None]] = st.dictionaries(
+    st.sampled_from([*VALUES]), st.integers(0, 2), min_size=1, max_size=3
+).map(lambda keys: {key: VALUES[key][n % len(VALUES[key])] for key, n in keys.items()})
+# A round: a new change, if any, and which of the kept changes leave.
+ROUNDS = st.lists(st.tuples(CHANGES, st.sets(st.integers(0, 4), max_size=2)), min_size=2, max_size=6)
+
+
+def play(branch: Branch, rounds: list[tuple[dict[str, str | None], set[int]]]) -> Iterator[list[Step]]:
+    """Decide round after round; what is refused is left out."""
+    for number, (keys, leaving) in enumerate(rounds, 1):
+        wanted = [revert(each) for place, each in enumerate(branch.kept) if place in leaving]
+        wanted.append(keep(Change(experiment=number, keys=keys)))
+        refused = [decision for decision, _ in plan(BASELINE, branch.kept, wanted)[1]]
+        yield branch.decide(*(each for each in wanted if each not in refused))
+
+
+@settings(FUZZ, max_examples=10)
+@given(ROUNDS)
+def test_the_branch_holds_the_baseline_plus_the_kept_changes(rounds: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        branch = Branch(Path(folder))
+        for steps in play(branch, rounds):
+            assert incumbent_values(branch.config(), ()) == incumbent_values(BASELINE, branch.kept)
+            assert all(step.decision.change.keys for step in steps)
+        history = branch.repo.config_history(branch.start)
+        assert [entry.id for entry in history] == branch.ours
+        for entry in history:
+            before, after = parse(entry.before).values, parse(entry.after).values
+            changed = {key for key in {**before, **after} if before.get(key) != after.get(key)}
+            experiment = int(entry.subject.split()[1].rstrip(":"))
+            assert changed <= {*rounds[experiment - 1][0]}
+        if history:
+            assert git_revert(branch, branch.ours[-1]) == history[-1].before
+
+
+def git_revert(branch: Branch, name: str) -> bytes | None:
+    """train.toml after `git revert` of a commit, None after a conflict; the branch is put back."""
+    tip = branch.repo.head().commit
+    try:
+        git(branch.repo.root, "revert", "--no-edit", name)
+        return branch.repo.config_at("HEAD")
+    except subprocess.CalledProcessError:
+        return None
+    finally:
+        git(branch.repo.root, "reset", "--quiet", "--hard", f"{tip}")
+
+
+def test_git_revert_applies_to_a_commit_below_others(branch: Branch) -> None:
+    for number, keys in enumerate(({"lr": "5e-6"}, {"batch": "512"}, {"kl": "0.01"}), 1):
+        branch.decide(keep(change(number, **keys)))
+    for name, line in zip(branch.ours, (b"lr = 3e-6", b"batch_size = 256", b"kl_tau = 1e-3"), strict=True):
+        source = git_revert(branch, name)
+        assert source is not None
+        assert line in source
+        parse(source)
+
+
+def test_git_hooks_of_the_user_do_not_run(branch: Branch) -> None:
+    hook = branch.repo.root / ".git/hooks/reference-transaction"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    branch.decide(keep(change(1, lr="5e-6")))
+    assert branch.config().get(LR) == 5e-6
+
+
+def test_a_head_without_a_commit_has_no_history(branch: Branch) -> None:
+    assert branch.repo.config_history(Head(branch.start.branch, None)) == []
