@@ -222,7 +222,8 @@ class AboveBest:
 class MovingBar(AboveBest):
     """Keep a candidate whose score is above a bar that follows the scores. After a keep the bar rises by 0.4 of the
     distance. A discard up to 0.8 pp below the bar moves nothing. After a discard further below, the bar falls by 0.1 of
-    the distance beyond 0.8 pp, at most by 0.2 pp. The constants are those of MovingBar in decision_rules.py."""
+    the distance beyond 0.8 pp, at most by 0.2 pp. The constants are those of
+    class MovingBar in benchmarks/decision_rules.py of version 0.2.0."""
 
     def _move(self, above: float) -> float:
         return 0.4 * above if above > 0 else 0.1 * min(max(above + 0.008, -0.02), 0.0)

@@ -64,7 +64,7 @@ def observe_in_turn(rule: AboveBest, scores: list[float]) -> list[int]:
 
 def test_the_rule_best_keeps_a_candidate_above_the_best_score_so_far() -> None:
     rule = AboveBest(0.500)
-    assert observe_in_turn(rule, [0.500, 0.510, 0.505, 0.480, 0.511]) == [2, 5]
+    assert observe_in_turn(rule, [0.500, 0.510, 0.505, 0.480, 0.509, 0.511]) == [2, 6]
     assert rule.gain()[0] == pytest.approx(0.011)
 
 
