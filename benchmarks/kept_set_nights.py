@@ -3,9 +3,17 @@
     uv run benchmarks/kept_set_nights.py --world default --nights 300
     uv run benchmarks/kept_set_nights.py --world hard --slots 4 --nights 100
     uv run benchmarks/kept_set_nights.py --by-hand
+    uv run benchmarks/kept_set_nights.py --rule all --nights 300 --seed 2
 
-No model is trained. A world draws the effects of the proposed changes and the noise of the runs; the rule is the
-package's own (nightshift/campaign/posterior.py). Scores are fractions of 1, printed in percentage points.
+No model is trained. A world draws the effects of the proposed changes and the noise of the runs; the rule `kept-set` is
+the package's own (nightshift/campaign/posterior.py). Two simple rules can be compared with the rule `kept-set`. Both
+keep a candidate whose score on all examples is above a bar, and the candidate's config is then the incumbent:
+
+    best: the bar is the best score so far.
+    bar: the bar moves after every run (class MovingBar).
+
+Neither has riders or last runs. Every rule meets the same proposed changes, noise and clock in the night of one number.
+Scores are fractions of 1, printed in percentage points.
 """
 
 from __future__ import annotations
@@ -17,15 +25,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 import numpy as np
 from machine import RESULTS, machine, table, write_result
+from numpy.typing import NDArray
 
 from nightshift.campaign.next_run import Run, Stage, measuring_run, next_stage
 from nightshift.campaign.posterior import Posterior
-from nightshift.campaign.records import Action, Change
+from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.decision_rules import RuleConstants
 
 NUM_EXAMPLES = 1319
@@ -162,11 +171,83 @@ class Nature:
         return min(max(score, 0.0), 1.0)
 
 
-def play(world: World, seed: tuple[int, int], num_slots: int, by_hand: bool, rules: RuleConstants) -> dict[str, float]:
-    """Play one night and return its figures. By hand: no rider and no last runs."""
+class Rule(Protocol):
+    """What decides in a night: the methods of Posterior that `play` calls."""
+
+    @property
+    def kept(self) -> tuple[Change, ...]: ...
+    def gain(self, num_slots: int = 1) -> tuple[float, float]: ...
+    def begin(self, run: Run) -> None: ...
+    def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None: ...
+    def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]: ...
+
+
+class AboveBest:
+    """Keep a candidate whose score is above the best score so far."""
+
+    def __init__(self, score: float) -> None:
+        self.kept: tuple[Change, ...] = ()
+        self._first = self._bar = score
+
+    def gain(self, num_slots: int = 1) -> tuple[float, float]:
+        """Return the bar less the baseline's score, and NaN: the rule has no interval."""
+        return self._bar - self._first, math.nan
+
+    def begin(self, run: Run) -> None:
+        """Do nothing: the rule has no stages."""
+
+    def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
+        """Return None: the rule measures a change once."""
+        return None
+
+    def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]:
+        """Make the run's config the incumbent if its score is above the bar."""
+        assert run.new is not None, "the rule has no last runs"
+        above = score - self._bar
+        self._bar += self._move(above)
+        if above <= 0:
+            return (Decision(change=run.new, action=Action.DISCARD),)
+        before, self.kept = self.kept, tuple(run.changes)
+        reverted = [change for change in before if change not in self.kept]  # at several slots
+        added = [change for change in self.kept if change not in before]
+        return (
+            *(Decision(change=change, action=Action.REVERT) for change in reverted),
+            *(Decision(change=change, action=Action.KEEP) for change in added),
+        )
+
+    def _move(self, above: float) -> float:
+        return max(above, 0.0)
+
+
+class MovingBar(AboveBest):
+    """Keep a candidate whose score is above a bar that follows the scores. After a keep the bar rises by 0.4 of the
+    distance. A discard up to 0.8 pp below the bar moves nothing. After a discard further below, the bar falls by 0.1 of
+    the distance beyond 0.8 pp, at most by 0.2 pp. The constants are those of
+    class MovingBar in benchmarks/decision_rules.py of version 0.2.0."""
+
+    def _move(self, above: float) -> float:
+        return 0.4 * above if above > 0 else 0.1 * min(max(above + 0.008, -0.02), 0.0)
+
+
+RULES: dict[str, Callable[[float, RuleConstants], Rule]] = {
+    "kept-set": lambda score, rules: Posterior(score, math.sqrt(score * (1 - score) / NUM_EXAMPLES), rules),
+    "best": lambda score, _: AboveBest(score),
+    "bar": lambda score, _: MovingBar(score),
+}
+
+
+def play(
+    world: World,
+    seed: tuple[int, int],
+    num_slots: int,
+    by_hand: bool,
+    rules: RuleConstants,
+    name: str = "kept-set",
+) -> dict[str, float]:
+    """Play one night of the rule `name` and return its figures. By hand: no rider and no last runs."""
     nature = Nature(world, seed)
-    first = nature.measure((), 0.0)
-    posterior = Posterior(first, math.sqrt(first * (1 - first) / NUM_EXAMPLES), rules)
+    rule = RULES[name](nature.measure((), 0.0), rules)
+    searches_only = by_hand or name != "kept-set"
     # Ends of the runs in flight; the second number makes the order of equal ends unambiguous.
     in_flight: list[tuple[float, int, float, Run, bool]] = []
     num_started = 1
@@ -178,20 +259,20 @@ def play(world: World, seed: tuple[int, int], num_slots: int, by_hand: bool, rul
         num_left = math.floor((NIGHT_SECONDS - seconds) / RUN_SECONDS) * num_slots
         if num_left <= 0:
             return
-        stage = Stage.SEARCH if by_hand else next_stage(num_started, num_last, num_left, num_slots)
+        stage = Stage.SEARCH if searches_only else next_stage(num_started, num_last, num_left, num_slots)
         crash_seconds = None
         if stage is Stage.SEARCH:
             seconds += ANSWER_SECONDS if num_slots == 1 else 0.0
             if seconds + RUN_SECONDS > NIGHT_SECONDS:
                 return
             proposal = nature.propose()
-            rider = None if by_hand else posterior.rider(proposal.change, [run for *_, run, _ in in_flight])
-            run = Run(kept=posterior.kept, rider=rider, new=proposal.change)
+            rider = None if by_hand else rule.rider(proposal.change, [run for *_, run, _ in in_flight])
+            run = Run(kept=rule.kept, rider=rider, new=proposal.change)
             crash_seconds = proposal.crash_seconds
         else:
             num_last += 1
-            run = measuring_run(posterior.kept, stage)
-        posterior.begin(run)
+            run = measuring_run(rule.kept, stage)
+        rule.begin(run)
         end = seconds + (RUN_SECONDS if crash_seconds is None else crash_seconds)
         heapq.heappush(in_flight, (end, num_started, seconds, run, crash_seconds is not None))
         num_started += 1
@@ -202,11 +283,11 @@ def play(world: World, seed: tuple[int, int], num_slots: int, by_hand: bool, rul
         end, _, seconds, run, is_crash = heapq.heappop(in_flight)
         if not is_crash:
             score = nature.measure(list(run.changes), seconds)
-            actions += [decision.action for decision in posterior.observe(run, score, seconds / 3600)]
+            actions += [decision.action for decision in rule.observe(run, score, seconds / 3600)]
         start(end)
-    kept = posterior.kept
+    kept = rule.kept
     true_gain = nature.truth(kept)[0] - START
-    reported, half = posterior.gain(num_slots)
+    reported, half = rule.gain(num_slots)
     effects = [START + true_gain - nature.truth([c for c in kept if c != change])[0] for change in kept]
     return {
         "gain": true_gain,
@@ -221,18 +302,26 @@ def play(world: World, seed: tuple[int, int], num_slots: int, by_hand: bool, rul
     }
 
 
-def summarise(name: str, nights: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the means over the nights of a world; scores in percentage points."""
+def summarise(
+    world: str, rule: str, nights: list[dict[str, float]], reference: list[dict[str, float]] | None
+) -> dict[str, Any]:
+    """Return the means over the nights of a world; scores in percentage points. `reference`: nights of the rule
+    kept-set, whose gains are subtracted night by night. The row of a rule without an interval has None there."""
     means = {figure: float(np.mean([night[figure] for night in nights])) for figure in nights[0]}
     gains = np.array([night["gain"] for night in nights])
+    has_interval = not math.isnan(means["half_interval"])
+    paired = None if reference is None else gains - np.array([night["gain"] for night in reference])
     return {
-        "world": name,
+        "world": world,
+        "rule": rule,
         "nights": len(nights),
         "gain": 100 * means["gain"],
-        "stderr": float(100 * gains.std(ddof=1) / math.sqrt(len(nights))) if len(nights) > 1 else None,
-        "holds": 100 * means["holds"],
+        "stderr": standard_error(gains),
+        "minus_kept_set": None if paired is None else float(100 * paired.mean()),
+        "minus_stderr": None if paired is None else standard_error(paired),
+        "holds": 100 * means["holds"] if has_interval else None,
         "told_too_high": 100 * means["told_too_high"],
-        "half_interval": 100 * means["half_interval"],
+        "half_interval": 100 * means["half_interval"] if has_interval else None,
         "commits_in": means["commits_in"],
         "commits_out": means["commits_out"],
         "changes": means["changes"],
@@ -241,11 +330,19 @@ def summarise(name: str, nights: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
+def standard_error(gains: NDArray[np.float64]) -> float | None:
+    """Return the standard error of the mean in percentage points; None for one night."""
+    return float(100 * gains.std(ddof=1) / math.sqrt(len(gains))) if len(gains) > 1 else None
+
+
 COLUMNS = {
     "world": "<20",
+    "rule": "<10",
     "nights": ">7",
     "gain": ">+8.2f",
     "stderr": ">8.2f",
+    "minus_kept_set": ">16.2f",
+    "minus_stderr": ">14.2f",
     "holds": ">7.0f",
     "told_too_high": ">15.2f",
     "half_interval": ">15.1f",
@@ -264,21 +361,26 @@ def simulate(
     by_hand: bool,
     rules: RuleConstants,
     report: Callable[[str], None],
+    compared: Sequence[str] = ("kept-set",),
 ) -> list[dict[str, Any]]:
-    """Play the nights of some worlds and return one row a world. `report` is told the progress."""
+    """Play the nights of some worlds and return one row a world and rule. `report` is told the progress."""
     rows = []
-    for name in names:
-        nights = []
+    for world in names:
+        nights: dict[str, list[dict[str, float]]] = {rule: [] for rule in compared}
         for number in range(num_nights):
-            nights.append(play(WORLDS[name], (seed, number), num_slots, by_hand, rules))
+            for rule in compared:
+                nights[rule].append(play(WORLDS[world], (seed, number), num_slots, by_hand, rules, rule))
             if (number + 1) % 10 == 0:
-                report(f"{name}: {number + 1} of {num_nights} nights")
-        rows.append(summarise(name, nights))
+                report(f"{world}: {number + 1} of {num_nights} nights")
+        for rule in compared:
+            reference = None if rule == "kept-set" else nights.get("kept-set")
+            rows.append(summarise(world, rule, nights[rule], reference))
     return rows
 
 
 @click.command(help=__doc__)
 @click.option("--world", "names", type=click.Choice([*WORLDS]), multiple=True, help="Default: every world.")
+@click.option("--rule", default="kept-set", show_default=True, type=click.Choice([*RULES, "all"]))
 @click.option("--nights", default=60, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=1, show_default=True)
 @click.option("--slots", default=1, show_default=True, type=click.IntRange(1))
@@ -288,6 +390,7 @@ def simulate(
 @click.option("--output", type=click.Path(path_type=Path), help="Default: benchmarks/results/kept_set_nights*.json.")
 def main(
     names: tuple[str, ...],
+    rule: str,
     nights: int,
     seed: int,
     slots: int,
@@ -299,8 +402,11 @@ def main(
     """Play the nights, print a table and write the figures."""
     kind = machine()
     rules = replace(RuleConstants(), keep_at=keep_at, revert_below=revert_below)
-    rows = simulate(names or [*WORLDS], nights, seed, slots, by_hand, rules, lambda line: click.echo(line, err=True))
-    suffix = "_by_hand" if by_hand else f"_{slots}_slots" if slots > 1 else ""
+    compared = [*RULES] if rule == "all" else [rule]
+    worlds = names or [*WORLDS]
+    rows = simulate(worlds, nights, seed, slots, by_hand, rules, lambda line: click.echo(line, err=True), compared)
+    suffix = "" if rule == "kept-set" else "_rules" if rule == "all" else f"_{rule}"
+    suffix += "_by_hand" if by_hand else f"_{slots}_slots" if slots > 1 else ""
     output = output or RESULTS / f"kept_set_nights{suffix}.json"
     command = shlex.join(["uv", "run", "benchmarks/kept_set_nights.py", *sys.argv[1:]])
     figures = {"seed": seed, "slots": slots, "by_hand": by_hand, "keep_at": keep_at, "revert_below": revert_below}

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from nightshift.campaign.next_run import Run
+from nightshift.campaign.records import Action, Change
 from nightshift.config.decision_rules import RuleConstants
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import kept_set_nights  # noqa: E402
-from kept_set_nights import START, WORLDS, Nature, World, play  # noqa: E402
+from kept_set_nights import START, WORLDS, AboveBest, MovingBar, Nature, World, play  # noqa: E402
 
 
 def test_the_proposed_changes_have_the_shares_and_effects_of_the_world() -> None:
@@ -53,6 +55,55 @@ def test_a_night_is_the_same_for_the_same_seed_and_ends_with_a_gain(num_slots: i
     assert 44 * num_slots <= figures["runs"] <= 52 * num_slots
 
 
+def observe_in_turn(rule: AboveBest, scores: list[float]) -> list[int]:
+    """Run one candidate a score on the incumbent. Return the numbers of the kept candidates."""
+    for number, score in enumerate(scores, start=1):
+        rule.observe(Run(kept=rule.kept, new=Change(experiment=number, keys={f"key_{number}": "1"})), score, 0.0)
+    return [change.experiment for change in rule.kept]
+
+
+def test_the_rule_best_keeps_a_candidate_above_the_best_score_so_far() -> None:
+    rule = AboveBest(0.500)
+    assert observe_in_turn(rule, [0.500, 0.510, 0.505, 0.480, 0.509, 0.511]) == [2, 6]
+    assert rule.gain()[0] == pytest.approx(0.011)
+
+
+def test_the_rule_bar_raises_and_lowers_the_bar() -> None:
+    rule = MovingBar(0.500)
+    # 0.510 raises the bar to 0.504, and 0.505 to 0.5044. 0.497 is within 0.8 pp. 0.400 lowers the bar by 0.2 pp.
+    assert observe_in_turn(rule, [0.510, 0.505, 0.497, 0.400, 0.502, 0.503]) == [1, 2, 6]
+    assert rule.gain()[0] == pytest.approx(0.0024 + 0.4 * 0.0006)
+
+
+def test_a_keep_from_an_older_parent_makes_the_config_of_the_run_the_incumbent() -> None:
+    first, second = (Change(experiment=number, keys={f"key_{number}": "1"}) for number in (1, 2))
+    rule = AboveBest(0.500)
+    rule.observe(Run(new=first), 0.510, 0.0)
+    decisions = rule.observe(Run(new=second), 0.520, 0.0)
+    assert [(decision.change, decision.action) for decision in decisions] == [
+        (first, Action.REVERT),
+        (second, Action.KEEP),
+    ]
+    assert rule.kept == (second,)
+
+
+def test_every_rule_meets_the_same_changes_noise_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    natures: list[Nature] = []
+
+    def record(world: World, seed: tuple[int, int]) -> Nature:
+        natures.append(Nature(world, seed))
+        return natures[-1]
+
+    monkeypatch.setattr(kept_set_nights, "Nature", record)
+    for name in kept_set_nights.RULES:
+        play(World(), (2, 0), 1, True, RuleConstants(), name)
+    first = natures[0]
+    assert len(natures) == 3
+    for nature in natures[1:]:
+        assert nature.proposals == first.proposals
+        assert nature._noise.bit_generator.state == first._noise.bit_generator.state
+
+
 def test_the_command_writes_one_row_a_world(tmp_path: Path) -> None:
     output = tmp_path / "nights.json"
     arguments = ["--world", "hard", "--world", "conflicts", "--nights", "2", "--output", str(output)]
@@ -60,3 +111,15 @@ def test_the_command_writes_one_row_a_world(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = json.loads(output.read_text())["worlds"]
     assert [(row["world"], row["nights"]) for row in rows] == [("hard", 2), ("conflicts", 2)]
+
+
+def test_the_command_compares_all_rules_night_by_night(tmp_path: Path) -> None:
+    output = tmp_path / "nights.json"
+    arguments = ["--world", "half help", "--rule", "all", "--nights", "2", "--output", str(output)]
+    result = CliRunner().invoke(kept_set_nights.main, arguments)
+    assert result.exit_code == 0, result.output
+    rows = {row["rule"]: row for row in json.loads(output.read_text())["worlds"]}
+    assert [*rows] == ["kept-set", "best", "bar"]
+    assert rows["kept-set"]["minus_kept_set"] is None
+    assert rows["best"]["holds"] is None
+    assert rows["best"]["minus_kept_set"] == pytest.approx(rows["best"]["gain"] - rows["kept-set"]["gain"])
