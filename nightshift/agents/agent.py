@@ -283,8 +283,8 @@ def check_agent(name: str, sandbox: str, root: Path, environ: Mapping[str, str])
             agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, Clone(Repo(root), Path(folder)))
             with waiting(f"asking {agent.name} whether it can be reached", _QUESTION_SECONDS):
                 ending = agent.run(read_source(root / CONFIG_NAME), _QUESTION, Path(folder) / "log")
-        told = f"({agent.sandbox.warning or f'sandbox: {agent.sandbox.name}'})"
-        problem = ending.cause and f"{agent.name}: {ending.cause} {told}"
-        return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {told}")
+        setting = f"({agent.sandbox.warning or f'sandbox: {agent.sandbox.name}'})"
+        problem = ending.cause and f"{agent.name}: {ending.cause} {setting}"
+        return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {setting}")
     except NightshiftError as error:
         return Check(ALL, "agent", error)

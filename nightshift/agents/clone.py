@@ -40,7 +40,7 @@ class Clone:
         self._own = base / f"nightshift-{os.getuid()}"
         self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
         self.path = self.folder / "clone"
-        self._opened = dict[str, tuple[str, str]]()  # what `open` left
+        self._opened = dict[str, str]()  # what `open` left
 
     def open(self, source: bytes, evidence: Mapping[str, bytes] = MappingProxyType({})) -> None:
         """Clone the branch afresh and put `source` there as train.toml, and files to read."""
@@ -71,10 +71,10 @@ class Clone:
             ConfigError: the clone cannot be read, so no proposal can be taken from it.
         """
         listing = self._listing(len(self._opened) + _MAX_FILES)
-        changed = {name for name, _ in self._opened.items() ^ listing.items()}
         for name in (CONFIG_NAME, ANSWER_NAME):  # other files stay here: `uv run` alone leaves a .venv full of links
-            if problem := listing.get(name, ("", ""))[0]:
+            if name in listing and (problem := _problem((self.path / name).lstat())):
                 raise _unreadable(name, problem)
+        changed = {name for name, _ in self._opened.items() ^ listing.items()}
         files = [_shown(name) for name in sorted(changed - {CONFIG_NAME, ANSWER_NAME})]
         return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 
@@ -91,12 +91,12 @@ class Clone:
         if os.path.lexists(self.folder):
             raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
 
-    def _listing(self, max_files: float = math.inf) -> dict[str, tuple[str, str]]:
-        """Map the files of the clone, by relative name, to why they cannot be read ("" if they can) and their content.
+    def _listing(self, max_files: float = math.inf) -> dict[str, str]:
+        """Map the files of the clone, by relative name, to their content, as `_content` describes it.
 
         ConfigError for a folder that cannot be listed, or too many files.
         """
-        listing, num_files, folders = dict[str, tuple[str, str]](), 0, [os.fspath(self.path)]
+        listing, num_files, folders = dict[str, str](), 0, [os.fspath(self.path)]
         try:
             while folders:  # os.walk recurses, and a tree that is deep enough ends it
                 folder = folders.pop()
@@ -110,7 +110,7 @@ class Clone:
                             raise _unreadable(".", f"has more than {_MAX_FILES:,} new files")
                         name, status = self._name(entry.path), entry.stat(follow_symlinks=False)
                         if not stat.S_ISDIR(status.st_mode):
-                            listing[name] = _problem(status), _content(entry.path, status)
+                            listing[name] = _content(entry.path, status)
                         elif name != ".git":
                             folders.append(entry.path)
         except OSError as error:

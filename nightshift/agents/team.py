@@ -184,7 +184,7 @@ class TeamProposer:
 
     @property
     def sandbox(self) -> str:
-        """As the protocol says: "none" if one of the two has none."""
+        """The sandboxes of both agents: "none" if one of the agents has none."""
         names = [agent.sandbox.name for agent in (self.strategist, self.implementer)]
         return NO_SANDBOX if NO_SANDBOX in names else " and ".join(dict.fromkeys(names))
 

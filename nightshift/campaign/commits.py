@@ -47,7 +47,6 @@ class Reason:
     `journal`: hash of the journal's last line; `agent`: a remark on the agent, such as "not isolated"."""
 
     run: int
-    p_helps: float | None = None  # P(the effect of the change is above 0)
     measured_by: tuple[int, ...] = ()
     hypothesis: str = ""
     journal: str = ""
@@ -130,8 +129,8 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
     evidence = []
     if effect is not None and stderr is not None:
         evidence.append(f"effect {100 * effect:+.1f} ± {100 * Z95 * stderr:.1f} pp")
-    if reason.p_helps is not None:
-        evidence.append(f"P(it helps) {100 * reason.p_helps:.0f} %")
+    if (p_helps := step.decision.p_helps) is not None:
+        evidence.append(f"P(it helps) {100 * p_helps:.0f} %")
     if reason.measured_by:
         evidence.append("measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by))
     hypothesis = clean(reason.hypothesis)

@@ -73,7 +73,7 @@ class DecisionRules:
 class RuleConstants:
     """The constants of the rule in campaign/posterior.py, as fractions of 1 at GSM8K's scale.
 
-    Chosen by simulation (benchmarks/kept_set_nights.py) on other random numbers than the reported figures. A kind of
+    Chosen by simulation, on other random numbers than the figures of benchmarks/kept_set_nights.py. A kind of
     change is (mean, sd, share): how its effects are distributed, and the share of all changes that are of this kind.
     """
 
@@ -104,9 +104,10 @@ class RuleConstants:
     )
     # Part of the variance over examples, p (1 - p) / n, that differs between two runs on the same examples.
     examples_share: _Share = 0.38
-    # Noise of a run whose CPUs or GPUs others used, times the usual noise. Half of a training budget cost 3.6 pp.
+    # Noise of a run whose CPUs or GPUs others used, times the usual noise. Chosen by judgement, not measured.
     contention_noise: Scale = 2.0
-    # Standard deviation of the drift in eight hours. Without drift the interval held in 43 % of nights that drifted.
+    # Standard deviation of the drift in eight hours. The rule of 0.2.0 has no drift: its interval held in 35 % of the
+    # nights that drifted by 3 pp.
     drift_sd: Scale = 0.02
     # P(it helps) at which a change comes in. 0.5 makes 0.3 pp more and twice the commits; 0.7 makes 0.5 pp less.
     keep_at: _Share = 0.6

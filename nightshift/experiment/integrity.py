@@ -1,4 +1,4 @@
-"""Do the files that measure still stand as the campaign's first experiment found them, and is its branch checked out?
+"""Refuse an experiment or a decision if a measuring file changed or another branch is checked out.
 
 The measuring files are those that the rules hash covers. They are hashed from their bytes before each experiment and
 before each decision. git's index, attributes and configuration are not asked: they could hide a change. No other file

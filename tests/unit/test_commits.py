@@ -191,11 +191,11 @@ def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
 
 
 def test_the_message_tells_why(branch: Branch) -> None:
-    told = decision(Action.ADOPT, change(3, lr="5e-6"), 0.007)
-    branch.decide(told, p_helps=0.714, measured_by=(3, 12), hypothesis="larger steps learn faster", journal="ab12")
+    adopted = decision(Action.ADOPT, change(3, lr="5e-6"), 0.007)
+    branch.decide(adopted, measured_by=(3, 12), hypothesis="larger steps learn faster", journal="ab12")
     assert git(branch.repo.root, "log", "-1", "--format=%B").strip() == (
         "adopt 0003: lr 3e-6 → 5e-6\n\n"
-        "Evidence: effect +0.7 ± 2.0 pp, P(it helps) 71 %, measured by 0003, 0012\n\n"
+        "Evidence: effect +0.7 ± 2.0 pp, P(it helps) 76 %, measured by 0003, 0012\n\n"
         "Hypothesis: larger steps learn faster\n\n"
         "Nightshift-Run: 0012\nNightshift-Journal: ab12"
     )
