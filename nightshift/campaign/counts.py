@@ -1,0 +1,72 @@
+"""How many experiments came to what: the same words and numbers wherever they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nightshift.campaign.records import Change, Failure, Record, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of experiments. The baseline is compared with nothing, so it is not one of the `kept`; of these some are
+    `reverted` by now, and of the discarded some `adopted`. `measured`: ran without a new change. What a person, a kill
+    or a reboot cut off is `interrupted`: no crash."""
+
+    num_experiments: int = 0
+    baseline: int = 0
+    kept: int = 0
+    reverted: int = 0
+    discarded: int = 0
+    adopted: int = 0
+    measured: int = 0
+    crashed: int = 0
+    by_machinery: int = 0  # of the crashed: no fault of the config
+    interrupted: int = 0
+    undecided: int = 0  # in flight, or cut off and not closed yet
+
+    @classmethod
+    def of(cls, records: Iterable[Record], kept: Iterable[Change] = ()) -> Counts:
+        """`kept`: the incumbent's changes now."""
+        records = list(records)
+        numbers = {change.experiment for change in kept}
+        keeps = [r.run.new.experiment for r in records if r.is_keep and r.run.new]
+        discards = [r.run.new.experiment for r in records if r.status == Verdict.DISCARD and r.run.new]
+        crashes = [r.failure for r in records if r.status == Verdict.CRASH]
+        baseline = sum(r.is_keep for r in records) - len(keeps)
+        measured = sum(r.status == Verdict.MEASURED for r in records)
+        return cls(
+            num_experiments=len(records),
+            baseline=baseline,
+            kept=len(keeps),
+            reverted=len({*keeps} - numbers),
+            discarded=len(discards),
+            adopted=len({*discards} & numbers - {*keeps}),
+            measured=measured,
+            crashed=len(crashes) - crashes.count(Failure.INTERRUPTED),
+            by_machinery=crashes.count(Failure.MACHINERY),
+            interrupted=crashes.count(Failure.INTERRUPTED),
+            undecided=len(records) - baseline - len(keeps) - len(crashes) - len(discards) - measured,
+        )
+
+    def __str__(self) -> str:
+        """One line: `30 experiments: the baseline, 5 kept (1 reverted), 20 discarded, 4 measured again, 0 crashed`."""
+        parts = [
+            "the baseline" if self.baseline else "",
+            f"{self.kept} kept" + (f" ({self.reverted} reverted)" if self.reverted else ""),
+            f"{self.discarded} discarded" + (f" ({self.adopted} adopted later)" if self.adopted else ""),
+            f"{self.measured} measured again" if self.measured else "",
+            f"{self.crashed} crashed" + (f" ({self.by_machinery} by machinery)" if self.by_machinery else ""),
+            f"{self.interrupted} interrupted" if self.interrupted else "",
+            f"{self.undecided} without a verdict" if self.undecided else "",
+        ]
+        whole = f"{self.num_experiments:,} experiment{'' if self.num_experiments == 1 else 's'}"
+        return f"{whole}: {', '.join(filter(None, parts))}"
+
+
+def num_since_keep(decided: Sequence[Record]) -> int:
+    """Of decided experiments, in their order, how many came since the last keep; runs without a new change try
+    nothing."""
+    tried = [record for record in decided if record.status != Verdict.MEASURED]
+    return next((index for index, record in enumerate(reversed(tried)) if record.is_keep), len(tried))
