@@ -1,4 +1,4 @@
-"""The memory of ideas: what a campaign has tried, by the keys that it touched."""
+"""The memory of a campaign: what it has tried, by the keys that it touched."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -8,13 +8,12 @@ from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any
 
-from nightshift.campaign.campaign import Campaign, expected
-from nightshift.campaign.index import fold_sound, last_campaign
+from nightshift.campaign.campaign import Campaign, fold_sound, last_campaign
+from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record, Verdict
-from nightshift.campaign.standing import Expected
+from nightshift.campaign.records import Effect, Record, Verdict
 from nightshift.config.allowlist import KEYS, variants
-from nightshift.config.train_toml import Config, changed_keys, changes_of, parse, spelled
+from nightshift.config.train_toml import Config, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text
 from nightshift.errors import UsageError
 from nightshift.files import Document
@@ -33,9 +32,9 @@ class Trial:
     before: str  # as train.toml spells it; ABSENT where the key did not apply
     after: str
     verdict: Verdict
-    effect: Expected | None  # of candidate less parent as believed now; None for a crash
-    others: tuple[str, ...]  # keys that changed with it, and ideas by which the incumbent was another
-    since: str = ""  # what became of a keep: taken back, provisional, undecided, supported
+    effect: Effect | None  # of the change as it is believed now; None for a crash
+    others: tuple[str, ...]  # keys of the same change
+    since: str = ""  # what became of it: see Campaign.since
     starts: str = ""  # which start of its config it is, if not the first
 
     def __str__(self) -> str:
@@ -60,7 +59,7 @@ class Trial:
 
     @property
     def _best(self) -> float:
-        return float("-inf") if self.effect is None else self.effect.mean + self.effect.stderr
+        return float("-inf") if self.effect is None else self.effect.mean + self.effect.sd
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,34 +114,24 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
 
 
 def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list[KeyHistory]:
-    """The decided experiments of one campaign, grouped by key: the most tried first. One more run of its parent tried
-    nothing, whatever keys its file has that the engine does not use."""
-    records = [record for record in campaign.decided if record.is_keep or not campaign.is_repeat(record)]
+    """The decided experiments of one campaign that had a new change, grouped by key: the most tried first."""
+    records = [record for record in campaign.decided if record.run.new or record is campaign.baseline]
     trials: dict[str, list[Trial]] = {}
-    since = campaign.since
     for record in records:
         candidate = configs_by_number.get(record.number)
-        parent = configs_by_number.get(record.parent) if record.parent is not None else None
-        judgement = record.judgement
-        if candidate is None or parent is None or judgement is None:
+        if candidate is None or record.judgement is None or record.run.new is None:
             continue
         # What merely stopped to apply, because a variant changed, was not touched.
-        own = (
-            changed_keys(parent, candidate)
-            if record.proposal.base is None
-            else [c.key for c in changes_of(record.diff)]
-        )
-        touched = [key for key in own if key in candidate.resolved]
-        beside = campaign.beside(record)
-        for key in touched:
+        touched = {change.key: change for change in changes_of(record.diff) if change.key in candidate.resolved}
+        for key, change in touched.items():
             trial = Trial(
                 number=record.number,
-                before=_value_of(parent, key),
-                after=_value_of(candidate, key),
+                before=change.old or ABSENT,
+                after=change.new or ABSENT,
                 verdict=Verdict(record.status),
-                effect=expected(campaign, record),
-                others=(*(other for other in touched if other != key), *([beside] if beside else [])),
-                since=since.get(record.number, ""),
+                effect=campaign.effect(record),
+                others=tuple(other for other in touched if other != key),
+                since=campaign.since(record),
                 starts=record.starts,
             )
             trials.setdefault(key, []).append(trial)
@@ -156,8 +145,23 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
 
 
 def incumbent(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> Config | None:
-    """The config that the campaign has arrived at; None before the baseline, or where its file is gone."""
-    return configs_by_number.get(campaign.incumbent.number) if campaign.incumbent else None
+    """The baseline with the kept changes; None before the baseline, or where its file is gone."""
+    baseline = configs_by_number.get(campaign.baseline.number) if campaign.baseline else None
+    return incumbent_config(baseline, campaign.kept) if baseline else None
+
+
+def kept_changes(campaign: Campaign) -> list[str]:
+    """The kept changes, the most certain first: a line each with its effect and P(it helps)."""
+    if campaign.posterior is None:
+        return []
+    effects = {change.name: campaign.posterior.effect(change) for change in campaign.kept}
+    lines = []
+    for change in sorted(campaign.kept, key=lambda change: -effects[change.name].p_helps):
+        effect = effects[change.name]
+        support = "confirmed" if campaign.is_confirmed(change) else "unconfirmed"
+        keys = ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
+        lines.append(f"{change.name}  {keys}  {effect}, P(it helps) {100 * effect.p_helps:.0f} %, {support}")
+    return lines
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:
@@ -182,11 +186,12 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> li
 
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
-    """What the last campaign tried: `nightshift history`. `near_misses`: experiments; `damaged`: what could not be read
-    or fits nothing."""
+    """What the last campaign tried: `nightshift history`. `kept`: the incumbent's changes, the most certain first;
+    `near_misses`: experiments; `damaged`: what could not be read or fits nothing."""
 
     branch: str
     rules_hash: str
+    kept: tuple[str, ...]
     near_misses: tuple[int, ...]
     dead_ends: tuple[str, ...]
     keys: tuple[KeyHistory, ...]
@@ -195,7 +200,8 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
 
     def __str__(self) -> str:
         """In lines, see `describe`."""
-        lines = describe(self.keys, self.untried_keys)
+        lines = ["kept, the most certain first:", *(f"  {line}" for line in self.kept)] if self.kept else []
+        lines += describe(self.keys, self.untried_keys)
         return "\n".join([*(f"damaged: {cause}" for cause in self.damaged), *lines])
 
 
@@ -206,14 +212,17 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     records, damaged = ledger.readable()
     campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
     found = load_configs(ledger, campaign.decided)
-    if campaign.incumbent is None:
+    if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
-    now = incumbent(campaign, found) or ledger.stored_config(campaign.incumbent)  # which says what became of it
+    found.setdefault(campaign.baseline.number, ledger.stored_config(campaign.baseline))  # or it says what became of it
+    now = incumbent(campaign, found)
+    assert now is not None
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     keys = history(campaign, found)
     return Memory(
-        branch=campaign.incumbent.branch,
-        rules_hash=campaign.incumbent.rules_hash,
+        branch=campaign.baseline.branch,
+        rules_hash=campaign.baseline.rules_hash,
+        kept=tuple(kept_changes(campaign)),
         near_misses=tuple(sorted({trial.number for each in keys for trial in each.near_misses})),
         dead_ends=tuple(each.key for each in keys if each.is_dead_end),
         keys=tuple(keys),
