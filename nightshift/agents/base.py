@@ -70,6 +70,7 @@ class Answer:
     reported_outcome: str | None = None
     lesson: str | None = None
     cause: str | None = None
+    number: int = 0  # of the experiment that it was made for
     change: Change | None = None
     rider: Change | None = None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from nightshift.campaign.commits import plan
+from nightshift.campaign.next_run import Settings, settings_of
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Run, Standing, Verdict
 from nightshift.campaign.scores import BUSY, Form, compare, remark, remarks, run_scores, taken, without
@@ -146,18 +147,17 @@ class Campaign:
     def parent(self) -> Record | None:
         """The last experiment whose change came in when it was new, and is kept; else the baseline. Its answers are
         compared with those of the next one."""
-        kept = set(map(str, (change.keys for change in self.kept)))
         for record in reversed(self.decided):
-            if record.is_keep and record.run.new is not None and str(record.run.new.keys) in kept:
+            if record.is_keep and self.is_kept(record.run.new):
                 return record
         return self.baseline
 
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config as it is now; None if none did."""
-        kept = _contents(Run(kept=self.kept))[0]
+        kept = _contents(Run(kept=self.kept))
         for record in reversed(self.decided):
-            if record.status != Verdict.CRASH and {str(change.keys) for change in record.run.changes} == kept:
+            if record.status != Verdict.CRASH and record.run.rider is None and _contents(record.run) == kept:
                 return record
         return None
 
@@ -245,10 +245,10 @@ class Campaign:
         return {record.result.seed for record in self.decided if record.result and record.result.evaluation}
 
     def tried(self, run: Run, config_hash: str) -> Record | None:
-        """The last experiment that decided this config, or the same new change on the same incumbent."""
+        """The last experiment that decided this config, or the same changes, whatever rider it had."""
         wanted = _contents(run)
         for record in reversed(self.decided):
-            if record.config_hash == config_hash or (run.new is not None and _contents(record.run) == wanted):
+            if record.config_hash == config_hash or _contents(record.run) == wanted:
                 return record
         return None
 
@@ -358,8 +358,9 @@ def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
 
 
-def _contents(run: Run) -> tuple[set[str], str]:
-    return {str(change.keys) for change in run.kept}, str(run.new and run.new.keys)
+def _contents(run: Run) -> set[Settings]:
+    """What a run holds besides its rider."""
+    return {settings_of(change) for change in (*run.kept, *([run.new] if run.new else []))}
 
 
 def _differ(one: tuple[bool, Record], other: tuple[bool, Record]) -> bool:
