@@ -280,7 +280,7 @@ def events_of(records: Sequence[Record], branch: str, rules_hash: str) -> list[t
 
 def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
     """As `Campaign.of`, from where this process has folded to. The next call changes the same campaign."""
-    campaign = ledger.folded.pop((branch, rules_hash), None) or Campaign()
+    campaign: Campaign = ledger.folded.pop((branch, rules_hash), None) or Campaign()
     campaign.update(events_of(records, branch, rules_hash))
     ledger.folded[branch, rules_hash] = campaign
     return campaign
