@@ -84,9 +84,7 @@ class Campaign:
     def _observe(self, posterior: Posterior, record: Record) -> tuple[Decision, ...]:
         assert self.baseline is not None
         scores, before = run_scores(record), run_scores(self.baseline)
-        if len(scores) != len(before):
-            cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {len(before)}"
-            raise UsageError(cause, without(record))
+        _require_as_many(record, len(scores), len(before))
         return posterior.observe(record.run, float(scores.mean()), self.hours(record), _noise_factor(record))
 
     def judge(self, record: Record, baseline: Config) -> Record:
@@ -282,7 +280,7 @@ def events_of(records: Sequence[Record], branch: str, rules_hash: str) -> list[t
 
 def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
     """As `Campaign.of`, from where this process has folded to. The next call changes the same campaign."""
-    campaign = ledger.folded.pop((branch, rules_hash), None) or Campaign()
+    campaign: Campaign = ledger.folded.pop((branch, rules_hash), None) or Campaign()
     campaign.update(events_of(records, branch, rules_hash))
     ledger.folded[branch, rules_hash] = campaign
     return campaign
@@ -292,16 +290,23 @@ def fold_sound(
     ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
 ) -> tuple[Campaign, dict[int, str]]:
     """As `fold` for who only looks: without the experiments that fit nothing, and why not, by their numbers."""
-    try:
-        return fold(ledger, records, branch, rules_hash), {}
-    except UsageError:
-        campaign, unfit = Campaign(), dict[int, str]()
-        for is_start, record in events_of(records, branch, rules_hash):
-            try:
-                campaign.step(is_start, record)
-            except UsageError as error:
-                unfit[record.number] = error.cause
-        return campaign, unfit
+    causes = unfit_scores([record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)])
+    return fold(ledger, [record for record in records if record.number not in causes], branch, rules_hash), causes
+
+
+def unfit_scores(records: Sequence[Record]) -> dict[int, str]:
+    """Map the experiments of one campaign whose scores cannot be compared with its baseline's to the cause."""
+    causes, num_examples = dict[int, str](), None
+    for record in sorted((record for record in records if record.decided), key=lambda record: record.decided or 0):
+        if record.judgement is None or record.status == Verdict.CRASH or not (record.is_keep or num_examples):
+            continue
+        try:
+            scores = run_scores(record)
+            num_examples = num_examples or len(scores)
+            _require_as_many(record, len(scores), num_examples)
+        except UsageError as error:
+            causes[record.number] = error.cause
+    return causes
 
 
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
@@ -347,6 +352,12 @@ def _standing(posterior: Posterior, num_slots: int) -> Standing:
         gain_halfwidth=halfwidth,
         run_sd=math.sqrt(posterior.noise_variance),
     )
+
+
+def _require_as_many(record: Record, num_scores: int, num_of_baseline: int) -> None:
+    if num_scores != num_of_baseline:
+        cause = f"experiment {record.number:04d} has {num_scores} scores, the baseline {num_of_baseline}"
+        raise UsageError(cause, without(record))
 
 
 def _noise_factor(record: Record) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -34,9 +34,6 @@ from nightshift.files import (
     write_json,
 )
 from nightshift.waiting import waiting
-
-if TYPE_CHECKING:
-    from nightshift.campaign.campaign import Campaign
 
 STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
@@ -64,7 +61,8 @@ class Ledger:
         self.tsv_path = root / "results.tsv"
         self.journal = Journal(self.runs_dir)
         self._controller = ControllerLock(self.runs_dir)
-        self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash
+        # What campaign.fold has folded so far, by branch and rules hash: Campaign, which this module cannot import.
+        self.folded: dict[tuple[str, str], Any] = {}
         # Reserved here, or closed and read once: what a process decides by does not change under it.
         self._known: dict[int, Record] = {}
 

@@ -107,8 +107,17 @@ def history(as_json: bool) -> None:
 @commands.command()
 @click.option("--agent", help="claude, codex, gemini, team:A,B, search, tpe, random, or a command of your own.")
 @click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
-@click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
+@click.option(
+    "--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline and the last runs included."
+)
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
+@click.option(
+    "--riders",
+    type=click.IntRange(0, 1),
+    default=1,
+    show_default=True,
+    help="Discarded changes that each run measures again. 0: each run holds the incumbent and the new change only.",
+)
 @click.option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @GPUS

@@ -38,7 +38,8 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
     is all that running `config` asks for. UsageError as for a baseline that is run."""
     if (made := fitting_baseline(setup)) is None:
         return None
-    head, is_all = setup.repo.head(), config.hash == made.config_hash and not request.again
+    is_more = request.again or request.baseline
+    head, is_all = setup.repo.head(), config.hash == made.config_hash and not is_more
     said = f"{request.proposal.description}: " if is_all and request.proposal.description else ""
     said += f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
     cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "git_action", "total_seconds"))

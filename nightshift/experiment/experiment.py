@@ -59,6 +59,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     if (known := adopt_baseline(config, request, setup)) is not None:
         return known
+    config = wanted_config(config, request, setup)
     record = admit(config, request, setup)
     require_ready(setup)
     files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: as_json(record.effective)}
@@ -140,10 +141,6 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         require_committed(setup.repo, head, candidate.source, setup.rules)
     campaign = setup.campaign(head.branch, records)
     kept, decisions = incumbent_now(campaign, setup)
-    if request.baseline and campaign.baseline is None:
-        raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
-    if request.baseline and campaign.baseline is not None:
-        candidate = setup.ledger.stored_config(campaign.baseline)
     validated = setup.engine.validate(candidate)
     run, changes = _contents(candidate, request, campaign, kept, setup)
     effective_hash = hash_of(validated.settings)
@@ -176,6 +173,16 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         hardware=hardware,
         num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
     )
+
+
+def wanted_config(config: Config, request: Request, setup: Setup) -> Config:
+    """The config that a request runs: the campaign's baseline, or `config` as train.toml holds it."""
+    if not request.baseline:
+        return config
+    baseline = setup.campaign(setup.repo.head().branch).baseline
+    if baseline is None:
+        raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+    return setup.ledger.stored_config(baseline)
 
 
 def incumbent_now(campaign: Campaign, setup: Setup) -> tuple[tuple[Change, ...], tuple[Decision, ...]]:
