@@ -187,18 +187,26 @@ def _edited_by_user(
     """Append what an edit decides to `decisions`. Returns: the changes that are kept after it."""
     before = incumbent_values(baseline, kept)
     wanted = {key: value for key, value in (before | dict(changed)).items() if value is not ABSENT}
-    for change in reversed(kept):
-        others = [other for other in kept if other != change]
-        without = incumbent_values(baseline, others)
-        if (undone := _changed(before, without)) and not undone.keys() & _changed(without, wanted).keys():
-            kept, before = others, without
-            decisions.append(Decision(change=change, action=Action.REVERT, commit=commit))
+    while (undone := _undone(baseline, kept, before, wanted)) is not None:
+        kept = [each for each in kept if each != undone]
+        before = incumbent_values(baseline, kept)
+        decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
     if left := _changed(before, wanted):
         keys = {key: None if value is ABSENT else spelled(value) for key, value in left.items()}
         change = Change(keys=keys, commit=commit)
         kept = [*kept, change]
         decisions.append(Decision(change=change, action=Action.KEEP, commit=commit))
     return kept
+
+
+def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Values) -> Change | None:
+    """The last kept change without which all its keys have the wanted values."""
+    for change in reversed(kept):
+        without = incumbent_values(baseline, [other for other in kept if other != change])
+        changed = _changed(before, without)
+        if changed and not changed.keys() & _changed(without, wanted).keys():
+            return change
+    return None
 
 
 def _order(decision: Decision) -> tuple[bool, float, int]:

@@ -173,8 +173,8 @@ def test_a_reset_branch_takes_out_what_it_lost(setup: Setup) -> None:
 
 def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says_so(setup, monkeypatch):
     """Runs are told to be so noisy that a single good one is doubted as soon as its config disappoints."""
-    rules = replace(RULES, decision=replace(RULES.decision, revert_below=0.9, seed_sd=0.2, kinds=((0.0, 0.1, 1.0),)))
-    setup = make_setup(setup.root, rules, monkeypatch)
+    noisy = replace(RULES.decision, keep_at=0.5, revert_below=0.8, seed_sd=0.3, kinds=((0.0, 0.1, 1.0),))
+    setup = make_setup(setup.root, replace(RULES, decision=noisy), monkeypatch)
     source = baseline(setup, POOR, then=GOOD)
     assert run(setup).status == "keep"
     record = tried(setup, BAD)
