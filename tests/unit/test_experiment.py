@@ -180,7 +180,7 @@ def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says
     record = tried(setup, BAD)
     assert [str(d.action) for d in record.judgement.decisions] == ["revert", "discard"]
     assert record.judgement.why.endswith("; 0002 reverted")
-    assert summary(record, "").rstrip().splitlines()[-1] == "train.toml: 0002 reverted"
+    assert summary(record, "").rstrip().splitlines()[-1].split() == ["train.toml:", "0002", "reverted"]
     assert setup.repo.config_at("HEAD") == source == (setup.root / "train.toml").read_bytes()
     assert subjects(setup)[0].startswith("revert 0002: lr 3e-6 → 6e-7")
     assert setup.campaign(record.branch).since(setup.ledger.record(2)) == "reverted"
