@@ -52,7 +52,7 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     effect = campaign.effect(record)
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "effect": effect and effect._asdict(),
+        "effect": effect and msgspec.to_builtins(effect),
         "p_helps": effect and effect.p_helps,
         "since": campaign.since(record) or None,
         "files": ledger.run_dir(record.number).relative_to(ledger.runs_dir.parent).as_posix(),
