@@ -165,7 +165,7 @@ def test_show_is_the_record_and_what_is_believed_now(root: Path) -> None:
         assert p_helps == (None if believed is None else believed.p_helps)
         assert since == (campaign.since(ledger.record(number)) or None)
         if record["status"] == "crash":
-            assert (now, record["judgement"]["standing"], record["judgement"]["decisions"]) == (None, None, [])
+            assert (record["judgement"]["standing"], record["judgement"]["decisions"]) == (None, [])
     assert seen >= {None, "unconfirmed", "reverted"}
 
 
