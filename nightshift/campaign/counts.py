@@ -1,11 +1,11 @@
-"""How many experiments came to what: the same words and numbers wherever they are told."""
+"""How many experiments came to what, and what is believed: the same words and numbers wherever they are told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nightshift.campaign.records import Change, Failure, Record, Verdict
+from nightshift.campaign.records import Change, Failure, Record, Standing, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +70,17 @@ def num_since_keep(decided: Sequence[Record]) -> int:
     nothing."""
     tried = [record for record in decided if record.status != Verdict.MEASURED]
     return next((index for index, record in enumerate(reversed(tried)) if record.is_keep), len(tried))
+
+
+def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
+    """`expected score 0.5120, baseline 0.4710: +4.1 ± 2.4 pp by 0003, 0007`."""
+    text = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}"
+    if not kept:
+        return f"{text}: nothing is kept"
+    names = ", ".join(change.name for change in kept)
+    return f"{text}: {gain_text(standing)} by {names}"
+
+
+def gain_text(standing: Standing) -> str:
+    """The reported gain and half of its 95 % interval: `+4.1 ± 2.4 pp`."""
+    return f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"

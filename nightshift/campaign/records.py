@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw, json
@@ -325,7 +325,8 @@ class Result:
 Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
 
 
-class Effect(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Effect:
     """What a change adds to the score, a fraction of 1: posterior mean and standard deviation."""
 
     mean: float

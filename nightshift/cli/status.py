@@ -14,7 +14,7 @@ import psutil
 
 from nightshift.campaign.campaign import fold_sound, last_campaign, unfit_scores
 from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.counts import Counts
+from nightshift.campaign.counts import Counts, gain_text, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.campaign.records import (
     Z95,
@@ -52,7 +52,7 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     effect = campaign.effect(record)
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "effect": effect and effect._asdict(),
+        "effect": effect and msgspec.to_builtins(effect),
         "p_helps": effect and effect.p_helps,
         "since": campaign.since(record) or None,
         "files": ledger.run_dir(record.number).relative_to(ledger.runs_dir.parent).as_posix(),
@@ -202,8 +202,8 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
         """Why the gain is uncertain, and what helps; None if the baseline was measured again, or nothing is kept."""
         if not self.kept or self.num_baseline_runs > 1:
             return None
-        gain = f"gain \N{PLUS-MINUS SIGN} {100 * self.standing.gain_halfwidth:.1f} pp"
-        return f"{gain} rests on one run of the baseline; two more make it more certain: uv run run.py --baseline"
+        gain = f"the gain {gain_text(self.standing)} rests on one run of the baseline"
+        return f"{gain}; two more make it more certain: uv run run.py --baseline"
 
 
 class Status(Document, frozen=True, kw_only=True, tag="status"):
@@ -270,8 +270,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         )
 
     def lines(self) -> list[str]:
-        from nightshift.night.summary import standing_text
-
         lines = [f"damaged:  {cause}" for cause in self.damaged]
         for running in self.running:
             began = datetime.fromisoformat(running.since).astimezone()
@@ -317,13 +315,14 @@ def _believed(
 
 
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:
-    from nightshift.executors.slurm import jobs_left
     from nightshift.night.state import decided, load
-    from nightshift.night.summary import next_stop
 
     state = load(ledger)
     if state is None:
         return None
+    from nightshift.executors.slurm import jobs_left
+    from nightshift.night.summary import next_stop
+
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
     left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
     return Night(

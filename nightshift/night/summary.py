@@ -8,10 +8,10 @@ from typing import Any
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.counts import Counts
+from nightshift.campaign.counts import Counts, standing_text
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.next_run import next_stage
-from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Change, Cost, Record, Stage, Standing
+from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record, Stage
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
@@ -66,20 +66,6 @@ def summary(
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     lines += [stop, f"journal:      {journal}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
     return "\n".join(lines)
-
-
-def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
-    """`expected score 0.5120, baseline 0.4710: +4.1 ± 2.4 pp by 0003, 0007`."""
-    text = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}"
-    if not kept:
-        return f"{text}: nothing is kept"
-    names = ", ".join(change.name for change in kept)
-    return f"{text}: {gain_text(standing)} by {names}"
-
-
-def gain_text(standing: Standing) -> str:
-    """The reported gain and half of its 95 % interval: `+4.1 ± 2.4 pp`."""
-    return f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"
 
 
 def last_scores(own: Sequence[Record]) -> str:
