@@ -31,7 +31,7 @@ from nightshift.campaign.records import (
     Verdict,
 )
 from nightshift.config import train_toml
-from nightshift.config.train_toml import changes_of
+from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import Comparison, read_comparisons
 
@@ -114,8 +114,9 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A change that the incumbent holds. `experiment` first proposed it; None for a change of the user's, whose lines
-    are without old values. `effect`: as it is believed now. `user_commit`: the user's commit that keeps it."""
+    """A change that the incumbent holds. `changes`: the keys by which the incumbent differs from the incumbent without
+    it. `effect`: as it is believed now. `experiment` first proposed it; None for a change of the user's own.
+    `user_commit`: the user's commit that keeps it."""
 
     change: Change
     changes: tuple[train_toml.Change, ...]
@@ -256,7 +257,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         for r in shown
     )
     comparisons, unread = read_comparisons(ledger)
-    configs = config_hashes(ledger, campaign)
+    configs = baseline_and_incumbent(ledger, campaign)
     on_test = [(c, _obsolete(c, branch, rules_hash, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, None))[0])
     return Morning(
@@ -264,7 +265,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         shown[-1].environments if shown else (),
         campaign.standing,
         experiments,
-        tuple(kept_changes(campaign, experiments)),
+        tuple(kept_changes(campaign, experiments, configs)),
         certified,
         obsolete,
         campaign,
@@ -279,30 +280,42 @@ def counted(count: int, noun: str = "experiment") -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
-def kept_changes(campaign: Campaign, experiments: Iterable[Experiment]) -> list[Kept]:
-    """Return the incumbent's changes, the largest P(it helps) first."""
+def kept_changes(
+    campaign: Campaign, experiments: Iterable[Experiment], configs: tuple[Config, Config] | None
+) -> list[Kept]:
+    """Return the incumbent's changes, the largest P(it helps) first. `configs`: see `baseline_and_incumbent`."""
     by_number = {e.number: e for e in experiments}
     by_user = {settings_of(d.change): d for e in by_number.values() for d in e.record.user_decisions}
     found = list[Kept]()
     for change in campaign.kept:
         assert campaign.posterior is not None
-        experiment, decision = by_number.get(change.experiment), by_user.get(settings_of(change))
-        lines = experiment.changes if experiment else ()
+        decision = by_user.get(settings_of(change))
         found.append(
             Kept(
                 change=change,
-                changes=lines or tuple(_line(key, value) for key, value in change.keys.items()),
+                changes=_keys_of(change, campaign, configs),
                 effect=campaign.posterior.effect(change),
                 is_confirmed=campaign.is_confirmed(change),
-                experiment=experiment,
+                experiment=by_number.get(change.experiment),
                 user_commit=decision.commit if decision and decision.action is Action.KEEP else None,
             )
         )
     return sorted(found, key=lambda kept: -kept.effect.p_helps)
 
 
-def _line(key: str, value: str | None) -> train_toml.Change:
-    return train_toml.Change(key, "removed" if value is None else "added", None, value)
+def _keys_of(
+    change: Change, campaign: Campaign, configs: tuple[Config, Config] | None
+) -> tuple[train_toml.Change, ...]:
+    """By which keys the incumbent differs from the incumbent without a change; the change's own keys where no valid
+    train.toml is without it."""
+    with suppress(UsageError):
+        if configs is not None:
+            without = incumbent_config(configs[0], [kept for kept in campaign.kept if kept != change])
+            return diff(without, configs[1])
+    return tuple(
+        train_toml.Change(key, "removed", "", None) if value is None else train_toml.Change(key, "added", None, value)
+        for key, value in change.keys.items()
+    )
 
 
 def decided_by_user(record: Record) -> list[str]:
@@ -315,23 +328,23 @@ def decided_by_user(record: Record) -> list[str]:
     ]
 
 
-def config_hashes(ledger: Ledger, campaign: Campaign) -> tuple[str, str] | None:
-    """The hashes of the baseline's and of the incumbent's config; None where the baseline's file is gone."""
-    if campaign.baseline is None:
-        return None
+def baseline_and_incumbent(ledger: Ledger, campaign: Campaign) -> tuple[Config, Config] | None:
+    """The baseline's config, and the incumbent's, composed of it; None where the baseline's file is gone."""
     with suppress(UsageError):
-        baseline = ledger.stored_config(campaign.baseline)
-        return baseline.hash, incumbent_config(baseline, campaign.kept).hash
+        if campaign.baseline is not None:
+            baseline = ledger.stored_config(campaign.baseline)
+            return baseline, incumbent_config(baseline, campaign.kept)
     return None
 
 
-def _obsolete(certified: Comparison, branch: str, rules_hash: str, configs: tuple[str, str] | None) -> str | None:
+def _obsolete(certified: Comparison, branch: str, rules_hash: str, configs: tuple[Config, Config] | None) -> str | None:
     plan = certified.plan
     if plan.branch != branch:
         return f"it is of branch {plan.branch}"
     if plan.rules_hash != rules_hash:
         return f"it was made under other rules ({plan.rules_hash})"
-    if configs != (plan.configs["baseline"], plan.configs["incumbent"]):
+    hashes = plan.configs["baseline"], plan.configs["incumbent"]
+    if configs is None or hashes != (configs[0].hash, configs[1].hash):
         return f"it compares {plan.names['incumbent']} with {plan.names['baseline']}"
     return None
 

@@ -130,7 +130,7 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
         label, source = f"baseline (experiment {first.number:04d})", ledger.source(first.number)
         if name == INCUMBENT:
             label = f"incumbent ({first.number:04d} with {counted(len(morning.kept), 'kept change')})"
-            source = incumbent_config(parse(source), morning.campaign.kept).source
+            source = incumbent_config(parse(source, label), morning.campaign.kept).source
     elif ledger.run_dir(number).is_dir():
         label, source = f"experiment {number:04d}", ledger.source(number)
     elif name.isprintable() and not name.startswith("-") and (committed := repo.config_at(name)) is not None:

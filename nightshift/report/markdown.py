@@ -8,6 +8,7 @@ from nightshift.report.data import Morning
 from nightshift.report.text import (
     UNKNOWN,
     Headline,
+    besides,
     certificate_line,
     cut,
     duration,
@@ -56,7 +57,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += [
             f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.record.score, UNKNOWN)} "
             f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
-            f"| {markdown(e.record.proposal.description)}{_rider(e.record)} |"
+            f"| {markdown(e.record.proposal.description)}{_besides(e.record)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]
         lines.append("")
@@ -74,8 +75,8 @@ def kept_table(morning: Morning) -> list[str]:
     return ["| run | effect, pp | P(it helps) | | change |", "|---|---|---|---|---|", *rows]
 
 
-def _rider(record: Record) -> str:
-    return f" (with {record.run.rider.name} again)" if record.run.rider else ""
+def _besides(record: Record) -> str:
+    return f" ({words})" if (words := besides(record)) else ""
 
 
 def markdown(text: str, limit: int = _LONGEST) -> str:

@@ -246,7 +246,7 @@ def _environment() -> jinja2.Environment:
     )
     names = (
         "score", "signed", "points", "duration", "short_number", "cut", "brief", "plus_minus", "effect", "share",
-        "contents", "local", "half", "counts", "certificate_line", "elsewhere_lines",
+        "contents", "besides", "local", "half", "counts", "certificate_line", "elsewhere_lines",
     )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}
     environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "belied": belied, "counted": counted}

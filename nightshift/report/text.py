@@ -8,6 +8,7 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
+from nightshift.campaign.campaign import others_told
 from nightshift.campaign.records import Z95, Effect, Record
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
@@ -180,6 +181,12 @@ def contents(record: Record) -> str:
     names = ", ".join(change.name for change in run.kept)
     held = f"the baseline with {names}" if names else "the baseline"
     return f"{held}; {run.rider.name} measured again" if run.rider else held
+
+
+def besides(record: Record) -> str:
+    """What an experiment was besides its new change: `with 0007 again; 0003 reverted`; empty where it was nothing."""
+    rider = f"with {record.run.rider.name} again" if record.run.rider else ""
+    return "; ".join(filter(None, (rider, others_told(record))))
 
 
 def half(stderr: float) -> float:

@@ -19,7 +19,7 @@ from nightshift.campaign.records import Change, Record
 from nightshift.errors import EngineError, UsageError, listed
 from nightshift.experiment.certify import read_comparisons
 from nightshift.files import open_regular, read_file, whole_folder, write_atomically
-from nightshift.report.data import config_hashes
+from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.private import Private
 from nightshift.report.export.story import Row, Story
 from nightshift.report.markdown import markdown
@@ -263,12 +263,12 @@ def _role(change: Change, record: Record) -> str:
 
 def certified(story: Story, record: Record) -> str:
     """What is certified, with its interval; else that nothing is, and what is believed."""
-    campaign, configs = story.shown.campaign, config_hashes(story.ledger, story.shown.campaign)
+    campaign, configs = story.shown.campaign, baseline_and_incumbent(story.ledger, story.shown.campaign)
     if not campaign.kept or campaign.standing is None or configs is None:
         return "Not certified: its campaign has no gain."
-    if record.config_hash != configs[1]:
+    if record.config_hash != configs[1].hash:
         return "Not certified: its config is not the incumbent's."
-    wanted = "test", record.branch, record.rules_hash, *configs
+    wanted = "test", record.branch, record.rules_hash, *(config.hash for config in configs)
     for comparison in reversed(read_comparisons(story.ledger)[0]):
         plan = comparison.plan
         if (plan.split, plan.branch, plan.rules_hash, plan.configs["baseline"], plan.configs["incumbent"]) == wanted:
