@@ -167,9 +167,9 @@ class Campaign:
 
     def effect(self, record: Record) -> Effect | None:
         """What the change of an experiment adds to the incumbent, as it is believed now; None if it has no change, or
-        none that was measured."""
-        change = record.run.new
-        if change is None or self.posterior is None or self.posterior.known(change) is None:
+        came to no verdict, or crashed: another experiment may have measured the same change."""
+        change, is_measured = record.run.new, record.status in (Verdict.KEEP, Verdict.DISCARD)
+        if change is None or not is_measured or self.posterior is None or self.posterior.known(change) is None:
             return None
         return self.posterior.effect(change)
 
