@@ -103,9 +103,9 @@ def _sections(context: Context) -> list[Section]:
     latest = [record for record in reversed(decided) if record is not campaign.baseline][:_NUM_LAST]
     tried = history.history(campaign, context.configs)
     untried = history.untried(tried, parse(context.source), context.used_keys)
-    name = "the incumbent" if run is campaign.incumbent_run else f"experiment {run.number:04d}, the last keep"
+    comparison = [f"{last.number:04d} {text}"] if (text := compare_prediction(last)) else []
     sections = [
-        (f"The incumbent, the baseline with {len(campaign.kept)} kept changes:", _incumbent(context)),
+        ("The incumbent, which is the baseline with the kept changes:", _incumbent(context)),
         (
             f"This run also holds {rider.name if rider else ''} again, unless you set one of its keys:",
             [history.describe_change(campaign, rider)] if rider else [],
@@ -120,33 +120,37 @@ def _sections(context: Context) -> list[Section]:
         (f"Problems that {last.number:04d} fixed and broke against its parent:", context.flips),
         ("The last experiments, latest first:", [describe(record, campaign) for record in latest]),
         ("In flight now, not yet decided: propose something else.", _open(context)),
-        (
-            f"How predictions came out, that of {last.number:04d} first:",
-            [*filter(None, [compare_prediction(last)]), *map(str, calibrations(decided))],
-        ),
+        ("How predictions came out:", [*comparison, *map(str, calibrations(decided))]),
         ("Lessons of earlier ones, latest first:", lessons(decided[:-_NUM_LAST])),
-        (f"Health of {name}:", (run.health or "").splitlines()),
+        (f"Health of {_role_of(run, campaign)}:", (run.health or "").splitlines()),
         ("What was tried, by key:", history.describe(tried, untried)),
     ]
     return [(title, [f"| {clean(line, 500)}" for line in lines]) for title, lines in sections]
 
 
 def _incumbent(context: Context) -> list[str]:
-    """Its believed and its measured score, and its config."""
-    campaign, standing, run = context.campaign, context.campaign.standing, context.campaign.incumbent_run
+    """Its believed score, the last measured one, and its config."""
+    campaign, standing, run = context.campaign, context.campaign.standing, context.incumbent_run
     assert standing is not None
-    gain = f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"
-    scores = f"believed score {100 * standing.incumbent:.1f} %"
-    scores += f", baseline {100 * standing.baseline:.1f} %, gain {gain}" if campaign.kept else ""
-    if run is None or run.score is None:
-        measured = "no run measured exactly this config"
-    else:
-        parts = "".join(f", {name} {100 * score:.1f} %" for name, score in run.environment_scores.items())
-        measured = f"last measured {100 * run.score:.1f} %{parts} in {run.number:04d}"
+    believed = f"believed score {100 * standing.incumbent:.1f} %"
+    if campaign.kept:
+        gain = f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"
+        believed += f", baseline {100 * standing.baseline:.1f} %, gain {gain}"
+    measured = f"last measured {100 * (run.score or 0.0):.1f} %"
+    measured += "".join(f", {name} {100 * score:.1f} %" for name, score in run.environment_scores.items())
+    measured += f" by {_role_of(run, campaign)}"
     config = [f"{key} = {value_text(value, 200)}" for key, value in parse(context.source).values.items()]
     known = dict.fromkeys(line for record in reversed(campaign.decided) for line in record.scaled)
     scaled = [line for line in known if line.startswith(tuple(f"{item.replace(' = ', ' ', 1)} x " for item in config))]
-    return [f"{scores}; {measured}", *config, *scaled]
+    return [f"{believed}; {measured}", *config, *scaled]
+
+
+def _role_of(run: Record, campaign: Campaign) -> str:
+    """The experiment of `Context.incumbent_run` in words."""
+    name = f"experiment {run.number:04d}"
+    if run is campaign.incumbent_run:
+        return f"{name}, a run of the incumbent"
+    return f"{name}, the last keep" + (f" (with {run.run.rider.name} again)" if run.run.rider else "")
 
 
 def _open(context: Context) -> list[str]:
