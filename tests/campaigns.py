@@ -10,12 +10,13 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from nightshift.agents.base import Context
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
     Change,
     Evaluation,
+    Failure,
     Judgement,
     Outcome,
     Proposal,
@@ -142,46 +143,80 @@ def stored(root: Path, records: Sequence[Record]) -> Ledger:
     return ledger
 
 
+def tell(
+    ledger: Ledger,
+    changes: dict[str, Any],
+    score: float | None,
+    rider: Change | None = None,
+    source: bytes = BASELINE,
+    branch: str = BRANCH,
+    **fields: object,
+) -> Record:
+    """Add an experiment to a ledger, decided by the rule from 1,000 examples: `changes` of the incumbent's train.toml,
+    and a rider. The first one is the baseline, `source` with its changes; one without a score is a crash."""
+    before = fold(ledger, ledger.records(), branch, "rules")
+    number = ledger.next_number()
+    baseline = ledger.stored_config(before.baseline) if before.baseline else parse(set_values(source, changes))
+    incumbent = incumbent_config(baseline, before.kept)
+    keys = change_keys(incumbent, parse(set_values(incumbent.source, changes)))
+    run = Run(kept=before.kept, rider=rider, new=before.known(keys) if keys else None)
+    candidate = incumbent_config(baseline, run.changes)
+    record = a_record(
+        branch=branch,
+        number=number,
+        decided_before=number - 1,
+        parent=before.parent.number if before.parent else None,
+        run=run,
+        diff=tuple(
+            change.line for change in diff(incumbent_config(baseline, replace(run, new=None).changes), candidate)
+        ),
+        started="2026-11-21T22:00:00+00:00",
+        rules_hash="rules",
+        config_hash=candidate.hash,
+        effective_hash=candidate.hash,
+        result=None if score is None else a_result(score, 1000, 1000 + number),
+        git_action="git_action",
+    )
+    record = ledger.reserve(replace(record, **fields), {"train.toml": candidate.source})
+    record = replace(record, decided=number)
+    if score is None:
+        failed = {"status": Verdict.CRASH, "failure": Failure.TRAINING, "judgement": Judgement(why="loss is nan")}
+        ledger.close(replace(record, **failed))
+    else:
+        ledger.close(before.judge(record, baseline))
+    return ledger.record(number)
+
+
 def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Record]:
-    """Experiments that change the learning rate, in a ledger: a baseline at 6e-7, then one experiment a rate, decided
-    by the rule from 1,000 examples. 3e-6 is much better than all others."""
-    baseline = parse(BASELINE)
+    """Experiments that change the learning rate, in a ledger: a baseline at 6e-7, then one experiment a rate. 3e-6 is
+    much better than all others."""
     for rate in ["6e-7", *rates]:
-        records = ledger.records()
-        told = Campaign.of(records, branch, "rules")
-        number, score = ledger.next_number(), SCORES.get(rate, 0.55)
-        candidate = parse(set_values(BASELINE, {"trainer.optim.lr": float(rate)}))
-        incumbent = incumbent_config(baseline, told.kept)
-        keys = change_keys(incumbent, candidate)
-        record = a_record(
+        number, is_first = ledger.next_number(), not ledger.records()
+        tell(
+            ledger,
+            {"trainer.optim.lr": float(rate)},
+            SCORES.get(rate, 0.55),
             branch=branch,
-            number=number,
-            decided_before=len(records),
-            parent=told.parent.number if told.parent else None,
-            run=Run(kept=told.kept, new=told.known(keys) if keys else None) if records else Run(),
-            description=f"idea {number}" if records else "baseline",
-            lesson=f"lesson {number}" if records else None,
-            diff=tuple(change.line for change in diff(incumbent, candidate)) if records else (),
-            started="2026-11-21T22:00:00+00:00",
-            rules_hash="rules",
-            config_hash=candidate.hash,
-            effective_hash=candidate.hash,
-            result=a_result(score, 1000, 1000 + number),
-            git_action="git_action",
+            description="baseline" if is_first else f"idea {number}",
+            lesson=None if is_first else f"lesson {number}",
             health=f"entropy fell {number}",
         )
-        record = ledger.reserve(record, {"train.toml": candidate.source})
-        ledger.close(told.judge(replace(record, decided=number), baseline))
     return ledger.records()
 
 
 def context_of(root: Path, rates: list[str], **changes: object) -> Context:
     """What a proposer is given after `campaign`."""
     ledger = Ledger(root)
-    records = campaign(ledger, rates)
-    told = Campaign.of(records, BRANCH, "rules")
-    source = incumbent_config(parse(BASELINE), told.kept).source
-    context = Context(len(records) + 1, source, told, ARITHMETIC_TRL, ledger)
+    campaign(ledger, rates)
+    return context_after(ledger, **changes)
+
+
+def context_after(ledger: Ledger, **changes: object) -> Context:
+    """What a proposer is given after the experiments of a ledger."""
+    told = Campaign.of(ledger.records(), BRANCH, "rules")
+    assert told.baseline is not None
+    source = incumbent_config(ledger.stored_config(told.baseline), told.kept).source
+    context = Context(ledger.next_number(), source, told, ARITHMETIC_TRL, ledger)
     return replace(context, **changes)
 
 

@@ -45,10 +45,11 @@ class Context:
     seconds_left: float | None = None  # until the night ends
 
     @property
-    def parent(self) -> Record:
-        """The last kept experiment."""
-        assert self.campaign.parent is not None
-        return self.campaign.parent
+    def incumbent_run(self) -> Record:
+        """The last run of the incumbent's config. If none ran it exactly, the last experiment whose change is kept."""
+        run = self.campaign.incumbent_run or self.campaign.parent
+        assert run is not None
+        return run
 
     @cached_property
     def configs(self) -> Mapping[int, Config]:

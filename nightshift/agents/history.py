@@ -4,14 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import groupby
-from typing import Any
 
 from nightshift.campaign.campaign import Campaign, fold_sound, last_campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Effect, Record, Verdict
+from nightshift.campaign.records import Change, Effect, Record, Verdict
 from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.train_toml import Config, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text
@@ -21,7 +20,7 @@ from nightshift.files import Document
 MANY_TRIALS = 3  # of one key by itself, all clearly worse: a dead end
 ABSENT = "-"  # shown where a key did not apply
 
-_Rest = frozenset[tuple[str, str]]  # a config without one key, canonical
+_Rest = frozenset[tuple[str, str | None]]  # what a trial's config sets besides the key, without a rider
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Trial:
     before: str  # as train.toml spells it; ABSENT where the key did not apply
     after: str
     verdict: Verdict
-    effect: Effect | None  # of the change as it is believed now; None for a crash
+    effect: Effect | None  # of the change as it is believed now; None if no run measured it
     others: tuple[str, ...]  # keys of the same change
     since: str = ""  # what became of it: see Campaign.since
     starts: str = ""  # which start of its config it is, if not the first
@@ -48,14 +47,19 @@ class Trial:
         return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
 
     @property
+    def is_rejected(self) -> bool:
+        """True if the incumbent does not hold the change: discarded, reverted or crashed."""
+        return self.since in ("", "reverted")
+
+    @property
     def is_near_miss(self) -> bool:
-        """Discarded, but within one standard error of no difference, or above."""
-        return self.verdict is Verdict.DISCARD and self._best >= 0
+        """True if the change was rejected, but its effect is within one standard deviation of 0, or above."""
+        return self.is_rejected and self._best >= 0
 
     @property
     def is_clearly_worse(self) -> bool:
-        """Rejected, and more than one standard error below; a crash is."""
-        return self.verdict is not Verdict.KEEP and self._best < 0
+        """True if the change was rejected, and its effect is more than one standard deviation below 0. A crash is."""
+        return self.is_rejected and self._best < 0
 
     @property
     def _best(self) -> float:
@@ -64,10 +68,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The values between two tried and rejected ones, all other keys equal: covered.
-
-    `around` is the kept value between them, where there is one: what is left to gain lies near it.
-    """
+    """The values between two rejected ones, with all other keys equal: covered. `around`: a kept value between them;
+    what is left to gain lies near it."""
 
     low: float
     high: float
@@ -115,12 +117,12 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
 
 def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list[KeyHistory]:
     """The decided experiments of one campaign that had a new change, grouped by key: the most tried first."""
-    records = [record for record in campaign.decided if record.run.new or record is campaign.baseline]
-    trials: dict[str, list[Trial]] = {}
-    for record in records:
+    trials: dict[str, list[tuple[Trial, _Rest]]] = {}
+    for record in campaign.decided:
         candidate = configs_by_number.get(record.number)
         if candidate is None or record.judgement is None or record.run.new is None:
             continue
+        values = {key: text for change in (*record.run.kept, record.run.new) for key, text in change.keys.items()}
         # What merely stopped to apply, because a variant changed, was not touched.
         touched = {change.key: change for change in changes_of(record.diff) if change.key in candidate.resolved}
         for key, change in touched.items():
@@ -134,14 +136,15 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 since=campaign.since(record),
                 starts=record.starts,
             )
-            trials.setdefault(key, []).append(trial)
-    best = incumbent(campaign, configs_by_number)
-    items = {n: frozenset((path, _value_of(c, path)) for path in c.resolved) for n, c in configs_by_number.items()}
-    found = []
-    for key, of_key in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0])):
-        covered = dict.fromkeys(_spans(key, records, configs_by_number, items))
-        found.append(KeyHistory(key, _value_of(best, key) if best else ABSENT, tuple(of_key), tuple(covered)))
-    return found
+            rest = frozenset(item for item in values.items() if item[0] != key)
+            trials.setdefault(key, []).append((trial, rest))
+    now = incumbent(campaign, configs_by_number)
+    histories = []
+    for key, pairs in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0])):
+        value = spelled(now.resolved[key]) if now and key in now.resolved else ABSENT
+        of_key = tuple(trial for trial, _ in pairs)
+        histories.append(KeyHistory(key, value, of_key, tuple(dict.fromkeys(_spans(pairs)))))
+    return histories
 
 
 def incumbent(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> Config | None:
@@ -151,17 +154,22 @@ def incumbent(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> Co
 
 
 def kept_changes(campaign: Campaign) -> list[str]:
-    """The kept changes, the most certain first: a line each with its effect and P(it helps)."""
+    """The kept changes, the most certain first, a line each: keys, effect, P(it helps), confirmed or unconfirmed."""
     if campaign.posterior is None:
         return []
-    effects = {change.name: campaign.posterior.effect(change) for change in campaign.kept}
-    lines = []
-    for change in sorted(campaign.kept, key=lambda change: -effects[change.name].p_helps):
-        effect = effects[change.name]
-        support = "confirmed" if campaign.is_confirmed(change) else "unconfirmed"
-        keys = ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
-        lines.append(f"{change.name}  {keys}  {effect}, P(it helps) {100 * effect.p_helps:.0f} %, {support}")
-    return lines
+    ranks = {id(change): campaign.posterior.effect(change).p_helps for change in campaign.kept}
+    return [
+        f"{describe_change(campaign, change)}, {'confirmed' if campaign.is_confirmed(change) else 'unconfirmed'}"
+        for change in sorted(campaign.kept, key=lambda change: -ranks[id(change)])
+    ]
+
+
+def describe_change(campaign: Campaign, change: Change) -> str:
+    """A change that was measured: its name and keys, its effect and P(it helps)."""
+    assert campaign.posterior is not None
+    effect = campaign.posterior.effect(change)
+    keys = ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
+    return f"{change.name}  {keys}  {effect}, P(it helps) {100 * effect.p_helps:.0f} %"
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:
@@ -231,32 +239,17 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     )
 
 
-def _value_of(config: Config, key: str) -> str:
-    value = config.resolved.get(key, ABSENT)
-    if isinstance(value, dict | list):
-        return spelled(value)
-    return _text(str(type(value)), value)  # 1 is 1.0, and spelled otherwise
-
-
-@lru_cache(maxsize=10_000)  # thousands of experiments share a few values a key
-def _text(kind: str, value: Any) -> str:
-    return spelled(value)
-
-
-def _spans(
-    key: str, records: Sequence[Record], configs_by_number: Mapping[int, Config], items: Mapping[int, _Rest]
-) -> Iterator[Span]:
-    """From rejected to rejected value, for every set of other keys; apart where a kept one lies between."""
-    tried: dict[_Rest, dict[float, bool]] = {}  # value -> was it ever kept
-    for record in records:
-        config = configs_by_number.get(record.number)
-        value = config.resolved.get(key) if config else None
-        if config is None or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        rest = items[record.number] - {(key, _value_of(config, key))}
-        values = tried.setdefault(rest, {})
-        values[value] = values.get(value, False) or record.is_keep
-    for values in tried.values():
+def _spans(trials: Sequence[tuple[Trial, _Rest]]) -> Iterator[Span]:
+    """From rejected to rejected number, for every set of other keys; apart where a kept number lies between."""
+    is_kept_by_value: dict[_Rest, dict[float, bool]] = {}
+    for trial, rest in trials:
+        values = is_kept_by_value.setdefault(rest, {})
+        outcomes = [(trial.after, not trial.is_rejected)]
+        outcomes += [] if trial.others else [(trial.before, True)]  # the incumbent of that time had the rest, too
+        for text, is_kept in outcomes:
+            with suppress(ValueError):
+                values[float(text)] = values.get(float(text), False) or is_kept
+    for values in is_kept_by_value.values():
         last = around = None
         for is_kept, group in groupby(sorted(values), key=values.__getitem__):
             neighbours = list(group)

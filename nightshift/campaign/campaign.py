@@ -7,13 +7,14 @@ fold takes them over, so that a decision whose commit was not possible stays und
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from nightshift.campaign.commits import plan
+from nightshift.campaign.counts import is_replaced
 from nightshift.campaign.next_run import Settings, settings_of
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Run, Standing, Verdict
@@ -153,9 +154,9 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config as it is now; None if none did."""
-        kept = _contents(Run(kept=self.kept))
+        settings = _settings(self.kept)
         for record in reversed(self.decided):
-            if record.status != Verdict.CRASH and record.run.rider is None and _contents(record.run) == kept:
+            if record.status != Verdict.CRASH and _settings(record.run.changes) == settings:
                 return record
         return None
 
@@ -183,13 +184,14 @@ class Campaign:
         return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
 
     def since(self, record: Record) -> str:
-        """What became of the experiment's change by now: confirmed or unconfirmed if it is kept, reverted if it was
-        kept; `adopted, ...` if it was discarded at first. Empty where nothing became of it."""
+        """What became of the experiment's change by now: confirmed or unconfirmed if it is kept; `adopted, ...` if it
+        was discarded at first; reverted, or replaced by changes of all its keys, if it was kept. Else empty."""
         change = record.run.new
         if change is None or record.status not in (Verdict.KEEP, Verdict.DISCARD):
             return ""
         if not self.is_kept(change):
-            return "reverted" if record.is_keep else ""
+            left = "replaced" if is_replaced(change, self.kept) else "reverted"
+            return left if record.is_keep else ""
         support = "confirmed" if self.is_confirmed(change) else "unconfirmed"
         return support if record.is_keep else f"adopted, {support}"
 
@@ -367,6 +369,11 @@ def _noise_factor(record: Record) -> float:
 
 def _began(record: Record) -> datetime:
     return datetime.fromisoformat((record.result and record.result.started) or record.started)
+
+
+def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
+    """What a config with these changes sets beside the baseline."""
+    return {key: value for change in changes for key, value in change.keys.items()}
 
 
 def _contents(run: Run) -> set[Settings]:

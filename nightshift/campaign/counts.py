@@ -11,13 +11,14 @@ from nightshift.campaign.records import Change, Failure, Record, Standing, Verdi
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Of experiments. The baseline is compared with nothing, so it is not one of the `kept`; of these some are
-    `reverted` by now, and of the discarded some `adopted`. `measured`: ran without a new change. What a person, a kill
+    `reverted` by now, others `replaced` by changes of the same keys, and of the discarded some `adopted`. `measured`: ran without a new change. What a person, a kill
     or a reboot cut off is `interrupted`: no crash."""
 
     num_experiments: int = 0
     baseline: int = 0
     kept: int = 0
     reverted: int = 0
+    replaced: int = 0
     discarded: int = 0
     adopted: int = 0
     measured: int = 0
@@ -29,9 +30,11 @@ class Counts:
     @classmethod
     def of(cls, records: Iterable[Record], kept: Iterable[Change] = ()) -> Counts:
         """`kept`: the incumbent's changes now."""
-        records = list(records)
+        records, kept = list(records), tuple(kept)
         numbers = {change.experiment for change in kept}
-        keeps = [r.run.new.experiment for r in records if r.is_keep and r.run.new]
+        keeps = [record.run.new for record in records if record.is_keep and record.run.new]
+        left = {change.experiment: change for change in keeps if change.experiment not in numbers}
+        num_replaced = sum(is_replaced(change, kept) for change in left.values())
         discards = [r.run.new.experiment for r in records if r.status == Verdict.DISCARD and r.run.new]
         crashes = [r.failure for r in records if r.status == Verdict.CRASH]
         baseline = sum(r.is_keep for r in records) - len(keeps)
@@ -40,9 +43,10 @@ class Counts:
             num_experiments=len(records),
             baseline=baseline,
             kept=len(keeps),
-            reverted=len({*keeps} - numbers),
+            reverted=len(left) - num_replaced,
+            replaced=num_replaced,
             discarded=len(discards),
-            adopted=len({*discards} & numbers - {*keeps}),
+            adopted=len({*discards} & numbers - {change.experiment for change in keeps}),
             measured=measured,
             crashed=len(crashes) - crashes.count(Failure.INTERRUPTED),
             by_machinery=crashes.count(Failure.MACHINERY),
@@ -52,9 +56,11 @@ class Counts:
 
     def __str__(self) -> str:
         """One line: `30 experiments: the baseline, 5 kept (1 reverted), 20 discarded, 4 measured again, 0 crashed`."""
+        outcomes = {"reverted": self.reverted, "replaced": self.replaced}
+        left = [f"{number} {name}" for name, number in outcomes.items() if number]
         parts = [
             "the baseline" if self.baseline else "",
-            f"{self.kept} kept" + (f" ({self.reverted} reverted)" if self.reverted else ""),
+            f"{self.kept} kept" + (f" ({', '.join(left)})" if left else ""),
             f"{self.discarded} discarded" + (f" ({self.adopted} adopted later)" if self.adopted else ""),
             f"{self.measured} measured again" if self.measured else "",
             f"{self.crashed} crashed" + (f" ({self.by_machinery} by machinery)" if self.by_machinery else ""),
@@ -63,6 +69,11 @@ class Counts:
         ]
         whole = f"{self.num_experiments:,} experiment{'' if self.num_experiments == 1 else 's'}"
         return f"{whole}: {', '.join(filter(None, parts))}"
+
+
+def is_replaced(change: Change, kept: Iterable[Change]) -> bool:
+    """True if kept changes set all keys of a change that left, so that nothing of the change remains."""
+    return change.keys.keys() <= {key for other in kept for key in other.keys}
 
 
 def num_since_keep(decided: Sequence[Record]) -> int:
