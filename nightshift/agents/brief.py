@@ -150,7 +150,7 @@ def _role_of(run: Record, campaign: Campaign) -> str:
     name = f"experiment {run.number:04d}"
     if run is campaign.incumbent_run:
         return f"{name}, a run of the incumbent"
-    return f"{name}, the last keep" + (f" (with {run.run.rider.name} again)" if run.run.rider else "")
+    return f"{name}, the last keep{run.run.with_rider}"
 
 
 def _open(context: Context) -> list[str]:
@@ -174,8 +174,7 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
         status += f" {effect}"
     elif why:
         status += f" ({why})"
-    text = clean("; ".join(record.diff), 200)
-    text += f" (with {record.run.rider.name} again)" if record.run.rider else ""
+    text = clean("; ".join(record.diff), 200) + record.run.with_rider
     if not _repeats(proposal.description, record):
         text = " | ".join(filter(None, (text, clean(proposal.description, 160))))
     text += f" | lesson: {clean(proposal.lesson, 160)}" if proposal.lesson else ""

@@ -185,8 +185,8 @@ def test_the_last_words_of_a_crash_are_evidence_and_riders_are_named(tmp_path: P
     assert files["0004-log.txt"].decode() == "trainer.log:\n" + "\n".join(["| loss is nan"] * 3)
     assert not [name for name in files if "inference" in files[name].decode()]
     assert files.keys() == {"README.txt", "notebook.md", "0004-log.txt"}
-    assert "\n0003 is the last keep, and held 0002 again; " in files["README.txt"].decode()
-    assert "expected score of the incumbent; the run also held 0002 again." in reflection(ledger.record(3))
+    assert "\n0003 is the last keep (with 0002 again); " in files["README.txt"].decode()
+    assert "\n| measured 60.0 % (with 0002 again), expected " in reflection(ledger.record(3))
 
 
 def test_foreign_text_cannot_leave_its_line(tmp_path: Path) -> None:
