@@ -174,7 +174,7 @@ def tell(
         rules_hash="rules",
         config_hash=candidate.hash,
         effective_hash=candidate.hash,
-        result=None if score is None else a_result(score, 1000, 1000 + number),
+        result=replace(a_result(score or 0.0, 1000, 1000 + number), **({"evaluation": None} if score is None else {})),
         git_action="git_action",
     )
     record = ledger.reserve(replace(record, **fields), {"train.toml": candidate.source})
