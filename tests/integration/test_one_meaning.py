@@ -174,6 +174,8 @@ def test_the_incumbent_has_one_expected_score_and_one_gain(seen: Seen) -> None:
     assert standing is not None
     assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
     best = next(line for line in seen.status if line.startswith("incumbent:"))
-    assert f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by " in best
+    assert (
+        f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by " in best
+    )
     assert gain_text(standing) in seen.title
     assert not any("--baseline" in line for line in seen.status), "its night measured the baseline again"

@@ -43,7 +43,7 @@ def furnished(root: Path, branch: str) -> Path:
 
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Crashes of both kinds, riders, adopts, reverts, replaced changes, an interruption, hostile words, runs of two slots."""
+    """Crashes of both kinds, riders, adopts, reverts, an interruption, hostile words, runs of two slots."""
     root = tmp_path_factory.mktemp("made_up")
     ledger = build(root, 40, seed=4, num_examples=200, with_files=False)
     for record in ledger.records():
