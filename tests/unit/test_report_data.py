@@ -115,13 +115,13 @@ def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_re
 
 
 def test_the_kept_changes_of_a_branch_are_listed_by_p_and_cut_off_at_the_one_asked_for(tmp_path: Path) -> None:
-    records = judged([*STORY[:4], 0.70])  # the later change is the more certain one
+    records = judged([0.515, 0.48, 0.55, 0.53, 0.75])  # the later change is the more certain one
     ledger = stored(tmp_path, [*records, replace(records[0], number=6, branch="other")])
     chain = Chain.of(ledger, BRANCH)
     [first, second] = chain.changes
     assert (first.name, second.name, chain.baseline, chain.score) == ("0005", "0003", 1, 0.515)
     assert first.p_helps > second.p_helps
-    assert str(chain).splitlines()[1].startswith(f"0005  {first.effect}, P(it helps) {100 * first.p_helps:.0f} %, unc")
+    assert str(chain).splitlines()[1].startswith(f"0005  {first.effect}, P(it helps) 100 %, confirmed")
     short = Chain.of(ledger, BRANCH, first.p_helps)
     assert (short.changes, short.num_left_out) == ((first,), 1)
     assert str(short).endswith("1 kept change with a lower P(it helps) left out")
@@ -168,11 +168,11 @@ def test_the_users_own_commits_are_told_where_they_stand(tmp_path: Path) -> None
 def test_the_last_runs_stand_side_by_side(tmp_path: Path) -> None:
     records = judged(STORY)
     runs = [Run(stage=Stage.LAST_BASELINES)] * 2 + [Run(kept=records[4].judgement.kept, stage=Stage.LAST_INCUMBENTS)]
-    for number, (run, score) in enumerate(zip(runs, (0.52, 0.5, 0.58), strict=True), 7):
+    for number, (run, share) in enumerate(zip(runs, (0.52, 0.5, 0.58), strict=True), 7):
         judgement = replace(records[5].judgement, decisions=())
         records.append(
             replace(records[5], number=number, decided=number, decided_before=number - 1, run=run, diff=(),
-                    status="measured", judgement=judgement, result=a_result(score, 400))
+                    status="measured", judgement=judgement, result=a_result(share, 400))
         )  # fmt: skip
     found = morning(tmp_path, records)
     assert found.last_runs == "the last runs: incumbent 58.0 %; baseline 52.0, 50.0 %"
