@@ -6,6 +6,7 @@ Nightshift 0.1.0 ran a baseline twice. A record holds the first of the two runs;
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,34 @@ from nightshift.campaign.records import (
     Weights,
     packed,
 )
-from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.decision_rules import RuleConstants
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse
 
+ROOT = Path(__file__).resolve().parents[1]
 PATH = Path(__file__).with_name("recorded_runs.json")
+ARITHMETIC = ROOT / "environments" / "arithmetic" / "pyproject.toml"
 NIGHTS = ("random-0", "tpe-0")
+
+
+@cache
+def rules() -> Rules:
+    """Return the rules of arithmetic on the CPU, as this checkout has them."""
+    return rules_of(ROOT, Chosen(environments=["arithmetic"]), "trl", 0)
+
+
+@cache
+def scales() -> tuple[float, float]:
+    """Return arithmetic's `prior_sd` and `seed_sd`: the scale of effects, and the noise of seeds."""
+    decision = tomllib.loads(ARITHMETIC.read_text())["tool"]["nightshift"]["decision"]
+    return decision["prior_sd"], decision["seed_sd"]
+
+
+@cache
+def constants() -> RuleConstants:
+    """Return the constants of today's decision rule for arithmetic."""
+    return RuleConstants().scaled(*scales())
 
 
 @cache
@@ -53,7 +77,7 @@ def configs(night: str) -> dict[int, Config]:
 
 @cache
 def records(night: str) -> tuple[Record, ...]:
-    """The night's 30 experiments in order, with the constants of the rule that decided them."""
+    """The night's 30 experiments in order, with today's constants of the rule."""
     return tuple(_record(night, experiment) for experiment in data()["nights"][night]["experiments"])
 
 
@@ -89,7 +113,7 @@ def _record(night: str, experiment: dict[str, Any]) -> Record:
         effective=experiment["settings"],
         rules_name=common["rules_name"],
         rules_hash=common["rules_hash"],
-        decision_rules=msgspec.convert(common["decision"], DecisionRules),
+        decision_rules=rules().decision,
         engine=common["engine"],
         versions=common["versions"],
         hardware=common["hardware"],
