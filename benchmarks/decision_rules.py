@@ -44,6 +44,7 @@ START = 0.475  # true score of the baseline
 SAME_EXAMPLES = 0.60  # correlation of two configs' answers to one example
 INHERITED = 0.8  # of a config's luck on the examples, by the config with one change more
 HARMFUL = -0.002  # a kept change below this effect is harmful
+HELPFUL = 0.002  # a measured change above this effect is missed if it is not kept at the end
 
 
 @dataclass(frozen=True)
@@ -360,6 +361,8 @@ def play(world: World, seed: tuple[int, int], conditions: Conditions, make_rule:
     kept = rule.kept
     true_gain = nature.truth(kept)[0] - START
     reported, half = rule.gain(num_slots)
+    ran = [proposal for proposal in nature.proposals if proposal.crash_seconds is None]
+    helpful = {p.change.experiment for p in ran if p.helps + p.other > HELPFUL * world.scale}
     effects = [START + true_gain - nature.truth([c for c in kept if c != change])[0] for change in kept]
     return {
         "gain": true_gain,
@@ -370,6 +373,8 @@ def play(world: World, seed: tuple[int, int], conditions: Conditions, make_rule:
         "commits_out": actions.count(Action.REVERT),
         "changes": len(kept),
         "harmful": sum(effect < HARMFUL * world.scale for effect in effects),
+        "helpful": len(helpful),
+        "missed": len(helpful - {change.experiment for change in kept}),
         "runs": num_started,
     }
 
@@ -396,6 +401,7 @@ def summarise(nights: list[dict[str, float]], reference: list[dict[str, float]] 
         "commits_out": means["commits_out"],
         "changes": means["changes"],
         "harmful": 100 * means["harmful"] / means["changes"] if means["changes"] else None,
+        "missed": 100 * means["missed"] / means["helpful"] if means["helpful"] else None,
         "runs": means["runs"],
     }
 
@@ -422,6 +428,7 @@ COLUMNS = {
     "commits_out": ">13.1f",
     "changes": ">9.1f",
     "harmful": ">10.1f",
+    "missed": ">9.0f",
 }
 
 
