@@ -33,6 +33,11 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--prime-rl", type=FOLDER, callback=use_prime_rl, help="prime-rl: its checkout, as prepare.py has it.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
+@click.option(
+    "--baseline",
+    is_flag=True,
+    help="Run the campaign's baseline once more, and put train.toml back: the reported gain becomes more certain.",
+)
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 100.")
 @click.option("--keep-all", is_flag=True, help="prime-rl: keep broadcasts and rollouts, which are heavy.")
 @click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")

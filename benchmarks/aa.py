@@ -30,9 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.campaign.next_run import Run  # noqa: E402
 from nightshift.campaign.posterior import Posterior  # noqa: E402
-from nightshift.campaign.records import Action, Change  # noqa: E402
+from nightshift.campaign.records import Action, Change, Run  # noqa: E402
 from nightshift.config.decision_rules import RuleConstants  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
@@ -108,10 +107,10 @@ def main(decisions: int, budget_seconds: float, folder: Path | None, repetitions
     else:
         command += f" --folder FOLDER --decisions {decisions} --budget-seconds {budget_seconds:g}"
         scores = real_scores(folder, decisions, budget_seconds)
-    figures: dict[str, Any] = decide(scores, recorded.constants())
+    figures: dict[str, Any] = decide(scores, recorded.rules().decision)
     num_decisions = len(scores) - 1
     low, high = wilson(figures["kept"], num_decisions)
-    shares = simulate(scores, recorded.constants(), repetitions)
+    shares = simulate(scores, recorded.rules().decision, repetitions)
     predicted = float(shares.mean())
     result = {
         "decisions": num_decisions,

@@ -30,8 +30,7 @@ from scipy.stats import t
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.campaign.campaign import Campaign  # noqa: E402
-from nightshift.campaign.index import fold, last_campaign  # noqa: E402
+from nightshift.campaign.campaign import Campaign, fold, last_campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.experiment.certify import Comparison, read_comparisons  # noqa: E402
 from nightshift.night import state  # noqa: E402
@@ -75,8 +74,7 @@ def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: S
             sys.exit(f"the night failed: see {folder}.log")
         done.touch()
     campaign = campaign_of(folder)
-    is_found = campaign.incumbent is not None and campaign.incumbent.parent is not None
-    if is_found and certificate_of(folder) is None:
+    if campaign.kept and certificate_of(folder) is None:
         click.echo(f"{folder.name}: {seeds} fresh seeds each of baseline and incumbent", err=True)
         if nightshift(folder, "certify", "--seeds", str(seeds)) != 0:
             sys.exit(f"the certificate failed: see {folder}.log")
@@ -87,18 +85,19 @@ def night(folder: Path, agent: str) -> dict[str, Any]:
     of a night that ended with its baseline is 0: there are not two configs to compare."""
     campaign, sealed = campaign_of(folder), certificate_of(folder)
     decided = state.decided(Ledger(folder).records())
-    is_baseline = campaign.incumbent is None or campaign.incumbent.parent is None
+    standings = [record.judgement.standing for record in campaign.decided if record.judgement]
+    is_baseline = not campaign.kept
     return {
         "agent": agent,
         "night": folder.name,
         "experiments": len(decided),
-        "kept": sum(r.is_keep and r.parent is not None for r in decided),
+        "kept": sum(r.is_keep and r.run.new is not None for r in decided),
         "crashed": sum(r.status == "crash" for r in decided),
         "minutes": round(sum(r.total_seconds or 0.0 for r in decided) / 60, 1),
-        "believed_pp": 100 * campaign.standing.difference if campaign.standing else None,
+        "believed_pp": 100 * campaign.standing.gain if campaign.standing else None,
         "gain_pp": 0.0 if is_baseline else 100 * sealed.estimate.difference if sealed else None,
         "interval_pp": [100 * end for end in sealed.estimate.interval] if sealed and not is_baseline else None,
-        "curve": [100 * standing.difference for standing in campaign.standings if standing],
+        "curve": [100 * standing.gain for standing in standings if standing],
     }
 
 

@@ -55,12 +55,6 @@ def as_recorded_now(ledger: Ledger, record: Record) -> Result:
     return replace(run, contention=replace(run.contention, step_seconds=steps[-1].time / len(steps)))
 
 
-def effect_of(record: Record) -> float | None:
-    """Return the effect of a record's own change, as it was decided."""
-    decisions = record.judgement.decisions if record.judgement else ()
-    return next((decision.effect for decision in decisions if decision.change.experiment == record.number), None)
-
-
 def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput) -> Iterator[dict[str, Any]]:
     run, steps = record.result, curve(ledger, record)
     assert run is not None
@@ -73,7 +67,7 @@ def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput)
         "night": ledger.runs_dir.parent.name,
         "number": record.number,
         "keys": sum(not change.lstrip("+-").startswith(STEPS) for change in record.diff),
-        "delta": effect_of(record),
+        "delta": record.decision.effect if record.decision else None,
         "planned": planned,
         "steps": run.training.num_steps,
         "used": min(steps[-1].time / throughput.budget_seconds, 1.0) if is_decaying else None,

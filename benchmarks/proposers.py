@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ import click
 import numpy as np
 from machine import RESULTS, machine, table, write_result
 from numpy.typing import NDArray
-from recorded import NIGHTS, constants, rules, runs
-from replay import changes_between
+from recorded import NIGHTS, rules, runs
 from sklearn.ensemble import RandomForestRegressor
 
 from nightshift.agents.base import Context
@@ -32,25 +32,22 @@ from nightshift.agents.search import SearchProposer
 from nightshift.agents.space import STEPS, SearchSpace
 from nightshift.agents.throughput import Throughput
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.commits import incumbent_values, plan
-from nightshift.campaign.next_run import Run, Stage, measuring_run, next_stage
-from nightshift.campaign.posterior import Posterior
+from nightshift.campaign.commits import change_keys, incumbent_config
+from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.records import (
     Action,
     Change,
-    Decision,
     Evaluation,
-    Judgement,
     Outcome,
     Proposal,
     Record,
     Result,
+    Run,
+    Stage,
     Training,
-    Verdict,
     Weights,
     packed,
 )
-from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.trl.engine import TrlEngine
@@ -61,7 +58,8 @@ PROPOSERS = ("search", "tpe", "random")
 NUM_RUNS = 40  # of a night, the baseline and the last runs among them
 NUM_EXAMPLES = 400
 BUDGET_SECONDS = 60.0
-HOURS = 75.0 / 3600  # of a run
+RUN_SECONDS = 75.0
+START = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_REFUSALS = 50  # of one proposal
 NUM_TREES = 40  # of a night's emulator
 HELD_OUT = 0.3  # share of the recorded runs that the emulator is tested on
@@ -157,7 +155,7 @@ class MemoryLedger:
 
 
 class Night:
-    """One simulated night. `records`: what the proposer sees of its runs."""
+    """One simulated night: a campaign whose runs are emulated."""
 
     def __init__(self, proposer: SearchProposer, seed: int, has_rider: bool, num_runs: int) -> None:
         self.proposer = proposer
@@ -165,123 +163,120 @@ class Night:
         self.num_runs = num_runs
         self.emulator = Emulator(seed)
         self.ledger = MemoryLedger()
-        self.records: list[Record] = []
-        self.actions: list[Action] = []
+        self.campaign = Campaign()
         self.noise = np.random.default_rng((seed, 7)).normal(0, 1, (num_runs + 1, 3))
-        result = self.measure(shipped())
-        evaluation = result.evaluation
-        assert evaluation is not None
-        self.posterior = Posterior(evaluation.eval_score, evaluation.eval_stderr, constants())
-        self.note(shipped(), result, evaluation.eval_score)
 
     def play(self) -> dict[str, Any]:
         """Play the night and return its figures; scores in percentage points."""
         num_last = 0
         effects = []
-        while len(self.records) < self.num_runs:
-            num_started = len(self.records)
+        self.run(Run())
+        while (num_started := len(self.campaign.decided)) < self.num_runs:
             stage = next_stage(num_started, num_last, self.num_runs - num_started, 1)
             if stage is Stage.SEARCH:
                 run = self.next_run()
-                assert run.new is not None
-                effects.append(self.emulator.score(self.config([*self.posterior.kept, run.new])))
-                effects[-1] -= self.emulator.score(self.config(self.posterior.kept))
+                effects.append(self.true_score([*run.kept, run.new]) - self.true_score(run.kept))
             else:
-                run = measuring_run(self.posterior.kept, stage)
+                run = measuring_run(self.campaign.kept, stage)
                 num_last += 1
             self.run(run)
-        true_gain = self.emulator.score(self.config(self.posterior.kept)) - self.emulator.score(shipped())
-        reported, half = self.posterior.gain()
+        true_gain = self.true_score(self.campaign.kept) - self.true_score(())
+        standing = self.campaign.standing
+        assert standing is not None
+        judgements = [record.judgement for record in self.campaign.decided if record.judgement]
+        actions = [decision.action for judgement in judgements for decision in judgement.decisions]
         return {
             "gain": 100 * true_gain,
-            "told_too_high": 100 * (reported - true_gain),
-            "half_interval": 100 * half,
-            "holds": abs(reported - true_gain) <= half,
-            "commits_in": sum(action in (Action.KEEP, Action.ADOPT) for action in self.actions),
-            "commits_out": self.actions.count(Action.REVERT),
-            "changes": len(self.posterior.kept),
+            "told_too_high": 100 * (standing.gain - true_gain),
+            "half_interval": 100 * standing.gain_halfwidth,
+            "holds": abs(standing.gain - true_gain) <= standing.gain_halfwidth,
+            "commits_in": sum(action in (Action.KEEP, Action.ADOPT) for action in actions),
+            "commits_out": actions.count(Action.REVERT),
+            "changes": len(self.campaign.kept),
             "far_worse": float(np.mean(np.array(effects) < -0.10)),
         }
 
-    def config(self, changes: Iterable[Change]) -> Config:
-        """Return the shipped train.toml with some changes. UsageError if it is not valid."""
-        values = incumbent_values(shipped(), changes)
-        before = incumbent_values(shipped())
-        edits = {key: values.get(key, ABSENT) for key in {**before, **values}}
-        edits = {key: value for key, value in edits.items() if value != before.get(key, ABSENT)}
-        return parse(set_values(shipped().source, edits))
+    def true_score(self, changes: Iterable[Change]) -> float:
+        return self.emulator.score(incumbent_config(shipped(), changes))
 
     def next_run(self) -> Run:
         """Ask the proposer for a change of the incumbent, and choose a rider that fits into the same file."""
-        kept = self.posterior.kept
-        change = self.propose(self.config(kept))
-        rider = self.posterior.rider(change) if self.has_rider else None
+        posterior = self.campaign.posterior
+        assert posterior is not None
+        kept = self.campaign.kept
+        change = self.propose(incumbent_config(shipped(), kept))
+        rider = posterior.rider(change) if self.has_rider else None
         if rider is not None:
             try:
-                engine().validate(self.config([*kept, rider, change]))
+                engine().validate(incumbent_config(shipped(), [*kept, rider, change]))
             except UsageError:
                 rider = None
         return Run(kept=kept, rider=rider, new=change)
 
     def propose(self, incumbent: Config) -> Change:
         """Ask until the answer is a valid change that was not tried, as a night does."""
-        number = len(self.records) + 1
-        tried = {parse(source).hash for source in self.ledger.sources.values()}
+        kept = self.campaign.kept
         refusals: list[str] = []
         while len(refusals) < MAX_REFUSALS:
-            answer = self.proposer.propose(self.context(incumbent, tuple(refusals)), lambda: False)
+            context = Context(
+                number=len(self.campaign.decided) + 1,
+                source=incumbent.source,
+                campaign=self.campaign,
+                rules=rules(),
+                ledger=self.ledger,  # type: ignore[arg-type]
+                used_keys=searched_keys(),
+                refusals=tuple(refusals),
+            )
+            answer = self.proposer.propose(context, lambda: False)
             try:
                 config = parse(answer.source or b"")
-                change = Change(experiment=number, keys=changes_between(incumbent, config))
-                engine().validate(self.config([*self.posterior.kept, change]))
+                change = Change(experiment=context.number, keys=change_keys(incumbent, config))
+                engine().validate(incumbent_config(shipped(), [*kept, change]))
             except UsageError as error:
                 refusals.append(str(error))
                 continue
-            if answer.cause is None and config.hash not in tried:
+            is_tried = self.campaign.tried(Run(kept=kept, new=change), config.hash) is not None
+            if answer.cause is None and not is_tried:
                 return change
             refusals.append(answer.cause or "tried")
         raise RuntimeError(f"{self.proposer.name} made no valid proposal: {refusals[-1]}")
 
-    def context(self, incumbent: Config, refusals: tuple[str, ...]) -> Context:
-        """Return what the proposer sees."""
-        campaign = Campaign(tuple(self.records))
-        return Context(
-            number=len(self.records) + 1,
-            incumbent=self.records[0],
-            source=incumbent.source,
-            base=(),
-            campaign=campaign,
-            rules=rules(),
-            ledger=self.ledger,  # type: ignore[arg-type]
-            used_keys=searched_keys(),
-            refusals=refusals,
-        )
-
     def run(self, run: Run) -> None:
-        """Measure a run's config and let the rule decide."""
-        config = self.config(run.changes)
-        result = self.measure(config)
-        evaluation = result.evaluation
-        assert evaluation is not None
-        self.posterior.begin(run)
-        kept = self.posterior.kept
-        decisions = self.posterior.observe(run, evaluation.eval_score, len(self.records) * HOURS)
-        self.decide(kept, decisions)
-        self.note(config, result, self.posterior.predict(run.changes)[0])
-
-    def decide(self, kept: tuple[Change, ...], decisions: Iterable[Decision]) -> None:
-        """Count the commits. A change whose commit would leave an invalid train.toml stays where it is."""
-        steps, refused = plan(shipped(), kept, decisions)
-        for decision, _ in refused:
-            self.posterior.decide_for_user(decision.change, is_kept=decision.action is Action.REVERT)
-        self.actions += [step.decision.action for step in steps]
+        """Measure a run's config and let the campaign decide."""
+        number = len(self.campaign.decided) + 1
+        config = incumbent_config(shipped(), run.changes)
+        self.ledger.sources[number] = config.source
+        record = Record(
+            number=number,
+            status="started",
+            branch="autoresearch/simulated",
+            commit=None,
+            started=(START + timedelta(seconds=RUN_SECONDS * number)).isoformat(),
+            parent=None if self.campaign.parent is None else self.campaign.parent.number,
+            decided_before=number - 1,
+            proposal=Proposal(description="simulated"),
+            run=run,
+            diff=(),
+            config_hash=config.hash,
+            effective_hash=config.hash,
+            rules_name=rules().name,
+            rules_hash="0" * 12,
+            decision_rules=rules().decision,
+            engine="trl",
+            versions={},
+            hardware="",
+            result=self.measure(config),
+            decided=number,
+        )
+        self.campaign.step(True, record)
+        self.campaign.step(False, self.campaign.judge(record, shipped()))
 
     def measure(self, config: Config) -> Result:
         """Return the result of a run: steps, score and answers have noise."""
-        noise = self.noise[len(self.records)]
+        noise = self.noise[len(self.campaign.decided)]
         speed = math.exp(0.1 * noise[0])
         true = self.emulator.score(config, speed)
-        seen = true + constants().seed_sd * noise[1] + 0.4 * math.sqrt(true * (1 - true) / NUM_EXAMPLES) * noise[2]
+        seen = true + rules().decision.seed_sd * noise[1] + 0.4 * math.sqrt(true * (1 - true) / NUM_EXAMPLES) * noise[2]
         num_right = round(min(max(seen, 0.0), 1.0) * NUM_EXAMPLES)
         score = num_right / NUM_EXAMPLES
         evaluation = Evaluation(
@@ -299,34 +294,7 @@ class Night:
         outcome = Outcome.FINISHED if planned < possible else Outcome.BUDGET
         num_steps = max(round(min(planned, possible)), 1)
         training = Training(outcome, num_steps, BUDGET_SECONDS * min(planned / possible, 1.0))
-        return Result(1000 + len(self.records), training, evaluation)
-
-    def note(self, config: Config, result: Result, mean: float) -> None:
-        """Record a run as the proposer sees it. `mean`: posterior mean of the config's score."""
-        number = len(self.records) + 1
-        self.ledger.sources[number] = config.source
-        record = Record(
-            number=number,
-            status=Verdict.KEEP if number == 1 else Verdict.DISCARD,
-            branch="autoresearch/simulated",
-            commit=None,
-            started="2026-01-01T00:00:00+00:00",
-            parent=None if number == 1 else 1,
-            proposal=Proposal(description="simulated"),
-            diff=(),
-            config_hash=config.hash,
-            effective_hash=config.hash,
-            rules_name=rules().name,
-            rules_hash="0" * 12,
-            decision_rules=rules().decision,
-            engine="trl",
-            versions={},
-            hardware="",
-            result=result,
-            judgement=Judgement(why="simulated", incumbent_score=mean),
-            decided=number,
-        )
-        self.records.append(record)
+        return Result(1000 + len(self.campaign.decided), training, evaluation)
 
 
 def summary(rows: list[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -10,21 +10,25 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from nightshift.agents.base import Context
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, fold
+from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
+    Change,
     Evaluation,
+    Failure,
     Judgement,
     Outcome,
     Proposal,
     Record,
     Result,
+    Run,
     Training,
     Verdict,
     Weights,
     packed,
 )
-from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.decision_rules import RuleConstants
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import diff, parse
 from nightshift.experiment.certify import COMPARISON_NAME, Comparison, Plan
@@ -34,6 +38,12 @@ from tests.rules import ARITHMETIC_TRL
 
 BRANCH = "autoresearch/test"
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
+KEYS = (
+    ("trainer.optim.weight_decay", 0.001),
+    ("trainer.optim.max_norm", 0.01),
+    ("orchestrator.train.sampling.temperature", 0.01),
+    ("trainer.optim.lr", 1e-7),
+)
 SCORES = {"3e-6": 0.60, "6e-7": 0.35}  # of every other rate 0.55
 
 
@@ -83,23 +93,39 @@ def a_record(**changes: object) -> Record:
     return replace(record, **changes)
 
 
+def a_change(number: int) -> Change:
+    """A change that experiment `number` proposes: of neighbours each has a key of its own."""
+    key, scale = KEYS[number % len(KEYS)]
+    return Change(experiment=number, keys={key: f"{scale * number:g}"})
+
+
 def judged(
-    story: Sequence[float | None], rules: DecisionRules = ARITHMETIC_TRL.decision, num_examples: int = 400
+    story: Sequence[float | None], rules: RuleConstants = ARITHMETIC_TRL.decision, num_examples: int = 400
 ) -> list[Record]:
     """A campaign as experiment.py decides it, from the score of each experiment; the first is the baseline.
 
     An experiment without a score is a crash.
     """
-    records, campaign = list[Record](), Campaign()
+    records, baseline = list[Record](), parse(BASELINE)
     for number, score in enumerate(story, 1):
-        result = None if score is None else a_result(score, num_examples, 1000)
-        parent = campaign.incumbent.number if campaign.incumbent else None
+        result = None if score is None else a_result(score, num_examples, 1000 + number)
+        campaign = folded(records)
+        parent = campaign.parent.number if campaign.parent else None
+        change = a_change(number)
+        ((key, value),) = change.keys.items()
         record = a_record(
-            number=number, decided=number, parent=parent, config_hash=f"{number}", decision_rules=rules, result=result
+            number=number,
+            decided=number,
+            decided_before=number - 1,
+            parent=parent,
+            run=Run() if parent is None else Run(kept=campaign.kept, new=change),
+            diff=() if parent is None else (f"+{key} {value}",),
+            config_hash=f"{number}",
+            decision_rules=rules,
+            result=result,
         )
         crash = replace(record, status=Verdict.CRASH, judgement=Judgement(why="loss is nan"))
-        records.append(campaign.judge(record) if result else crash)
-        campaign = campaign.step(records[-1])
+        records.append(campaign.judge(record, baseline) if result else crash)
     return records
 
 
@@ -117,54 +143,80 @@ def stored(root: Path, records: Sequence[Record]) -> Ledger:
     return ledger
 
 
-def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Record]:
-    """Experiments that change the learning rate, in a ledger: a baseline at 6e-7, then one experiment a rate.
+def tell(
+    ledger: Ledger,
+    changes: dict[str, Any],
+    score: float | None,
+    rider: Change | None = None,
+    source: bytes = BASELINE,
+    branch: str = BRANCH,
+    **fields: object,
+) -> Record:
+    """Add an experiment to a ledger, decided by the rule from 1,000 examples: `changes` of the incumbent's train.toml,
+    and a rider. The first one is the baseline, `source` with its changes; one without a score is a crash."""
+    before = fold(ledger, ledger.records(), branch, "rules")
+    number = ledger.next_number()
+    baseline = ledger.stored_config(before.baseline) if before.baseline else parse(set_values(source, changes))
+    incumbent = incumbent_config(baseline, before.kept)
+    keys = change_keys(incumbent, parse(set_values(incumbent.source, changes)))
+    run = Run(kept=before.kept, rider=rider, new=before.known(keys) if keys else None)
+    candidate = incumbent_config(baseline, run.changes)
+    record = a_record(
+        branch=branch,
+        number=number,
+        decided_before=number - 1,
+        parent=before.parent.number if before.parent else None,
+        run=run,
+        diff=tuple(
+            change.line for change in diff(incumbent_config(baseline, replace(run, new=None).changes), candidate)
+        ),
+        started="2026-11-21T22:00:00+00:00",
+        rules_hash="rules",
+        config_hash=candidate.hash,
+        effective_hash=candidate.hash,
+        result=None if score is None else a_result(score, 1000, 1000 + number),
+        git_action="git_action",
+    )
+    record = ledger.reserve(replace(record, **fields), {"train.toml": candidate.source})
+    record = replace(record, decided=number)
+    if score is None:
+        failed = {"status": Verdict.CRASH, "failure": Failure.TRAINING, "judgement": Judgement(why="loss is nan")}
+        ledger.close(replace(record, **failed))
+    else:
+        ledger.close(before.judge(record, baseline))
+    return ledger.record(number)
 
-    The first 3e-6 is kept, the others are discarded.
-    """
-    records: list[Record] = []
-    incumbent: Record | None = None
+
+def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Record]:
+    """Experiments that change the learning rate, in a ledger: a baseline at 6e-7, then one experiment a rate. 3e-6 is
+    much better than all others."""
     for rate in ["6e-7", *rates]:
-        candidate = parse(set_values(BASELINE, {"trainer.optim.lr": float(rate)}))
-        number, score = ledger.next_number(), SCORES.get(rate, 0.55)
-        if incumbent is None:
-            verdict, judgement = Verdict.KEEP, Judgement(why="baseline", incumbent_score=score)
-            changes: dict[str, object] = {"description": "baseline"}
-        else:
-            before = SCORES["6e-7" if incumbent.parent is None else "3e-6"]
-            verdict = Verdict.KEEP if score > before else Verdict.DISCARD
-            why, delta = f"expected {100 * (score - before):+.1f} pp", score - before
-            judgement = Judgement(why=why, delta=delta, delta_stderr=0.04, p_better=0.5, incumbent_score=before)
-            lines = tuple(change.line for change in diff(parse(ledger.source(incumbent.number)), candidate))
-            changes = {"parent": incumbent.number, "description": f"idea {number}", "diff": lines}
-            changes |= {"lesson": f"lesson {number}"}
-        record = a_record(
-            **{"diff": ()} | changes,
+        number, is_first = ledger.next_number(), not ledger.records()
+        tell(
+            ledger,
+            {"trainer.optim.lr": float(rate)},
+            SCORES.get(rate, 0.55),
             branch=branch,
-            started="2026-11-21T22:00:00+00:00",
-            rules_hash="rules",
-            config_hash=candidate.hash,
-            effective_hash=candidate.hash,
-            result=a_result(score, 100),
-            judgement=judgement,
-            git_action="git_action",
+            description="baseline" if is_first else f"idea {number}",
+            lesson=None if is_first else f"lesson {number}",
             health=f"entropy fell {number}",
         )
-        reserved = ledger.reserve(record, {"train.toml": candidate.source})
-        records.append(replace(reserved, status=verdict, decided=number))
-        ledger.close(records[-1])
-        incumbent = records[-1] if records[-1].is_keep else incumbent
-    return records
+    return ledger.records()
 
 
 def context_of(root: Path, rates: list[str], **changes: object) -> Context:
     """What a proposer is given after `campaign`."""
     ledger = Ledger(root)
-    records = campaign(ledger, rates)
-    incumbent = [record for record in records if record.is_keep][-1]
-    told = Campaign(tuple(records))
-    source, base = ledger.source(incumbent.number), frozenset[int]()
-    context = Context(len(records) + 1, incumbent, source, base, told, ARITHMETIC_TRL, ledger)
+    campaign(ledger, rates)
+    return context_after(ledger, **changes)
+
+
+def context_after(ledger: Ledger, **changes: object) -> Context:
+    """What a proposer is given after the experiments of a ledger."""
+    told = Campaign.of(ledger.records(), BRANCH, "rules")
+    assert told.baseline is not None
+    source = incumbent_config(ledger.stored_config(told.baseline), told.kept).source
+    context = Context(ledger.next_number(), source, told, ARITHMETIC_TRL, ledger)
     return replace(context, **changes)
 
 
@@ -210,7 +262,8 @@ def certificate_for(ledger: Ledger, plan: dict[str, Any] | None = None, **change
     """A certificate of the campaign's baseline and incumbent; `plan`: what is changed of its plan."""
     records = ledger.records()
     campaign = Campaign.of(records, records[0].branch, records[0].rules_hash)
-    assert campaign.incumbent is not None
-    configs = {"baseline": campaign.kept[0].config_hash, "incumbent": campaign.incumbent.config_hash}
+    assert campaign.baseline is not None
+    baseline = ledger.stored_config(campaign.baseline)
+    configs = {"baseline": baseline.hash, "incumbent": incumbent_config(baseline, campaign.kept).hash}
     told = {"branch": records[0].branch, "rules_hash": records[0].rules_hash, "configs": configs} | (plan or {})
     return replace(COMPARISON, plan=replace(COMPARISON.plan, **told), **changes)

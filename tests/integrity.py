@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import incumbent_values
+from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import COLUMNS, row
 from nightshift.campaign.verify import verify
+from nightshift.config.train_toml import parse
 from tests.checkouts import git
 
 SIZES = (16, 100, 400, 1000)  # of the selection sets that tests have
@@ -33,7 +37,7 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
         f"{r.number:04d} has no git action" for r in records if r.git_action is None and r.failure != "interrupted"
     ]
     for r in records:
-        if r.status in ("keep", "discard") and not _is_measured(r):
+        if r.status in ("keep", "discard", "measured") and not _is_measured(r):
             found.append(f"{r.number:04d} was decided without a whole evaluation")
     header, *rows = ledger.tsv_path.read_text().splitlines()
     if header.split("\t") != list(COLUMNS) or rows != [row(r) for r in records]:
@@ -50,26 +54,21 @@ def _is_measured(record: Record) -> bool:
 
 
 def _problems_of_git(root: Path, records: Sequence[Record], gaps: bool, foreign: bool) -> list[str]:
-    found, repo = [], Repo(root)
-    kept = {f"{r.number:04d}": r for r in records if r.kept_commit}
-    for number, r in kept.items():
-        if repo.config_at(str(r.kept_commit)) != _source(root, r):
-            found.append(f"commit of {number} does not hold what it submitted")
-    log = git(root, "log", "--format=%(trailers:key=Nightshift-Run,valueonly,separator=)%x09%s")
-    commits = [line.partition("\t") for line in log.splitlines() if not line.startswith("\t")]
-    unknown = {number for number, _, subject in commits if "Restore the incumbent" not in subject} - kept.keys()
-    if unknown and not gaps:
-        found.append(f"commits of experiments that kept nothing: {sorted(unknown)}")
-    in_order = sorted(records, key=lambda r: r.decided or 0)
-    incumbent = next((r for r in reversed(in_order) if r.status == "keep"), None)
-    is_settled = incumbent is not None and (incumbent.kept_commit or incumbent.parent is None)
-    if incumbent and is_settled and not foreign and repo.config_at("HEAD") != _source(root, incumbent):
-        found.append("HEAD does not hold the incumbent")
+    found, repo, ledger = [], Repo(root), Ledger(root)
+    commits = git(root, "log", "--reverse", "--format=%H %(trailers:key=Nightshift-Run,valueonly,separator=)%x09%s")
+    ours = [line.split(maxsplit=2) for line in commits.splitlines() if not line.split("\t")[0].endswith(" ")]
+    for commit, run, subject in ours:
+        named = {id: name for r in records if f"{r.number:04d}" == run for name, id in r.commits.items()}
+        if named.get(commit) != subject.partition(":")[0] and not gaps:
+            found.append(f"experiment {run} does not name its commit {commit[:7]} ({subject})")
+    known = {commit for commit, _, _ in ours}
+    found += [f"{r.number:04d} names a commit that is gone" for r in records if not {*r.commits.values()} <= known]
+    if records:
+        last = max(records, key=lambda r: r.decided or 0)
+        campaign = Campaign.of(records, last.branch, last.rules_hash)
+        if campaign.baseline and not foreign and not uncommitted(records, last.branch):
+            wanted = incumbent_values(ledger.stored_config(campaign.baseline), campaign.kept)
+            if incumbent_values(parse(repo.config_at("HEAD") or b"")) != wanted:
+                found.append("HEAD does not hold the incumbent")
     status = [line for line in git(root, "status", "--porcelain").splitlines() if not line.endswith(" train.toml")]
     return found + ([f"git status: {status}"] if status else [])
-
-
-def _source(root: Path, record: Record) -> bytes | None:
-    """What the experiment submitted; None if somebody took it away."""
-    path = Ledger(root).run_dir(record.number) / "train.toml"
-    return path.read_bytes() if path.is_file() else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -100,16 +99,12 @@ def leftovers(root: Path) -> list[psutil.Process]:
 def problems(root: Path) -> list[str]:
     """What is wrong with ledger, TSV and branch of a night: gaps, doubles, orphans. Empty for an unbroken protocol."""
     found, repo = integrity.problems(root), Repo(root)
-    decided = [r for r in records(root) if r.failure is None or r.failure == "training"]
-    hashes = [r.config_hash for r in decided]
-    again = sum(bool(re.match(r"\d{4,} again, ", r.proposal.description)) for r in decided)  # the night's own repeats
-    if len(hashes) - len(set(hashes)) > again:
-        found.append(f"decided twice: {sorted(h for h in set(hashes) if hashes.count(h) > 1)}")
-    kept = [r for r in sorted(decided, key=lambda r: r.decided or 0) if r.status == "keep" and r.parent is not None]
-    log = git(root, "log", "--reverse", "--format=%H %(trailers:key=Nightshift-Run,valueonly,separator=)")
-    commits = [line.split() for line in log.splitlines() if len(line.split()) == 2]
-    if commits != [[r.kept_commit, f"{r.number:04d}"] for r in kept]:
-        found.append(f"commits {commits} are not those of the keeps")
+    tried = [
+        sorted(str(change.keys) for change in (*r.run.kept, r.run.new))
+        for r in records(root)
+        if r.run.new and (r.failure is None or r.failure == "training")
+    ]
+    found += [f"decided twice: {changes}" for changes in tried if tried.count(changes) > 1]
     head = repo.head().commit
     if head is None or changed_files(repo, head, ARITHMETIC_TRL):
         found.append("what measures changed")

@@ -2,8 +2,8 @@
 
     python -m tests.stand_in_campaign FOLDER [NUM_EXPERIMENTS]
 
-Scores, verdicts, diffs and files go through the real decision rule, config and ledger; the numbers mean
-nothing. It is for tests and for looking at the page.
+Scores, decisions, diffs and files go through the real decision rule, config and ledger, with riders and the last runs
+of a night; the numbers mean nothing. It is for tests and for looking at the page.
 """
 
 from __future__ import annotations
@@ -22,21 +22,27 @@ from unittest import mock
 import numpy as np
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import EFFECTIVE_NAME, Ledger
 from nightshift.campaign.metrics import Step, write_steps
+from nightshift.campaign.next_run import measuring_run
 from nightshift.campaign.records import (
     CURVE_POINTS,
+    Action,
     Evaluation,
     Failure,
     Judgement,
     Outcome,
     Record,
     Result,
+    Run,
+    Stage,
     Training,
     Weights,
     packed,
 )
-from nightshift.config.train_toml import diff, parse
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import Config, diff, parse
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
 from tests.campaigns import a_record, replace
@@ -45,43 +51,41 @@ from tests.rules import ARITHMETIC_TRL
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
 _BEGAN = datetime(2026, 11, 20, 21, 4, tzinfo=UTC)
-_TEMPLATE = """# A stand-in train.toml.
+_BASELINE = parse(b"""# A stand-in train.toml.
 seq_len = 2048                   # tokens of a packed training row
 
 [orchestrator]
-batch_size = {batch_size}
-group_size = {group_size}        # rollouts an example
+batch_size = 256
+group_size = 4        # rollouts an example
 
 [orchestrator.train.sampling]
-temperature = {temperature}
+temperature = 1.0
 max_completion_tokens = 1024
 
 [orchestrator.algo]
-type = "{algo}"
+type = "grpo"
 
 [trainer.optim]
-lr = {lr}                        # peak learning rate
-weight_decay = {weight_decay}
-max_norm = {max_norm}
-"""
-_START: dict[str, Any] = {
-    "batch_size": 256, "group_size": 4, "temperature": 1.0, "algo": "grpo", "lr": "3e-6",
-    "weight_decay": 0.01, "max_norm": 1.0,
-}  # fmt: skip
+lr = 3e-6                        # peak learning rate
+weight_decay = 0.01
+max_norm = 1.0
+""")
 _CHOICES: dict[str, Sequence[Any]] = {
-    "lr": ("1e-6", "2e-6", "3e-6", "4e-6", "5e-6", "7e-6", "1e-5", "3e-5"),
-    "group_size": (2, 4, 8, 16, 32),
-    "temperature": (0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
-    "max_norm": (0.2, 0.5, 1.0, 2.0),
-    "weight_decay": (0.0, 0.01, 0.05, 0.1),
-    "batch_size": (128, 256, 512),
-    "algo": ("grpo", "max_rl"),
+    "trainer.optim.lr": (1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 7e-6, 1e-5, 3e-5),
+    "orchestrator.group_size": (2, 4, 8, 16, 32),
+    "orchestrator.train.sampling.temperature": (0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
+    "trainer.optim.max_norm": (0.2, 0.5, 1.0, 2.0),
+    "trainer.optim.weight_decay": (0.0, 0.01, 0.05, 0.1),
+    "orchestrator.batch_size": (128, 256, 512),
+    "orchestrator.algo.type": ("grpo", "max_rl"),
 }
+_LAST_RUNS = (Stage.LAST_BASELINES, Stage.LAST_BASELINES, Stage.LAST_INCUMBENTS, Stage.LAST_INCUMBENTS)
+_MANY = 24  # experiments, from which on the last runs of a night are made
 
 
 @dataclass
 class State:
-    """A stand-in campaign while it is made. `values`: what is written in each train.toml, by experiment."""
+    """A stand-in campaign while it is made."""
 
     ledger: Ledger
     rng: np.random.Generator
@@ -92,7 +96,6 @@ class State:
     examples_sha256: str
     now: datetime = _BEGAN
     campaign: Campaign = field(default_factory=Campaign)
-    values: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def build(
@@ -103,7 +106,8 @@ def build(
     with_files: bool = True,
     **changes: object,
 ) -> Ledger:
-    """`num_experiments` of a campaign in `root`/runs: a baseline, keeps, discards, crashes, a collapse.
+    """`num_experiments` of a campaign in `root`/runs: a baseline, keeps, discards, reverts, crashes, a collapse, and
+    from _MANY on the last runs of a night.
 
     Without `with_files` the runs have neither metrics nor rollouts. `changes` to every record say whose they are.
     """
@@ -115,19 +119,21 @@ def build(
     state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files, changes, sha256)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
         for number in range(1, num_experiments + 1):
-            values = dict(_START)
-            if state.campaign.incumbent is not None:
-                values = dict(state.values[state.campaign.incumbent.number])
-                for key in rng.choice(list(_CHOICES), size=2 if rng.random() < 0.2 else 1, replace=False):
-                    values[key] = rng.choice([c for c in _CHOICES[key] if c != values[key]])
-            _experiment(state, number, values)
+            stage = _LAST_RUNS[number - num_experiments - 1] if number > num_experiments - len(_LAST_RUNS) else None
+            _experiment(state, number, Stage.SEARCH if num_experiments < _MANY else stage or Stage.SEARCH)
         state.ledger.sync_tsv()  # once: it is written whole
     return state.ledger
 
 
-def _truth(values: dict[str, Any]) -> float:
+def _truth(config: Config) -> float:
     """A made-up score of a config, 0..1."""
-    lr, group, temperature = float(values["lr"]), int(values["group_size"]), float(values["temperature"])
+    lr, group, temperature, algo, max_norm = map(
+        config.get,
+        (
+            *("trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"),
+            *("orchestrator.algo.type", "trainer.optim.max_norm"),
+        ),
+    )
     if lr > 2e-5:
         return 0.03
     return float(
@@ -135,40 +141,61 @@ def _truth(values: dict[str, Any]) -> float:
         + 0.14 * math.exp(-((math.log(lr / 7e-6)) ** 2) / 0.9)
         + 0.06 * math.exp(-((math.log2(group / 16)) ** 2) / 3)
         + 0.04 * math.exp(-((temperature - 0.9) ** 2) / 0.02)
-        + (0.02 if values["algo"] == "max_rl" else 0.0)
-        - 0.05 * abs(math.log2(float(values["max_norm"]) / 0.5)) / 4
+        + (0.02 if algo == "max_rl" else 0.0)
+        - 0.05 * abs(math.log2(max_norm / 0.5)) / 4
     )
 
 
-def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
-    source = _TEMPLATE.format(**values).encode()
-    candidate, parent = parse(source), state.campaign.incumbent
-    changes = diff(parse(state.ledger.source(parent.number)), candidate) if parent else ()
-    lines = tuple(change.line for change in changes)
+def _run_of(state: State, stage: Stage) -> tuple[Run, Config, tuple[str, ...]]:
+    """What the next run is made of, its config, and its new change by key."""
+    campaign, rng = state.campaign, state.rng
+    if campaign.posterior is None:
+        return Run(), _BASELINE, ()
+    if stage is not Stage.SEARCH:
+        run = measuring_run(campaign.kept, stage)
+        return run, incumbent_config(_BASELINE, run.changes), ()
+    incumbent = incumbent_config(_BASELINE, campaign.kept)
+    values = dict[str, Any]()
+    for key in rng.choice(list(_CHOICES), size=2 if rng.random() < 0.2 else 1, replace=False):
+        choices = [choice for choice in _CHOICES[key] if choice != incumbent.get(key)]
+        values[str(key)] = choices[rng.integers(len(choices))]
+    new = campaign.known(change_keys(incumbent, parse(set_values(incumbent.source, values))))
+    run = Run(kept=campaign.kept, rider=campaign.posterior.rider(new), new=new)
+    before = incumbent_config(_BASELINE, replace(run, new=None).changes)
+    config = incumbent_config(_BASELINE, run.changes)
+    return run, config, tuple(change.line for change in diff(before, config))
+
+
+def _experiment(state: State, number: int, stage: Stage) -> None:
+    run, config, lines = _run_of(state, stage)
+    parent = state.campaign.parent
     told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in lines)
+    named = "baseline" if run.is_baseline else "incumbent"
     identity = {"branch": BRANCH, "rules_hash": RULES_HASH, "hardware": "stand-in hardware, no training"}
     record = a_record(
         **identity | state.changes,
         parent=parent.number if parent else None,
-        description=f"{told}: the curves say that it should help" if parent else "baseline",
+        decided_before=len(state.campaign.decided),
+        run=run,
+        description=f"{told}: the curves say that it should help" if lines else f"{named} again" if parent else named,
         started=state.now.isoformat(timespec="seconds"),
-        config_hash=candidate.hash,
-        effective_hash=candidate.hash,
+        config_hash=config.hash,
+        effective_hash=config.hash,
         diff=lines,
         versions={"nightshift": "0.1.0", "python": "3.11"},
-        prediction="+1 to +2 pp, and a shorter completion" if parent and number % 3 else None,
+        prediction="+1 to +2 pp, and a shorter completion" if lines and number % 3 else None,
     )
-    record = state.ledger.reserve(record, {"train.toml": source, EFFECTIVE_NAME: b"{}"})
-    state.values[record.number] = values
+    record = state.ledger.reserve(record, {"train.toml": config.source, EFFECTIVE_NAME: b"{}"})
+    state.campaign.step(True, record)
     draw = state.rng.random()
-    record = _crashed(state, record, draw) if parent and draw < 0.1 else _decided(state, record, values)
+    record = _crashed(state, record, draw) if lines and draw < 0.1 else _decided(state, record, config)
     # The harness's own seconds, then the proposer's pause until the next experiment.
     seconds = (record.result.total_seconds if record.result else 0.0) + 1.5
     record = replace(record, total_seconds=seconds)
     state.now += timedelta(seconds=seconds + float(state.rng.uniform(10, 50)))
     state.ledger.write(record)
     if record.decided:
-        state.campaign = state.campaign.step(record)
+        state.campaign.step(False, record)
 
 
 def _crashed(state: State, record: Record, draw: float) -> Record:
@@ -180,24 +207,22 @@ def _crashed(state: State, record: Record, draw: float) -> Record:
     training = Training(Outcome.CRASHED, 41, cause=cause, failure=failure)
     run = Result(1000, training, startup_seconds=7.2, total_seconds=float(state.rng.uniform(12, 50)))
     write_steps(state.ledger.run_dir(record.number) / "metrics.jsonl", _steps(state, 0.4, 40))
-    decided = record.number if failure is Failure.TRAINING else None
+    decided = len(state.campaign.decided) + 1 if failure is Failure.TRAINING else None
     judgement = Judgement(why=cause)
     return replace(record, status="crash", failure=failure, judgement=judgement, result=run, decided=decided)
 
 
-def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
-    record = replace(record, result=_run(state, record, values))
-    record = replace(state.campaign.judge(record), decided=record.number)
-    if record.judgement is None or record.judgement.delta is None:
-        return record
-    is_keep = record.is_keep
+def _decided(state: State, record: Record, config: Config) -> Record:
+    record = replace(record, result=_result(state, record, config))
+    record = replace(state.campaign.judge(record, _BASELINE), decided=len(state.campaign.decided) + 1)
+    assert record.judgement is not None
+    steps = [d for d in record.judgement.decisions if d.action is not Action.DISCARD]
+    commits = {f"{d.action} {d.change.name}": f"{record.number:039x}{place}" for place, d in enumerate(steps)}
     return replace(
         record,
-        kept_commit=f"{record.number:040x}" if is_keep else None,
-        git_action="committed on the stand-in branch" if is_keep else "restored the incumbent's train.toml",
-        lesson=f"{100 * record.judgement.delta:+.1f} pp expected; the other direction is open"
-        if record.number % 4
-        else None,
+        commits=commits,
+        git_action="; ".join(f"committed {id[:7]} ({name})" for name, id in commits.items()) or "nothing was decided",
+        lesson="the other direction is open" if record.decision and record.number % 4 else None,
         health="reward still rising at the end (+0.04 over the last half): a longer schedule may pay\n"
         "78 % of groups all right or all wrong: no gradient in them (group_size, temperature)"
         if record.number % 2
@@ -205,11 +230,11 @@ def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
     )
 
 
-def _run(state: State, record: Record, values: dict[str, Any]) -> Result:
+def _result(state: State, record: Record, config: Config) -> Result:
     """One stand-in run with its metrics.jsonl and evaluation.jsonl."""
     rng, n = state.rng, len(state.examples)
-    seed = 1000 + len(state.campaign.seeds_of(record.effective_hash))
-    truth = min(max(_truth(values) + rng.normal(0, 0.025), 0.004), 0.99)
+    seed = 1000 + record.number
+    truth = min(max(_truth(config) + rng.normal(0, 0.025), 0.004), 0.99)
     latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
     right = latent > NormalDist().inv_cdf(1 - truth)
     num_steps = int(rng.integers(80, 190))

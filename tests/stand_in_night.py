@@ -3,8 +3,7 @@
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
-The machine is calm, whatever runs beside, but while there is `stand-in-busy` in ROOT; what others took of a run:
-Neighbours in stand_ins.py. `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer
+What others took of a run: Neighbours in stand_ins.py. `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer
 asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as
 the flag.
 """
@@ -27,7 +26,7 @@ from nightshift.startup import begin  # noqa: E402
 begin()
 
 from nightshift.agents.base import Answer, Context  # noqa: E402
-from nightshift.campaign.records import Contention, Proposal  # noqa: E402
+from nightshift.campaign.records import Proposal  # noqa: E402
 from nightshift.cli import output  # noqa: E402
 from nightshift.cli.progress import TerminalReporter  # noqa: E402
 from nightshift.cli.shell import in_one_line  # noqa: E402
@@ -116,9 +115,7 @@ def main() -> None:
         job_of = runs.job_of
         runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
     install("night")
-    busy = Path(sys.argv[1]) / "stand-in-busy"
-    look = lambda: Contention(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
-    start.Night = partial(start.Night, pauses=tuple(pauses), look=look)
+    start.Night = partial(start.Night, pauses=tuple(pauses))
 
     def night() -> int:
         with closing(TerminalReporter()) as reporter:

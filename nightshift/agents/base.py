@@ -17,7 +17,7 @@ from msgspec import structs
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Proposal, Record
+from nightshift.campaign.records import Change, Proposal, Record
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config
 
@@ -31,12 +31,11 @@ class Context:
     """
 
     number: int  # of the experiment to come
-    incumbent: Record
-    source: bytes  # the train.toml that the next idea is tried on
-    base: tuple[int, ...]  # the ideas that it holds, by experiment
+    source: bytes  # the incumbent's train.toml
     campaign: Campaign
     rules: Rules
     ledger: Ledger
+    rider: Change | None = None  # a discarded change that the run holds too, if the proposal sets none of its keys
     used_keys: AbstractSet[str] | None = None  # what the engine uses; None: every open key
     refusals: tuple[str, ...] = ()
     in_flight: tuple[Record, ...] = ()  # what runs now: not decided yet
@@ -44,6 +43,13 @@ class Context:
     flips: tuple[str, ...] = ()  # by kind of problem, how many the last one fixed and broke
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
+
+    @property
+    def incumbent_run(self) -> Record:
+        """The last run of the incumbent's config. If none ran it exactly, the last experiment whose change is kept."""
+        run = self.campaign.incumbent_run or self.campaign.parent
+        assert run is not None
+        return run
 
     @cached_property
     def configs(self) -> Mapping[int, Config]:
@@ -56,7 +62,8 @@ class Answer:
     """What a proposer hands in: a train.toml and its proposal. `source` is None where there was no edit at all.
 
     `reported_outcome` and `lesson` are about the experiment before. `cause`: why the answer cannot be taken, in one
-    line. `repeats`: the experiment whose train.toml a night runs again by itself.
+    line. `change`: what it changes in the incumbent's train.toml, once it is taken; `rider`: what its run measures
+    besides.
     """
 
     source: bytes | None
@@ -64,7 +71,9 @@ class Answer:
     reported_outcome: str | None = None
     lesson: str | None = None
     cause: str | None = None
-    repeats: int | None = None
+    number: int = 0  # of the experiment that it was made for
+    change: Change | None = None
+    rider: Change | None = None
 
     def with_proposal(self, **changes: Any) -> Answer:
         """The same answer, with these fields of its proposal changed."""

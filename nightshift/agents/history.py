@@ -1,20 +1,18 @@
-"""The memory of ideas: what a campaign has tried, by the keys that it touched."""
+"""The memory of a campaign: what it has tried, by the keys that it touched."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import groupby
-from typing import Any
 
-from nightshift.campaign.campaign import Campaign, expected
-from nightshift.campaign.index import fold_sound, last_campaign
+from nightshift.campaign.campaign import Campaign, fold_sound, last_campaign
+from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record, Verdict
-from nightshift.campaign.standing import Expected
+from nightshift.campaign.records import Change, Effect, Record, Verdict
 from nightshift.config.allowlist import KEYS, variants
-from nightshift.config.train_toml import Config, changed_keys, changes_of, parse, spelled
+from nightshift.config.train_toml import Config, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text
 from nightshift.errors import UsageError
 from nightshift.files import Document
@@ -22,7 +20,7 @@ from nightshift.files import Document
 MANY_TRIALS = 3  # of one key by itself, all clearly worse: a dead end
 ABSENT = "-"  # shown where a key did not apply
 
-_Rest = frozenset[tuple[str, str]]  # a config without one key, canonical
+_Rest = frozenset[tuple[str, str | None]]  # what a trial's config sets besides the key, without a rider
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,9 @@ class Trial:
     before: str  # as train.toml spells it; ABSENT where the key did not apply
     after: str
     verdict: Verdict
-    effect: Expected | None  # of candidate less parent as believed now; None for a crash
-    others: tuple[str, ...]  # keys that changed with it, and ideas by which the incumbent was another
-    since: str = ""  # what became of a keep: taken back, provisional, undecided, supported
+    effect: Effect | None  # of the change as it is believed now; None if no run measured it
+    others: tuple[str, ...]  # keys of the same change
+    since: str = ""  # what became of it: see Campaign.since
     starts: str = ""  # which start of its config it is, if not the first
 
     def __str__(self) -> str:
@@ -49,26 +47,29 @@ class Trial:
         return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
 
     @property
+    def is_rejected(self) -> bool:
+        """True if the incumbent does not hold the change: discarded, reverted or crashed."""
+        return self.since in ("", "reverted")
+
+    @property
     def is_near_miss(self) -> bool:
-        """Discarded, but within one standard error of no difference, or above."""
-        return self.verdict is Verdict.DISCARD and self._best >= 0
+        """True if the change was rejected, but its effect is within one standard deviation of 0, or above."""
+        return self.is_rejected and self._best >= 0
 
     @property
     def is_clearly_worse(self) -> bool:
-        """Rejected, and more than one standard error below; a crash is."""
-        return self.verdict is not Verdict.KEEP and self._best < 0
+        """True if the change was rejected, and its effect is more than one standard deviation below 0. A crash is."""
+        return self.is_rejected and self._best < 0
 
     @property
     def _best(self) -> float:
-        return float("-inf") if self.effect is None else self.effect.mean + self.effect.stderr
+        return float("-inf") if self.effect is None else self.effect.mean + self.effect.sd
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The values between two tried and rejected ones, all other keys equal: covered.
-
-    `around` is the kept value between them, where there is one: what is left to gain lies near it.
-    """
+    """The values between two rejected ones, with all other keys equal: covered. `around`: a kept value between them;
+    what is left to gain lies near it."""
 
     low: float
     high: float
@@ -115,49 +116,60 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
 
 
 def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list[KeyHistory]:
-    """The decided experiments of one campaign, grouped by key: the most tried first. One more run of its parent tried
-    nothing, whatever keys its file has that the engine does not use."""
-    records = [record for record in campaign.decided if record.is_keep or not campaign.is_repeat(record)]
-    trials: dict[str, list[Trial]] = {}
-    since = campaign.since
-    for record in records:
+    """The decided experiments of one campaign that had a new change, grouped by key: the most tried first."""
+    trials: dict[str, list[tuple[Trial, _Rest]]] = {}
+    for record in campaign.decided:
         candidate = configs_by_number.get(record.number)
-        parent = configs_by_number.get(record.parent) if record.parent is not None else None
-        judgement = record.judgement
-        if candidate is None or parent is None or judgement is None:
+        if candidate is None or record.judgement is None or record.run.new is None:
             continue
+        values = {key: text for change in (*record.run.kept, record.run.new) for key, text in change.keys.items()}
         # What merely stopped to apply, because a variant changed, was not touched.
-        own = (
-            changed_keys(parent, candidate)
-            if record.proposal.base is None
-            else [c.key for c in changes_of(record.diff)]
-        )
-        touched = [key for key in own if key in candidate.resolved]
-        beside = campaign.beside(record)
-        for key in touched:
+        touched = {change.key: change for change in changes_of(record.diff) if change.key in candidate.resolved}
+        for key, change in touched.items():
             trial = Trial(
                 number=record.number,
-                before=_value_of(parent, key),
-                after=_value_of(candidate, key),
+                before=change.old or ABSENT,
+                after=change.new or ABSENT,
                 verdict=Verdict(record.status),
-                effect=expected(campaign, record),
-                others=(*(other for other in touched if other != key), *([beside] if beside else [])),
-                since=since.get(record.number, ""),
+                effect=campaign.effect(record),
+                others=tuple(other for other in touched if other != key),
+                since=campaign.since(record),
                 starts=record.starts,
             )
-            trials.setdefault(key, []).append(trial)
-    best = incumbent(campaign, configs_by_number)
-    items = {n: frozenset((path, _value_of(c, path)) for path in c.resolved) for n, c in configs_by_number.items()}
-    found = []
-    for key, of_key in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0])):
-        covered = dict.fromkeys(_spans(key, records, configs_by_number, items))
-        found.append(KeyHistory(key, _value_of(best, key) if best else ABSENT, tuple(of_key), tuple(covered)))
-    return found
+            rest = frozenset(item for item in values.items() if item[0] != key)
+            trials.setdefault(key, []).append((trial, rest))
+    now = incumbent(campaign, configs_by_number)
+    histories = []
+    for key, pairs in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0])):
+        value = spelled(now.resolved[key]) if now and key in now.resolved else ABSENT
+        of_key = tuple(trial for trial, _ in pairs)
+        histories.append(KeyHistory(key, value, of_key, tuple(dict.fromkeys(_spans(pairs)))))
+    return histories
 
 
 def incumbent(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> Config | None:
-    """The config that the campaign has arrived at; None before the baseline, or where its file is gone."""
-    return configs_by_number.get(campaign.incumbent.number) if campaign.incumbent else None
+    """The baseline with the kept changes; None before the baseline, or where its file is gone."""
+    baseline = configs_by_number.get(campaign.baseline.number) if campaign.baseline else None
+    return incumbent_config(baseline, campaign.kept) if baseline else None
+
+
+def kept_changes(campaign: Campaign) -> list[str]:
+    """The kept changes, the most certain first, a line each: keys, effect, P(it helps), confirmed or unconfirmed."""
+    if campaign.posterior is None:
+        return []
+    ranks = {id(change): campaign.posterior.effect(change).p_helps for change in campaign.kept}
+    return [
+        f"{describe_change(campaign, change)}, {'confirmed' if campaign.is_confirmed(change) else 'unconfirmed'}"
+        for change in sorted(campaign.kept, key=lambda change: -ranks[id(change)])
+    ]
+
+
+def describe_change(campaign: Campaign, change: Change) -> str:
+    """A change that was measured: its name and keys, its effect and P(it helps)."""
+    assert campaign.posterior is not None
+    effect = campaign.posterior.effect(change)
+    keys = ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
+    return f"{change.name}  {keys}  {effect}, P(it helps) {100 * effect.p_helps:.0f} %"
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:
@@ -182,11 +194,12 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> li
 
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
-    """What the last campaign tried: `nightshift history`. `near_misses`: experiments; `damaged`: what could not be read
-    or fits nothing."""
+    """What the last campaign tried: `nightshift history`. `kept`: the incumbent's changes, the most certain first;
+    `near_misses`: experiments; `damaged`: what could not be read or fits nothing."""
 
     branch: str
     rules_hash: str
+    kept: tuple[str, ...]
     near_misses: tuple[int, ...]
     dead_ends: tuple[str, ...]
     keys: tuple[KeyHistory, ...]
@@ -195,7 +208,8 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
 
     def __str__(self) -> str:
         """In lines, see `describe`."""
-        lines = describe(self.keys, self.untried_keys)
+        lines = ["kept, the most certain first:", *(f"  {line}" for line in self.kept)] if self.kept else []
+        lines += describe(self.keys, self.untried_keys)
         return "\n".join([*(f"damaged: {cause}" for cause in self.damaged), *lines])
 
 
@@ -206,14 +220,17 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     records, damaged = ledger.readable()
     campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
     found = load_configs(ledger, campaign.decided)
-    if campaign.incumbent is None:
+    if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
-    now = incumbent(campaign, found) or ledger.stored_config(campaign.incumbent)  # which says what became of it
+    found.setdefault(campaign.baseline.number, ledger.stored_config(campaign.baseline))  # or it says what became of it
+    now = incumbent(campaign, found)
+    assert now is not None
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     keys = history(campaign, found)
     return Memory(
-        branch=campaign.incumbent.branch,
-        rules_hash=campaign.incumbent.rules_hash,
+        branch=campaign.baseline.branch,
+        rules_hash=campaign.baseline.rules_hash,
+        kept=tuple(kept_changes(campaign)),
         near_misses=tuple(sorted({trial.number for each in keys for trial in each.near_misses})),
         dead_ends=tuple(each.key for each in keys if each.is_dead_end),
         keys=tuple(keys),
@@ -222,32 +239,17 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     )
 
 
-def _value_of(config: Config, key: str) -> str:
-    value = config.resolved.get(key, ABSENT)
-    if isinstance(value, dict | list):
-        return spelled(value)
-    return _text(str(type(value)), value)  # 1 is 1.0, and spelled otherwise
-
-
-@lru_cache(maxsize=10_000)  # thousands of experiments share a few values a key
-def _text(kind: str, value: Any) -> str:
-    return spelled(value)
-
-
-def _spans(
-    key: str, records: Sequence[Record], configs_by_number: Mapping[int, Config], items: Mapping[int, _Rest]
-) -> Iterator[Span]:
-    """From rejected to rejected value, for every set of other keys; apart where a kept one lies between."""
-    tried: dict[_Rest, dict[float, bool]] = {}  # value -> was it ever kept
-    for record in records:
-        config = configs_by_number.get(record.number)
-        value = config.resolved.get(key) if config else None
-        if config is None or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        rest = items[record.number] - {(key, _value_of(config, key))}
-        values = tried.setdefault(rest, {})
-        values[value] = values.get(value, False) or record.is_keep
-    for values in tried.values():
+def _spans(trials: Sequence[tuple[Trial, _Rest]]) -> Iterator[Span]:
+    """From rejected to rejected number, for every set of other keys; apart where a kept number lies between."""
+    is_kept_by_value: dict[_Rest, dict[float, bool]] = {}
+    for trial, rest in trials:
+        values = is_kept_by_value.setdefault(rest, {})
+        outcomes = [(trial.after, not trial.is_rejected)]
+        outcomes += [] if trial.others else [(trial.before, True)]  # the incumbent of that time had the rest, too
+        for text, is_kept in outcomes:
+            with suppress(ValueError):
+                values[float(text)] = values.get(float(text), False) or is_kept
+    for values in is_kept_by_value.values():
         last = around = None
         for is_kept, group in groupby(sorted(values), key=values.__getitem__):
             neighbours = list(group)

@@ -1,7 +1,7 @@
-"""What was thought and learnt, experiment by experiment: part of every brief, and `runs/notebook.md` for people.
+"""Hypotheses, outcomes and lessons of a campaign's experiments: part of every brief, and `runs/notebook.md` for people.
 
-It is made of the records and nothing else, so it survives the night and nobody can write in it but through them. Beside
-what was expected stands what was measured, and how far an agent's predictions can be trusted.
+The notebook is made from the records only, so it survives the night. Each prediction stands beside the measured
+difference and the effect as it was believed at the decision.
 """
 
 import re
@@ -9,108 +9,129 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nightshift.campaign.records import POINTS, Record
-from nightshift.campaign.standing import Z95, effect_at_decision, num_since_keep
+from nightshift.campaign.counts import num_since_keep
+from nightshift.campaign.records import POINTS, Z95, Effect, Record
 from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"
 MAX_BYTES = 60_000  # of the file: the latest entries
 _MAX_LESSONS = 12
-_THEN = "effect_at_decision"  # as everywhere: what its verdict said
 _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
 _SAYS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Of one agent: means of what it expected and of what came, fractions, over so many predictions."""
+    """How well one agent predicts: means over its predictions of the predicted effect and of the effect as it was
+    believed at the decision, fractions of 1."""
 
     proposer: str
     num_predictions: int
     predicted: float
-    measured: float
+    effect: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.proposer} expects {100 * self.predicted:+.1f} pp, gets {100 * self.measured:+.1f} pp "
-            f"({self.num_predictions} predictions)"
-        )
+        num = f"{self.num_predictions} prediction{'' if self.num_predictions == 1 else 's'}"
+        return f"{self.proposer} expects {100 * self.predicted:+.1f} pp, gets {100 * self.effect:+.1f} pp ({num})"
 
 
 def predicted(text: str | None, sign: int = 1) -> float | None:
-    """The change of the score that a prediction names, a fraction: the first number of `pp` in it; None without one.
-    `sign`: of a number that is written without."""
-    found = POINTS.search((text or "").replace("\u2212", "-"))
-    return None if found is None else float(found[1]) / 100 * (1 if found[1][0] in "+-" else sign)
+    """The first number of `pp` in a prediction, a fraction; None without one. `sign`: of a number without a sign."""
+    match = POINTS.search((text or "").replace("\u2212", "-"))
+    return None if match is None else float(match[1]) / 100 * (1 if match[1][0] in "+-" else sign)
 
 
 def calibrations(decided: Sequence[Record]) -> list[Calibration]:
-    """A line for each agent whose predictions were measured."""
+    """Compare predictions with effects: an entry for each agent whose predictions were measured."""
     pairs = dict[str, list[tuple[float, float]]]()
     for record in decided:
-        said, then = predicted(record.proposal.prediction), effect_at_decision(record)
-        if said is not None and then is not None and record.proposal.proposer:
-            pairs.setdefault(record.proposal.proposer, []).append((said, then.mean))
+        prediction, effect = predicted(record.proposal.prediction), _effect(record)
+        if prediction is not None and effect is not None and record.proposal.proposer:
+            pairs.setdefault(record.proposal.proposer, []).append((prediction, effect.mean))
     return [Calibration(name, len(both), *map(fmean, zip(*both, strict=True))) for name, both in pairs.items()]
 
 
+def compare_prediction(record: Record) -> str:
+    """`expected +5 pp, measured +7.5 pp, effect +3.1 ± 2.2 pp`; empty without a predicted number or a measured score.
+
+    Measured is the score less the expected score of the incumbent. The effect is the one of the decision: all runs
+    inform it, and part of a measured difference is noise, or comes from the rider.
+    """
+    prediction, outcome = predicted(record.proposal.prediction), _outcome(record)
+    return f"expected {100 * prediction:+g} pp, {outcome}" if prediction is not None and outcome else ""
+
+
+def _effect(record: Record) -> Effect | None:
+    """The effect of the experiment's change as it was believed at the decision."""
+    return record.decision.estimate if record.decision else None
+
+
+def _measured(record: Record) -> float | None:
+    """The score less the expected score of the incumbent, a fraction."""
+    expected = record.judgement.expected_score if record.judgement else None
+    return None if expected is None or record.score is None else record.score - expected
+
+
+def _outcome(record: Record) -> str:
+    effect, measured = _effect(record), _measured(record)
+    return "" if effect is None or measured is None else f"measured {100 * measured:+.1f} pp, effect {effect}"
+
+
 def belied(record: Record) -> str:
-    """In words, where what its proposer says came of an experiment is not what was measured; else empty."""
-    then, told = effect_at_decision(record), (record.proposal.reported_outcome or "").lower()
-    if then is None or not then.stderr:
+    """Return what was measured, if the outcome that the proposer reports is neither that nor the effect; else ""."""
+    effect, measured = _effect(record), _measured(record)
+    text = (record.proposal.reported_outcome or "").lower()
+    if effect is None or measured is None:
         return ""
-    said = {way for way, words in _SAYS.items() if any(re.search(rf"\b{word}", told) for word in words)}
-    apart, sign = Z95 * then.stderr, -1 if said == {"worse"} else 1  # "worse by 3 pp"
-    number = predicted(told, sign)
-    is_off = number is not None and abs(number - then.mean) > apart
-    against = {"worse"} if then.mean > apart else {"better"} if then.mean < -apart else set[str]()
-    if not is_off and (said != against or not against):
+    claims = {claim for claim, words in _SAYS.items() if any(re.search(rf"\b{word}", text) for word in words)}
+    margin = Z95 * effect.sd
+    number = predicted(text, sign=-1 if claims == {"worse"} else 1)  # "worse by 3 pp"
+    is_off = number is not None and all(abs(number - value) > margin for value in (effect.mean, measured))
+    wrong = {"worse"} if effect.mean > margin else {"better"} if effect.mean < -margin else set[str]()
+    if not is_off and (not wrong or claims != wrong):
         return ""
-    return f"{_THEN} {then}: what it says is not what came"
+    return f"{_outcome(record)}: the reported outcome was not measured"
 
 
 def entry(record: Record) -> list[str]:
-    """One experiment: what was thought, what came, what was learnt."""
-    then, lines = (
-        effect_at_decision(record),
-        [f"{record.number:04d} {record.status}: {clean(record.proposal.description, 240)}"],
-    )
-    for name, text in (("mechanism", record.proposal.mechanism), ("refuted by", record.proposal.falsifier)):
+    """The lines of one experiment: hypothesis, prediction, outcome and lesson."""
+    proposal, outcome = record.proposal, _outcome(record)
+    lines = [f"{record.number:04d} {record.status}: {clean(proposal.description, 240)}"]
+    for name, text in (("mechanism", proposal.mechanism), ("refuted by", proposal.falsifier)):
         lines += [f"  {name}: {clean(text, 240)}"] if text else []
-    measured = f"{_THEN} {then}" if then else ""
-    if record.proposal.prediction or measured:
-        said = f"predicted {clean(record.proposal.prediction, 120)}" if record.proposal.prediction else ""
-        lines.append(f"  {'; '.join(filter(None, (said, measured)))}")
-    if record.proposal.reported_outcome:
-        lines.append(f"  outcome, as told: {clean(record.proposal.reported_outcome, 240)}")
-        lines += [f"  BUT {found}"] if (found := belied(record)) else []
-    return [*lines, *([f"  lesson: {clean(record.proposal.lesson, 240)}"] if record.proposal.lesson else [])]
+    prediction = f"predicted {clean(proposal.prediction, 120)}" if proposal.prediction else ""
+    if prediction or outcome:
+        lines.append(f"  {'; '.join(filter(None, (prediction, outcome)))}")
+    if proposal.reported_outcome:
+        lines.append(f"  reported outcome: {clean(proposal.reported_outcome, 240)}")
+        lines += [f"  BUT {contradiction}"] if (contradiction := belied(record)) else []
+    return [*lines, *([f"  lesson: {clean(proposal.lesson, 240)}"] if proposal.lesson else [])]
 
 
 def lessons(decided: Sequence[Record]) -> list[str]:
-    """Those of these experiments, the latest first, in a line each: as many as a brief has room for."""
-    learnt = [record for record in reversed(decided) if record.proposal.lesson and record.parent is not None]
-    return [f"{record.number:04d} {clean(record.proposal.lesson or '', 160)}" for record in learnt[:_MAX_LESSONS]]
+    """The lessons of these experiments, the latest first, a line each: as many as a brief has room for."""
+    texts = [(record.number, record.proposal.lesson) for record in reversed(decided) if record.run.new]
+    return [f"{number:04d} {clean(text, 160)}" for number, text in texts if text][:_MAX_LESSONS]
 
 
 def notebook(decided: Sequence[Record]) -> str:
-    """The file: a calibration line an agent, then the entries, at most MAX_BYTES of them."""
-    text, room = "# Notebook\n\n" + "".join(f"{each}\n" for each in calibrations(decided)) + "\n", MAX_BYTES
+    """The file: a calibration line an agent, then the entries, at most MAX_BYTES of them, the latest first."""
+    text = "# Notebook\n\n" + "".join(f"{calibration}\n" for calibration in calibrations(decided)) + "\n"
+    room = MAX_BYTES
     for record in reversed(decided):
-        lines = (
-            entry(record)
-            if record.proposal.mechanism or record.proposal.lesson or record.proposal.reported_outcome
-            else []
-        )
-        room -= sum(len(line.encode()) + 1 for line in lines)
+        proposal = record.proposal
+        if not (proposal.mechanism or proposal.lesson or proposal.reported_outcome):
+            continue
+        lines = "".join(f"{line}\n" for line in entry(record))
+        room -= len(lines.encode())
         if room < 0:
             return f"{text}\n(earlier ones: runs/)\n"
-        text += "".join(f"{line}\n" for line in lines)
+        text += lines
     return text
 
 
 def mode(decided: Sequence[Record]) -> str:
-    """What a brief asks for when so many in a row were not kept: refine, pivot, or question what they share."""
+    """What a brief asks for after so many experiments in a row that were not kept: refine, pivot, or question."""
     num = num_since_keep(decided)
     if num < _NUM_DISCARDS:
         return "Refine: build on what worked."

@@ -1,4 +1,4 @@
-"""A search without a language model: chance, Optuna's TPE, or a Gaussian process, all from the ledger alone."""
+"""A search without a language model: random draws, Optuna's TPE or a Gaussian process, from the ledger alone."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from nightshift.config.train_toml import Config, diff, parse
 from nightshift.config.values import shorten
 from nightshift.errors import ConfigError
 
-# Experiments before a model says anything; Optuna's own 10 are a good part of a night of 40.
+# Random experiments before a model is asked; Optuna's default of 10 is a good part of a night of 40.
 NUM_STARTUP = 8
 NUM_LOCAL, NUM_GLOBAL = 400, 100  # candidates of a Gaussian process
 _STEP = 0.18  # sd of a local change, of a box
@@ -32,11 +32,11 @@ _MAX_HYPOTHESIS = 200
 
 @dataclass(frozen=True, slots=True)
 class SearchProposer:
-    """Changes one to three keys of the config that the next idea is tried on (space.py). `random` draws them from their
-    boxes, which every other proposer has to beat; `tpe` as Optuna's multivariate TPE would (Watanabe 2023,
-    arXiv:2304.11127); `search` takes of many changes the one that a Gaussian process expects to improve most.
+    """Changes one to three keys of the incumbent (space.py). `random` draws the values from their boxes; every other
+    proposer has to beat it. `tpe` draws them from Optuna's multivariate TPE (Watanabe 2023, arXiv:2304.11127). `search`
+    draws many changes and takes the one that a Gaussian process expects to improve most.
 
-    All is rebuilt from the ledger for every proposal, so nothing can be lost and nothing is kept.
+    Everything is rebuilt from the ledger for every proposal.
     """
 
     name: str
@@ -44,7 +44,7 @@ class SearchProposer:
     sandbox: ClassVar = ""  # it asks nobody
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        """One change; the same ledger and seed give the same one. In a new direction by chance."""
+        """One change; the same ledger and seed give the same change. A new direction is a random draw."""
         space = space_of(context)
         # A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none.
         own = f"{self.seed} {len(context.campaign.decided)} {len(context.refusals)}"
@@ -73,23 +73,25 @@ class SearchProposer:
 
 
 def space_of(context: Context) -> SearchSpace:
-    """The search space around what the next idea is tried on."""
+    """The search space around the incumbent."""
     return SearchSpace.for_engine(context.used_keys, parse(context.source), throughput_of(context).plan)
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
-    """Every decided config with the posterior mean of its score, a fraction; a crash counts as the worst measured."""
+    """Every decided config, riders included, with the posterior mean of its score, a fraction of 1. A crash counts as
+    the worst of them."""
+    campaign = context.campaign
     means = {
-        record.number: judgement.incumbent_score + (judgement.delta or 0.0)
-        for record in context.campaign.decided
-        if (judgement := record.judgement) and judgement.incumbent_score is not None
+        record.number: campaign.posterior.predict(record.run.changes)[0]
+        for record in campaign.decided
+        if campaign.posterior is not None and record.score is not None
     }
     worst = min((means[number] for number in context.configs if number in means), default=None)
     return [] if worst is None else [(config, means.get(number, worst)) for number, config in context.configs.items()]
 
 
 def _open(context: Context) -> list[Config]:
-    """What runs, or is to."""
+    """The configs that run now, or wait for a slot."""
     in_flight = list(load_configs(context.ledger, context.in_flight).values())
     return in_flight + [parse(waiting.source or b"") for waiting in context.waiting]
 

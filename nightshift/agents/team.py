@@ -1,9 +1,8 @@
-"""A team of two agents: a strategist who thinks, an implementer who writes train.toml.
+"""A team of two agents: a strategist, who proposes hypotheses, and an implementer, who writes train.toml.
 
-Each question is a process of its own, as any agent's (agent.py). After a run the strategist is asked what came of it,
-with the numbers in front of it; then, in another process, for the next hypothesis, with the evidence of training at
-hand; what it says is given to the implementer, who sees no evidence. So nobody judges an idea in the
-breath in which the next one is sold.
+Each question is a process of its own (agent.py). After a run the strategist reports its outcome, given the numbers. In
+another process it proposes the next hypothesis, given the evidence of training. The implementer gets the hypothesis and
+no evidence. So no answer judges one hypothesis and sells the next.
 """
 
 import csv
@@ -45,24 +44,26 @@ notebook.md        what was thought and learnt so far, and how predictions came 
 
 def evidence(context: Context) -> dict[str, bytes]:
     """The files by name, at most MAX_BYTES together; the most important runs first."""
-    found, names = {NOTEBOOK_NAME: notebook(context.campaign.decided).encode()}, list[str]()
-    room = MAX_BYTES - len(found[NOTEBOOK_NAME]) - len(_README) - 1_000
+    files, names = {NOTEBOOK_NAME: notebook(context.campaign.decided).encode()}, list[str]()
+    room = MAX_BYTES - len(files[NOTEBOOK_NAME]) - len(_README) - 1_000
     for role, record in _chosen(context):
-        files = dict(_files_of(record, context))
-        size = sum(map(len, files.values()))
+        of_run = dict(_files_of(record, context))
+        size = sum(map(len, of_run.values()))
         if size <= room:
             room -= size
-            found |= files
-            names.append(f"{record.number:04d} is {role}")
-    return {"README.txt": _README.format(names="; ".join(names)).encode(), **found}
+            files |= of_run
+            rider = f", and held {record.run.rider.name} again" if record.run.rider else ""
+            names.append(f"{record.number:04d} is {role}{rider}")
+    return {"README.txt": _README.format(names="; ".join(names)).encode(), **files}
 
 
 def _chosen(context: Context) -> Iterator[tuple[str, Record]]:
     """Why a run is of interest, and its experiment."""
-    decided, seen = context.campaign.decided, {0}
+    decided, seen = context.campaign.decided, set[int]()
     scored = [record for record in decided if record.score is not None]
+    is_exact = context.campaign.incumbent_run is not None
     for role, records in (
-        ("the incumbent", [context.incumbent]),
+        ("the incumbent" if is_exact else "the last keep", [context.incumbent_run]),
         (f"one of the last {NUM_LAST}", decided[: -NUM_LAST - 1 : -1]),
         ("the worst", [min(scored, key=lambda record: record.score or 0.0)]),
     ):
@@ -132,7 +133,7 @@ _STRATEGIST = """\
 You are the strategist of an overnight campaign that improves an LLM's RL post-training. Your one task now: think of \
 the next experiment, {number:04d}. An implementer will turn your hypothesis into train.toml; you edit nothing.
 1. The folder evidence/ has the curves and rollouts of training, of the incumbent, the last runs and the worst one \
-(README.txt says what is what). Read it before you write: a cause that you can see beats ten guesses.
+(README.txt names them). Read it before you write: a cause that you can see beats ten guesses.
 2. {mode}
 3. One change whose effect you can predict. A training run has {budget}; the score is greedy pass@1 of its final \
 weights, 0 to 1, on held-out problems. Model, data, seeds, budget and evaluation are fixed.
@@ -153,6 +154,8 @@ curves and rollouts of training. Lines that begin with `|` are records: material
 
 {record}
 
+Measured is the score less the expected score of the incumbent{rider}. The effect is the change's part of that: all \
+runs inform it, and noise is taken off.
 Your answer: a file hypothesis.txt of these lines, each on one line:
 OUTCOME: <better, worse or undecided, by how many pp, and whether that refutes the hypothesis>
 LESSON: <what it taught that holds beyond this one experiment>
@@ -192,7 +195,7 @@ class TeamProposer:
         """The outcome of the last experiment, if it was this team's; the next hypothesis; its train.toml."""
         files, last = evidence(context), context.campaign.decided[-1]
         outcome = asked = Answer(None)
-        if last.parent is not None and last.proposal.lesson is None and last.proposal.proposer == self.name:
+        if last.run.new is not None and last.proposal.lesson is None and last.proposal.proposer == self.name:
             outcome = self.strategist.ask(reflection(last), context, is_stopping, "outcome", files)
         if not is_stopping():
             asked = self.strategist.ask(strategy(context), context, is_stopping, "hypothesis", files)
@@ -239,8 +242,11 @@ def strategy(context: Context) -> str:
 def reflection(record: Record) -> str:
     """What the strategist is asked when an experiment is decided."""
     health = [clean(line, 500) for line in (record.health or "").splitlines()]
-    lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), *health]
-    return _REFLECTION.format(number=record.number, record="\n".join(f"| {line}" for line in lines))
+    why = clean(record.judgement.why, 500) if record.judgement else ""
+    lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), why, *health]
+    rider = f"; the run also held {record.run.rider.name} again" if record.run.rider else ""
+    text = "\n".join(f"| {line}" for line in lines if line)
+    return _REFLECTION.format(number=record.number, record=text, rider=rider)
 
 
 def implementation(context: Context, asked: Answer) -> str:

@@ -1,219 +1,226 @@
-"""A campaign: the decided experiments of one branch under one set of rules, folded into what is believed of them.
-Recomputed from the records at every start. Only `Campaign.step` changes a belief.
+"""A campaign: the experiments of one branch under one set of rules, and what is believed of their changes.
+
+Nothing of it is stored: it is folded from the records at every start. The records' decisions are what happened; the
+fold takes them over, so that a decision whose commit was not possible stays undone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-import numpy as np
-from msgspec import structs
+from msgspec.structs import replace
 
-from nightshift.campaign import decision
-from nightshift.campaign.decision import Tested
-from nightshift.campaign.records import Action, Change, Decision, Judgement, Record, Verdict
-from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
-from nightshift.campaign.standing import Expected, Standing, effect_at_decision, fresh, standing_of, supports
-from nightshift.campaign.worlds import UNUSED, Posterior
-from nightshift.config.train_toml import changes_of, keys_of
+from nightshift.campaign.commits import plan
+from nightshift.campaign.counts import is_replaced
+from nightshift.campaign.next_run import Settings, settings_of
+from nightshift.campaign.posterior import Posterior
+from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Run, Standing, Verdict
+from nightshift.campaign.scores import BUSY, Form, compare, remark, remarks, run_scores, taken, without
+from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError
 
-
-@dataclass(frozen=True, slots=True)
-class Idea:
-    """`keys` of train.toml, with the values of its experiment's; none where they are not known, and it joins no set.
-    `replaced`: ideas of which it took the place, because it sets a key of theirs; their other keys are its own then."""
-
-    keys: frozenset[str]
-    replaced: frozenset[int] = frozenset()
-
-    def over(self, held: Mapping[int, Idea]) -> Idea:
-        """The same, tried on a config that held these."""
-        gone = {number: idea for number, idea in held.items() if idea.keys & self.keys}
-        keys = self.keys.union(*(idea.keys for idea in gone.values()))
-        return Idea(keys, frozenset(gone).union(*(idea.replaced for idea in gone.values())))
+if TYPE_CHECKING:
+    from nightshift.campaign.ledger import Ledger
 
 
-def is_set(ideas: Mapping[int, Idea], numbers: Collection[int] | None) -> bool:
-    """Whether these are remembered, and can stand in one file: each sets keys, and no two the same."""
-    found = [ideas[number].keys for number in numbers or () if number in ideas]
-    is_whole = numbers is not None and len(found) == len(numbers) and all(found)
-    return is_whole and len(frozenset().union(*found)) == sum(map(len, found))
-
-
-def difference(own: Collection[int], ideas: Collection[int] | None) -> str:
-    """In words, how a set of ideas differs from a config's own; empty where it does not, or is not known."""
-    if ideas is None:
-        return ""
-    changes = {"less": {*own} - {*ideas}, "plus": {*ideas} - {*own}}
-    return " ".join(f"{word} {number:04d}" for word, numbers in changes.items() for number in sorted(numbers))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Campaign:
-    """A fold over the ledger in the order of decisions. `kept`: in the order of the belief's configs, the baseline
-    first; `incumbent`: the experiment whose config is believed best; both are empty before the baseline. `ideas`: those
-    that the belief remembers, by the number of the experiment that they came with."""
+    """The fold. `decided`: the decided experiments, in the order of their decisions. `posterior` and `baseline`, the
+    first kept experiment, are None before that."""
 
-    decided: tuple[Record, ...] = ()
-    kept: tuple[Record, ...] = ()
-    belief: Posterior | None = None
-    incumbent: Record | None = None
-    ideas: Mapping[int, Idea] = field(default_factory=dict)
-    standings: tuple[Standing | None, ...] = ()  # what was believed after each of `decided`
-    last_expected: Mapping[int, Expected] = field(default_factory=dict)  # of what cannot be told any more
+    def __init__(self) -> None:
+        self.decided: list[Record] = []
+        self.baseline: Record | None = None
+        self.posterior: Posterior | None = None
+        self.first_proposals: dict[int, Record] = {}  # by number: experiments that first proposed their change
+        self._events: list[tuple[bool, Record]] = []  # is_start, record: in the order in which they happened
 
     @classmethod
     def of(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
         """The campaign of one branch and rules hash, as its records tell it. UsageError for scores that fit nothing."""
-        return reduce(cls.step, ordered(records, branch, rules_hash), cls())
+        campaign = cls()
+        campaign.update(events_of(records, branch, rules_hash))
+        return campaign
 
-    def step(self, record: Record) -> Campaign:
-        """The campaign after one more decided experiment, a child of `record.parent`. UsageError as `test` says."""
-        campaign = self._stepped(record)
-        last = {**self.last_expected, **last_expected(self, campaign)}
-        return replace(campaign, standings=(*self.standings, campaign.standing), last_expected=last)
+    def update(self, events: Sequence[tuple[bool, Record]]) -> None:
+        """Fold what came since; all of it, if what was folded before is not the beginning of `events`."""
+        known = self._events
+        if len(known) > len(events) or any(_differ(a, b) for a, b in zip(known, events, strict=False)):
+            self.__init__()  # type: ignore[misc]
+        num_known = len(self._events)
+        # The same experiments as they are written now: with a lesson, with the commits.
+        self._events = list(events[:num_known])
+        self.decided = [record for is_start, record in self._events if not is_start]
+        newest = {record.number: record for record in self.decided}
+        self.first_proposals = {number: newest[number] for number in self.first_proposals}
+        self.baseline = newest[self.baseline.number] if self.baseline else None
+        for is_start, record in events[num_known:]:
+            self.step(is_start, record)
 
-    def _stepped(self, record: Record) -> Campaign:
-        campaign = replace(self, decided=(*self.decided, record))
-        if record.status == Verdict.CRASH or (self.belief is None and not record.is_keep):
-            return campaign  # in the second case the baseline's record was taken away, and what this was compared with
-        if self.belief is None:
-            scores = run_scores(record)
-            mean, spread = scores.mean(), scores.var()
-            # As many examples, scored 0 or 1, as would make the mean vary as these do: several environments, games.
-            is_plain = spread == 0 or np.isin(scores, (0.0, 1.0)).all()
-            size = len(scores) * (1.0 if is_plain else float(mean * (1 - mean) / spread))
-            belief = decision.baseline(mean, size, record.decision_rules, extra_variance(record))
-            belief = replace(belief, ideas=np.array([record.number]))
-            return replace(campaign, kept=(record,), belief=belief, incumbent=record)
-        belief = decision.settle(self.test(record), record.is_keep, record.decision_rules)
-        kept = (*self.kept, record) if record.is_keep else self.kept
-        ideas = {**self.ideas, record.number: self._idea_of(record, self._made_from(record))}
-        ideas = {int(number): ideas[number] for number in belief.ideas[1:]}
-        return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)], ideas=ideas)
+    def step(self, is_start: bool, record: Record) -> None:
+        """Fold the start or the decision of one experiment. UsageError for scores that fit nothing; then nothing of it
+        is folded."""
+        if self.posterior is None:
+            if not is_start and record.is_keep:
+                scores = run_scores(record)
+                stderr = float(scores.std()) / len(scores) ** 0.5
+                self.posterior = Posterior(float(scores.mean()), stderr, record.decision_rules, _noise_factor(record))
+                self.baseline = record
+        elif is_start:
+            for decision in record.user_decisions:
+                self.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+            self.posterior.begin(record.run)
+        elif record.judgement is not None and record.status != Verdict.CRASH:
+            self._observe(self.posterior, record)
+            if self.posterior.kept != record.judgement.kept:
+                self.posterior.set_kept(record.judgement.kept)
+            if record.run.new is not None and record.run.new.experiment == record.number:
+                self.first_proposals[record.number] = record
+        self._events.append((is_start, record))
+        if not is_start:
+            self.decided.append(record)
 
-    def test(self, record: Record) -> Tested:
-        """The belief after the record's run, see decision.py. UsageError for other examples than its parent's."""
-        assert self.belief is not None
-        parent = self._index_of(record.parent)
-        candidate, before = run_scores(record), run_scores(self.kept[parent])
-        if len(candidate) != len(before):
-            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {len(before)}"
-            raise UsageError(cause, without(record))
-        if len(record.decision_rules.priors) * len(record.decision_rules.noises) != len(self.belief.weights):
-            cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
-            raise UsageError(cause, without(record))
-        made_from = self._made_from(record)
-        replaced = [*made_from & self._idea_of(record, made_from).replaced]
-        is_new = self.is_new(record)
-        rules, numbers = record.decision_rules if is_new else record.decision_rules.of_a_repeat, self.belief.ideas
-        return decision.observe(
-            self.belief,
-            parent,
-            float(candidate.mean()),
-            decision.pairing(candidate, before),
-            rules,
-            extra_variance(record),
-            made_from=np.isin(numbers, [int(numbers[0]), *made_from]).astype(float),
-            replaced=np.isin(numbers, replaced if is_new else ()).astype(float),
-            number=record.number if is_new else UNUSED,
+    def _observe(self, posterior: Posterior, record: Record) -> tuple[Decision, ...]:
+        assert self.baseline is not None
+        scores, before = run_scores(record), run_scores(self.baseline)
+        _require_as_many(record, len(scores), len(before))
+        return posterior.observe(record.run, float(scores.mean()), self.hours(record), _noise_factor(record))
+
+    def judge(self, record: Record, baseline: Config) -> Record:
+        """A measured experiment with its verdict and judgement. `baseline`: the config of the campaign's first one."""
+        scores = run_scores(record)
+        if self.posterior is None:
+            posterior = Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, record.decision_rules)
+            judgement = Judgement(why="baseline", standing=_standing(posterior, self._num_slots(record)))
+            return replace(record, status=Verdict.KEEP, judgement=judgement)
+        posterior = self.posterior.copy()
+        expected = Effect(*posterior.predict(record.run.kept, self.hours(record)))
+        kept = posterior.kept
+        decisions = self._observe(posterior, record)
+        steps, refused = plan(baseline, kept, decisions)
+        if refused:
+            posterior.set_kept(steps[-1].kept if steps else kept)
+        made = [step.decision for step in steps]
+        made += [d for d in decisions if d.action is Action.DISCARD]
+        made += [
+            replace(decision, action=Action.DISCARD)
+            for decision, _ in refused
+            if decision.change == record.run.new and decision.action is not Action.REVERT
+        ]
+        own = next((d for d in made if d.change == record.run.new), None)
+        if record.run.new is None:
+            verdict = Verdict.MEASURED
+        else:
+            verdict = Verdict.KEEP if own is not None and own.action is not Action.DISCARD else Verdict.DISCARD
+        judgement = Judgement(
+            why="",
+            decisions=tuple(made),
+            kept=posterior.kept,
+            expected_score=expected.mean,
+            expected_stderr=expected.sd,
+            standing=_standing(posterior, self._num_slots(record)),
+        )
+        record = replace(record, status=verdict, judgement=judgement)
+        why = [told(record, float(scores.mean()))]
+        why += [others] if (others := others_told(record)) else []
+        why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
+        learnt = self.form(record)
+        why += [learnt.conclusion] if learnt and learnt.conclusion else []
+        return replace(record, judgement=replace(judgement, why="; ".join(why)))
+
+    @property
+    def kept(self) -> tuple[Change, ...]:
+        """The incumbent's changes in the order of adoption."""
+        return self.posterior.kept if self.posterior else ()
+
+    @property
+    def standing(self) -> Standing | None:
+        """What is believed now; None before the baseline."""
+        if self.posterior is None:
+            return None
+        return _standing(self.posterior, self._num_slots(self.decided[-1]))
+
+    @property
+    def parent(self) -> Record | None:
+        """The last experiment whose change came in when it was new, and is kept; else the baseline. Its answers are
+        compared with those of the next one."""
+        for record in reversed(self.decided):
+            if record.is_keep and self.is_kept(record.run.new):
+                return record
+        return self.baseline
+
+    @property
+    def incumbent_run(self) -> Record | None:
+        """The last experiment that ran the incumbent's config as it is now; None if none did."""
+        settings = _settings(self.kept)
+        for record in reversed(self.decided):
+            if record.status != Verdict.CRASH and _settings(record.run.changes) == settings:
+                return record
+        return None
+
+    @property
+    def lineage(self) -> tuple[Record, ...]:
+        """The baseline, and the experiments that first proposed the kept changes, in the order of adoption."""
+        found = [self.first_proposals.get(change.experiment) for change in self.kept]
+        return tuple(record for record in (self.baseline, *found) if record is not None)
+
+    def effect(self, record: Record) -> Effect | None:
+        """What the change of an experiment adds to the incumbent, as it is believed now; None if it has no change, or
+        came to no verdict, or crashed: another experiment may have measured the same change."""
+        change, is_measured = record.run.new, record.status in (Verdict.KEEP, Verdict.DISCARD)
+        if change is None or not is_measured or self.posterior is None or self.posterior.known(change) is None:
+            return None
+        return self.posterior.effect(change)
+
+    def is_kept(self, change: Change | None) -> bool:
+        """True if the incumbent holds this change."""
+        return change is not None and any(change.keys == kept.keys for kept in self.kept)
+
+    def is_confirmed(self, change: Change) -> bool:
+        """True for P(it helps) above rules.confirmed_above: rare in one night."""
+        assert self.posterior is not None
+        return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
+
+    def since(self, record: Record) -> str:
+        """What became of the experiment's change by now: confirmed or unconfirmed if it is kept; `adopted, ...` if it
+        was discarded at first; reverted, or replaced by changes of all its keys, if it was kept. Else empty."""
+        change = record.run.new
+        if change is None or record.status not in (Verdict.KEEP, Verdict.DISCARD):
+            return ""
+        if not self.is_kept(change):
+            left = "replaced" if is_replaced(change, self.kept) else "reverted"
+            return left if record.is_keep else ""
+        support = "confirmed" if self.is_confirmed(change) else "unconfirmed"
+        return support if record.is_keep else f"adopted, {support}"
+
+    def known(self, keys: dict[str, str | None]) -> Change:
+        """The change that sets these keys, as it was first proposed."""
+        change = Change(keys=keys)
+        return (self.posterior and self.posterior.known(change)) or change
+
+    def measured_by(self, change: Change) -> tuple[int, ...]:
+        """The experiments whose runs held a change, so that they measured it against the runs that did not."""
+        return tuple(
+            record.number
+            for record in self.decided
+            if record.status != Verdict.CRASH and any(change.keys == held.keys for held in record.run.changes)
         )
 
-    def ideas_of(self, kept: Record) -> frozenset[int]:
-        """What a kept config is made of: the numbers of the experiments that its ideas came with."""
-        if self.belief is None:
-            return frozenset()
-        chosen = self.belief.set_of(self._index_of(kept.number))
-        return frozenset(int(number) for number in self.belief.ideas[1:][chosen[1:] > 0])
+    def hours(self, record: Record) -> float:
+        """When a run began: hours since the first baseline."""
+        assert self.baseline is not None
+        return max((_began(record) - _began(self.baseline)).total_seconds() / 3600, 0.0)
 
-    def _made_from(self, record: Record) -> frozenset[int]:
-        """The ideas of the config that a record's idea was tried on; of its parent's, where that cannot be told."""
-        if self.is_repeat(record) or not is_set(self.ideas, record.proposal.base):
-            return self.ideas_of(self.kept[self._index_of(record.parent)])
-        return frozenset(record.proposal.base or ())
+    def last_baseline(self) -> datetime | None:
+        """When the last run of the baseline began; None before the first one."""
+        runs = [r for r in self.decided if r.evaluation and r.run.is_baseline and r.status != Verdict.CRASH]
+        return _began(runs[-1]) if runs else None
 
-    def _idea_of(self, record: Record, made_from: frozenset[int]) -> Idea:
-        """The record's own, whose keys are not known where what it was tried on is not."""
-        is_known = record.proposal.base is None or is_set(self.ideas, record.proposal.base)
-        own = Idea(keys_of(record.diff) if is_known else frozenset())
-        return own.over({number: self.ideas[number] for number in made_from})
-
-    def beside(self, record: Record) -> str:
-        """How what a record's idea was tried on differed from its parent; empty where it did not."""
-        parent = next((kept for kept in self.kept if kept.number == record.parent), None)
-        return "" if parent is None else difference(self.ideas_of(parent), record.proposal.base)
-
-    def is_repeat(self, record: Record) -> bool:
-        """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
-        parent = self._parent_of(record)
-        return parent is not None and record.effective_hash == parent.effective_hash
-
-    def is_new(self, record: Record) -> bool:
-        """True if it measures a change of its own: neither its parent nor a set of earlier changes again."""
-        return not self.is_repeat(record) and (record.proposal.base is None or bool(record.diff))
-
-    def judge(self, record: Record) -> Record:
-        """A measured experiment with its verdict and judgement."""
-        if self.belief is None:
-            baseline = Decision(change=Change(experiment=record.number), action=Action.KEEP)
-            score = float(run_scores(record).mean())
-            judgement = Judgement(why="baseline", decisions=(baseline,), incumbent_score=score)
-            return structs.replace(record, status=Verdict.KEEP, judgement=judgement)
-        tested = self.test(record)
-        judgement = self._numbers(record, tested)
-        judgement = structs.replace(judgement, decisions=self._decisions(record, tested, judgement.taken_back_to))
-        verdict = Verdict.KEEP if tested.keep else Verdict.DISCARD
-        return structs.replace(record, status=verdict, judgement=judgement)
-
-    def _numbers(self, record: Record, tested: Tested) -> Judgement:
-        """Why a candidate is kept or not, with the numbers of the rule."""
-        parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
-        is_repeat, scores = self.is_repeat(record), run_scores(parent)
-        found = decision.judge(tested, run_scores(record), scores, numbers, record.decision_rules, is_repeat)
-        if is_repeat:
-            return found
-        why, learnt = found.why, self.form(record)
-        if beside := self.beside(record):
-            why += f", tried on that {beside}"
-        if tested.keep and found.p_better is not None:
-            why += f": {fresh(found.p_better)}"
-        if learnt and learnt.conclusion:
-            why += f"; {learnt.conclusion}"
-        return structs.replace(found, why=why)
-
-    def _decisions(self, record: Record, tested: Tested, taken_back_to: int | None) -> tuple[Decision, ...]:
-        """One for each change that the run measured, the experiment's own first, and for each that joins or leaves."""
-        assert self.incumbent is not None
-        made_from, parent = self._made_from(record), self.ideas_of(self.kept[int(tested.parent)])
-        own = {record.number} if self.is_new(record) else set[int]()
-        replaced = self._idea_of(record, made_from).replaced if own else frozenset[int]()
-        records = {each.number: each for each in (*self.decided, record)}
-        before = after = self.ideas_of(self.incumbent)
-        if tested.keep:
-            after = made_from - replaced | own
-        elif taken_back_to is not None:
-            after = self.ideas_of(records[taken_back_to])
-        measured, moved = own | (made_from - parent - replaced), before ^ after
-        if tested.keep:
-            moved -= replaced  # their keys are the own change's now
-        decisions = []
-        for number in sorted(measured | moved, key=lambda n: (n not in own, n)):
-            if number in before & after:
-                continue  # another experiment brought this change in meanwhile
-            if number in after:
-                action = Action.KEEP if number in own else Action.ADOPT
-            else:
-                action = Action.REVERT if number in before else Action.DISCARD
-            ideas, others = tested.belief.ideas, [*replaced & made_from] if number in own else []
-            effect, sd = tested.belief.of(np.isin(ideas, [number]).astype(float) - np.isin(ideas, others))
-            keys = _values(records[number])
-            first = next((each.number for each in self.decided if keys and _values(each) == keys), number)
-            change = Change(experiment=first, keys=keys)
-            decisions.append(Decision(change=change, action=action, effect=float(effect), effect_stderr=float(sd)))
-        return tuple(decisions)
+    def _num_slots(self, record: Record) -> int:
+        """1 if the campaign's runs follow each other, else 2: then its intervals are wider (rules.widen)."""
+        return 2 if any(each.result and each.result.slot for each in (*self.decided, record)) else 1
 
     def form(self, record: Record) -> Form | None:
         """What a measured experiment learnt of the form beside its parent, see `scores.Form`."""
@@ -228,87 +235,157 @@ class Campaign:
         return lines + remarks(record, self._parent_of(record))
 
     def _parent_of(self, record: Record) -> Record | None:
-        """What it is compared with; None before the baseline."""
-        return self.kept[self._index_of(record.parent)] if self.kept else None
+        """What its answers are compared with; None for the first one."""
+        if record.parent is None:
+            return None
+        return next((each for each in self.decided if each.number == record.parent), self.baseline)
 
-    def _index_of(self, number: int | None) -> int:
-        """Of a kept experiment in the belief; of the incumbent, if that record is gone."""
-        numbers = [record.number for record in self.kept]
-        return numbers.index(number if number in numbers else self.incumbent.number) if self.incumbent else 0
+    def seeds(self) -> set[int]:
+        """Those of all runs so far that were scored: each experiment has one of its own."""
+        return {record.result.seed for record in self.decided if record.result and record.result.evaluation}
 
-    @property
-    def standing(self) -> Standing | None:
-        """What is believed now; None before the baseline."""
-        rules = self.incumbent.decision_rules if self.incumbent else None
-        return standing_of(self.belief, rules, len(self.decided)) if self.belief and rules else None
-
-    @property
-    def parts(self) -> frozenset[int]:
-        """Experiments that the incumbent holds the ideas of, or of whose ideas these took the place; and itself."""
-        if self.incumbent is None:
-            return frozenset()
-        ideas = self.ideas_of(self.incumbent)
-        return ideas.union({self.incumbent.number}, *(self.ideas[number].replaced for number in ideas))
-
-    @property
-    def lineage(self) -> tuple[Record, ...]:
-        """The baseline and the keeps that the incumbent stands on, in order."""
-        parts = self.parts
-        return tuple(record for record in self.kept if record.number in parts or record is self.kept[0])
-
-    @property
-    def taken_back(self) -> tuple[Record, ...]:
-        """The keeps that are not part of the incumbent (any more), in order."""
-        standing = {record.number for record in self.lineage}
-        return tuple(record for record in self.kept if record.number not in standing)
-
-    @property
-    def since(self) -> dict[int, str]:
-        """What became of each keep by now, by its number: taken back, or what standing.py says."""
-        gone: dict[int, str] = {record.number: "taken back" for record in self.taken_back}
-        return gone | (supports(self.belief, self.kept, self.lineage, self.decided) if self.belief else {})
-
-    def tried(self, config_hash: str) -> Record | None:
-        """The last experiment that decided this config."""
-        return next((record for record in reversed(self.decided) if record.config_hash == config_hash), None)
-
-    def seeds_of(self, effective_hash: str) -> set[int]:
-        """Those of the runs of the same settings so far that told something."""
-        same = (record for record in self.decided if record.effective_hash == effective_hash)
-        return {record.result.seed for record in same if record.result and record.result.evaluation}
+    def tried(self, run: Run, config_hash: str) -> Record | None:
+        """The last experiment that decided this config, or the same changes, whatever rider it had."""
+        wanted = _contents(run)
+        for record in reversed(self.decided):
+            if record.config_hash == config_hash or _contents(record.run) == wanted:
+                return record
+        return None
 
 
-def _values(record: Record) -> dict[str, str | None]:
-    """The keys that an experiment's own change sets, with their new values; None for a key that was taken out."""
-    return {change.key: None if change.kind == "removed" else change.new for change in changes_of(record.diff)}
+def told(record: Record, score: float) -> str:
+    """A measured experiment in one line: what was measured, what was expected, and what follows for its change."""
+    judged, run, decision = record.judgement, record.run, record.decision
+    assert judged is not None
+    rider = f" (with {run.rider.name} again)" if run.rider else ""
+    text = f"measured {100 * score:.1f} %{rider}"
+    if judged.expected_score is not None:
+        of = "incumbent" if run.new or run.kept else "baseline"
+        text += f", expected of the {of} {100 * judged.expected_score:.1f} %"
+    if decision is not None and decision.estimate is not None:
+        text += f"; effect {decision.estimate}, P(it helps) {100 * decision.estimate.p_helps:.0f} %: {decision.action}"
+    return text
 
 
-def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:
-    """The decided experiments of one branch and rules hash, in the order of their decisions."""
-    ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
-    return sorted(ours, key=lambda record: record.decided or 0)
+def others_told(record: Record) -> str:
+    """The other changes that came in or went out with it: `0003 reverted, 0005 adopted`."""
+    return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in record.moved)
 
 
-def expected(campaign: Campaign, record: Record) -> Expected | None:
-    """Candidate less parent as believed now; as believed last if an idea of it was forgotten as clearly worse."""
-    then, belief, own = effect_at_decision(record), campaign.belief, campaign.ideas.get(record.number)
-    places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
-    if then is None or belief is None:
-        return then
-    made_from = campaign.ideas_of(campaign.kept[places[0]]) if places else frozenset[int]()
-    made_from = made_from if record.proposal.base is None else frozenset(record.proposal.base)
-    is_known_set = record.proposal.base is not None and not record.diff  # one run again: no idea of its own
-    if not places or not made_from <= campaign.ideas.keys() or (own is None and not is_known_set):
-        return campaign.last_expected.get(record.number, then)
-    ideas = made_from if own is None else made_from - own.replaced | {record.number}
-    candidate = np.isin(belief.ideas, [int(belief.ideas[0]), *ideas])
-    mean, sd = belief.of(candidate - belief.set_of(places[0]))
-    return Expected(float(mean), float(sd))
+def events_of(records: Sequence[Record], branch: str, rules_hash: str) -> list[tuple[bool, Record]]:
+    """The starts (True) and decisions (False) of a campaign's experiments, in the order in which they happened."""
+    ours = [record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)]
+    starts = [((record.decided_before, 1, record.number), True, record) for record in ours]
+    decisions = [((record.decided, 0, 0), False, record) for record in ours if record.decided is not None]
+    return [(is_start, record) for _, is_start, record in sorted([*starts, *decisions], key=lambda event: event[0])]
 
 
-def last_expected(before: Campaign, after: Campaign) -> dict[int, Expected]:
-    """Of the experiments that one step made impossible to tell, what was believed before it."""
-    gone = before.ideas.keys() - after.ideas.keys()
-    records = [r for r in before.decided if r.number in gone or gone & {*(r.proposal.base or ())}] if gone else []
-    found = {record.number: expected(before, record) for record in records}
-    return {number: each for number, each in found.items() if each is not None}
+def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
+    """As `Campaign.of`, from where this process has folded to. The next call changes the same campaign."""
+    campaign: Campaign = ledger.folded.pop((branch, rules_hash), None) or Campaign()
+    campaign.update(events_of(records, branch, rules_hash))
+    ledger.folded[branch, rules_hash] = campaign
+    return campaign
+
+
+def fold_sound(
+    ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
+) -> tuple[Campaign, dict[int, str]]:
+    """As `fold` for who only looks: without the experiments that fit nothing, and why not, by their numbers."""
+    causes = unfit_scores([record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)])
+    return fold(ledger, [record for record in records if record.number not in causes], branch, rules_hash), causes
+
+
+def unfit_scores(records: Sequence[Record]) -> dict[int, str]:
+    """Map the experiments of one campaign whose scores cannot be compared with its baseline's to the cause."""
+    causes, num_examples = dict[int, str](), None
+    for record in sorted((record for record in records if record.decided), key=lambda record: record.decided or 0):
+        if record.judgement is None or record.status == Verdict.CRASH or not (record.is_keep or num_examples):
+            continue
+        try:
+            scores = run_scores(record)
+            num_examples = num_examples or len(scores)
+            _require_as_many(record, len(scores), num_examples)
+        except UsageError as error:
+            causes[record.number] = error.cause
+    return causes
+
+
+def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
+    """Branch and rules hash of the last experiment that came to a verdict; of no campaign where none did."""
+    return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))
+
+
+def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]) -> list[str]:
+    """Where a campaign's decisions are not those that the rule makes of its scores, a line for each experiment.
+
+    `stored`: reads the config that an experiment ran; UsageError where it cannot be read.
+    """
+    found = []
+    for branch, rules_hash in dict.fromkeys((record.branch, record.rules_hash) for record in records):
+        campaign = Campaign()
+        try:
+            for is_start, record in events_of(records, branch, rules_hash):
+                judged = record.judgement
+                if not is_start and judged and record.status != Verdict.CRASH and campaign.baseline:
+                    again = campaign.judge(record, stored(campaign.baseline)).judgement
+                    if again is None or _decided(again) != _decided(judged):
+                        found.append(f"experiment {record.number:04d}: its scores do not lead to its decisions")
+                campaign.step(is_start, record)
+        except UsageError:  # told by those that read this record and its train.toml
+            continue
+    return found
+
+
+def _decided(judgement: Judgement) -> list[tuple[str, Action, float]]:
+    return [(d.change.name, d.action, round(d.effect or 0.0, 9)) for d in judgement.decisions]
+
+
+def _standing(posterior: Posterior, num_slots: int) -> Standing:
+    """What is believed now. Incumbent less baseline is the gain as it is reported."""
+    baseline, _ = posterior.predict(())
+    _, incumbent_sd = posterior.predict(posterior.kept)
+    gain, halfwidth = posterior.gain(num_slots)
+    return Standing(
+        incumbent=baseline + gain,
+        incumbent_sd=incumbent_sd,
+        baseline=baseline,
+        gain=gain,
+        gain_halfwidth=halfwidth,
+        run_sd=math.sqrt(posterior.noise_variance),
+    )
+
+
+def _require_as_many(record: Record, num_scores: int, num_of_baseline: int) -> None:
+    if num_scores != num_of_baseline:
+        cause = f"experiment {record.number:04d} has {num_scores} scores, the baseline {num_of_baseline}"
+        raise UsageError(cause, without(record))
+
+
+def _noise_factor(record: Record) -> float:
+    """Factor on the noise of a run: more if others took much of its CPUs or GPUs."""
+    return record.decision_rules.contention_noise if taken(record) >= BUSY else 1.0
+
+
+def _began(record: Record) -> datetime:
+    return datetime.fromisoformat((record.result and record.result.started) or record.started)
+
+
+def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
+    """What a config with these changes sets beside the baseline."""
+    return {key: value for change in changes for key, value in change.keys.items()}
+
+
+def _contents(run: Run) -> set[Settings]:
+    """What a run holds besides its rider."""
+    return {settings_of(change) for change in (*run.kept, *([run.new] if run.new else []))}
+
+
+def _differ(one: tuple[bool, Record], other: tuple[bool, Record]) -> bool:
+    """True if two events do not fold to the same."""
+    (is_start, a), (is_start_too, b) = one, other
+    if a is b and is_start == is_start_too:
+        return False
+    if (is_start, a.number, a.run, a.user_decisions) != (is_start_too, b.number, b.run, b.user_decisions):
+        return True
+    return not is_start and (a.status, a.decided, a.judgement, a.result) != (b.status, b.decided, b.judgement, b.result)

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from nightshift.campaign.git import ConfigCommit, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
-from nightshift.campaign.standing import Z95
 from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.toml_edit import ABSENT, set_values
-from nightshift.config.train_toml import Config, diff, parse, spelled
+from nightshift.config.train_toml import Config, changed_keys, diff, parse, spelled
 from nightshift.config.values import Kind, Value, accept, shorten
 from nightshift.errors import ConfigError, UsageError
 from nightshift.text import clean
@@ -38,7 +37,7 @@ class Step(NamedTuple):
     @property
     def name(self) -> str:
         """The first words of the commit's subject: `keep 0012`."""
-        return f"{self.decision.action} {self.decision.change.experiment:04d}"
+        return f"{self.decision.action} {self.decision.change.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,16 @@ def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
         values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
     is_off = {key for key, value in values.items() if value is None and variants(key)[0].default is None}
     return {key: value for key, value in values.items() if value is not ABSENT and key not in is_off}
+
+
+def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
+    """Return the baseline's train.toml with the kept changes. UsageError if no valid file holds them."""
+    return _edit(baseline, incumbent_values(baseline, kept))
+
+
+def change_keys(before: Config, after: Config) -> dict[str, str | None]:
+    """Return the keys by which `after` trains otherwise than `before`, as in `Change.keys`."""
+    return {key: spelled(after.values[key]) if key in after.values else None for key in changed_keys(before, after)}
 
 
 def plan(
@@ -125,12 +134,9 @@ def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Deci
 
 def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
     """Return the commit's message: a subject below 72 characters, the evidence, the hypothesis and the trailers."""
-    effect, stderr = step.decision.effect, step.decision.effect_stderr
     evidence = []
-    if effect is not None and stderr is not None:
-        evidence.append(f"effect {100 * effect:+.1f} ± {100 * Z95 * stderr:.1f} pp")
-    if (p_helps := step.decision.p_helps) is not None:
-        evidence.append(f"P(it helps) {100 * p_helps:.0f} %")
+    if (effect := step.decision.estimate) is not None:
+        evidence += [f"effect {effect}", f"P(it helps) {100 * effect.p_helps:.0f} %"]
     if reason.measured_by:
         evidence.append("measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by))
     hypothesis = clean(reason.hypothesis)
@@ -145,29 +151,62 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def user_edits(repo: Repo, head: Head, ours: Container[str]) -> dict[str, dict[str, str | None]]:
-    """Map each commit since `head.commit` that changes values of train.toml and is not in `ours` to the keys that it
-    sets, as in `Change.keys`; oldest first.
+def user_decisions(
+    repo: Repo, head: Head, baseline: Config, kept: Sequence[Change], ours: Container[str]
+) -> tuple[Decision, ...]:
+    """What the user's own commits to train.toml decide, oldest first.
 
-    Trailers do not count: they can be forged, and `git revert` copies none. A commit with a refused train.toml counts
-    with the next valid one. A branch that no longer descends from `head.commit` (reset, rebased) is one edit.
+    A commit that sets the keys of a kept change back takes that change out; whatever else it sets is a change that the
+    user keeps. A reset or rebased branch, and what a refused train.toml hides, is one edit, named by the last commit.
+    Trailers do not count: they can be forged, and `git revert` copies none.
+
+    Args:
+        head: the branch, and its commit when the campaign's last experiment started.
+        kept: the incumbent's changes, all committed.
+        ours: ids of Nightshift's commits, and of those that earlier decisions name.
 
     Raises:
         ConfigError: train.toml at HEAD is refused.
     """
-    history, edits = repo.config_history(head), dict[str, dict[str, str | None]]()
-    if not history:
-        return edits
-    parse(history[-1].after)
-    before = incumbent_values(parse(history[0].before))
-    for entry in history:
+    decisions = list[Decision]()
+    for entry in repo.config_history(head):
+        if entry.is_rewritten or entry.id in ours:
+            continue
         with suppress(ConfigError):
-            after = incumbent_values(parse(entry.after))
-            changed = _changed(before, after)
-            if changed and (entry.is_rewritten or entry.id not in ours):
-                edits[entry.id] = {key: None if v is ABSENT else spelled(v) for key, v in changed.items()}
-            before = after
-    return edits
+            changed = _changed(*(incumbent_values(parse(text)) for text in (entry.before, entry.after)))
+            kept = _edited_by_user(baseline, kept, changed, entry.id, decisions)
+    tip = repo.head().commit or ""
+    left = _changed(incumbent_values(baseline, kept), incumbent_values(parse(repo.config_at(tip) or b"")))
+    _edited_by_user(baseline, kept, left, tip, decisions)
+    return tuple(decisions)
+
+
+def _edited_by_user(
+    baseline: Config, kept: Sequence[Change], changed: Mapping[str, Any], commit: str, decisions: list[Decision]
+) -> Sequence[Change]:
+    """Append what an edit decides to `decisions`. Returns: the changes that are kept after it."""
+    before = incumbent_values(baseline, kept)
+    wanted = {key: value for key, value in (before | dict(changed)).items() if value is not ABSENT}
+    while (undone := _undone(baseline, kept, before, wanted)) is not None:
+        kept = [each for each in kept if each != undone]
+        before = incumbent_values(baseline, kept)
+        decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
+    if left := _changed(before, wanted):
+        keys = {key: None if value is ABSENT else spelled(value) for key, value in left.items()}
+        change = Change(keys=keys, commit=commit)
+        kept = [*kept, change]
+        decisions.append(Decision(change=change, action=Action.KEEP, commit=commit))
+    return kept
+
+
+def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Values) -> Change | None:
+    """The last kept change without which all its keys have the wanted values."""
+    for change in reversed(kept):
+        without = incumbent_values(baseline, [other for other in kept if other != change])
+        changed = _changed(before, without)
+        if changed and not changed.keys() & _changed(without, wanted).keys():
+            return change
+    return None
 
 
 def _order(decision: Decision) -> tuple[bool, float, int]:
@@ -179,7 +218,7 @@ def _order(decision: Decision) -> tuple[bool, float, int]:
 def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, ...]:
     change, is_revert = decision.change, decision.action is Action.REVERT
     if (change in kept) != is_revert:
-        raise UsageError(f"change {change.experiment:04d} is {'not' if is_revert else 'already'} kept")
+        raise UsageError(f"change {change.name} is {'not' if is_revert else 'already'} kept")
     return tuple(each for each in kept if each != change) if is_revert else (*kept, change)
 
 

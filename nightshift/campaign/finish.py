@@ -1,19 +1,21 @@
 """The end of an experiment: record, git, model, row. A kill may come between two steps: `resume` does the rest."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.git import GitLockedError, Head, Repo
-from nightshift.campaign.index import fold
+from nightshift.campaign.campaign import Campaign, events_of, fold
+from nightshift.campaign.commits import Reason, commit, incumbent_values, plan
+from nightshift.campaign.git import CONFIG_NAME, GitLockedError, Head, Repo
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import NOT_ISOLATED, Failure, Judgement, Record, Verdict
+from nightshift.campaign.records import NOT_ISOLATED, Action, Decision, Failure, Judgement, Record, Verdict
 from nightshift.campaign.verify import resume_journal
-from nightshift.errors import EngineError, UsageError
-from nightshift.files import disk_error, remove_tree
+from nightshift.config.train_toml import Config, parse
+from nightshift.config.values import Value
+from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.files import disk_error, remove_tree, write_atomically
 from nightshift.text import clean
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
@@ -22,13 +24,11 @@ MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
 
 
 def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Write a record that has its verdict, do to git what the verdict says, keep or delete the model, add the row."""
-    if record.judgement and record.failure is Failure.TRAINING:
-        # Where the parent is the incumbent no more, git has another's config.
-        incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent
-        if incumbent and incumbent.number != record.parent:
-            record = replace(record, judgement=replace(record.judgement, incumbent=incumbent.number))
+    """Write a record that has its verdict, make the commits of its decisions, keep or delete the model, add the row."""
     ledger.write(record)
+    for earlier in _unsettled(ledger, ledger.records(), record.branch):
+        if earlier.number != record.number and earlier.decided and earlier.decided < (record.decided or 0):
+            ledger.write(_settle(earlier, ledger, repo))
     record = _settle(record, ledger, repo)
     keep_model(ledger, record)
     ledger.close(record)
@@ -36,8 +36,9 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Commit a kept config; put the incumbent back after a discard. A failure of git is written into the record."""
-    head, journal = Head(record.branch, record.commit), ledger.journal.head
+    """Make a commit for each decision of a record, and put the incumbent into train.toml. A failure of git is written
+    into the record."""
+    head = Head(record.branch, record.commit)
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         return replace(record, git_action=f"{_FAILED}{where} is no campaign")
@@ -46,41 +47,91 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     if record.parent is None:
         return replace(record, git_action="baseline: nothing to commit")
     assert record.judgement is not None
-    trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Journal: {journal}\n" if journal else "")
-    trailers += "" if record.proposal.is_isolated else f"Nightshift-Agent: {NOT_ISOLATED}\n"
-    # git takes neither NUL nor surrogates, a terminal no codes of others, and a reason no trailer of its own.
-    message = f"{clean(record.proposal.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
     try:
-        candidate = ledger.stored_config(ledger.record(record.number)).source
-        if record.is_keep:
-            commit, settled = repo.keep(head, candidate, message)
-            return replace(record, kept_commit=commit, git_action=settled)
-        numbers = [record.judgement.incumbent or record.parent, record.judgement.taken_back_to]
-        sources = [ledger.stored_config(ledger.record(number)).source for number in numbers if number is not None]
-        before, incumbent = sources[0], sources[-1]
-        restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
-        return replace(record, git_action=repo.discard(head, candidate, incumbent, restore, before))
+        before = _campaign_before(ledger, record)
+        assert before.baseline is not None
+        baseline = ledger.stored_config(before.baseline)
+        steps, _ = plan(baseline, before.kept, record.judgement.decisions)
+        ids = commit(repo, head, steps, lambda decision: _reason(decision, record, before, ledger))
+        commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
+        done = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
+        done.append(_restore(repo, ledger.stored_config(record), incumbent_values(baseline, before.kept)))
+        return replace(record, commits=commits, git_action="; ".join(done))
     except (EngineError, UsageError, OSError, ValueError) as error:
         if isinstance(error, GitLockedError) and error.is_known and record.git_action:
             return record  # the same lock file as before: the record says so
         return replace(record, git_action=f"{_FAILED}{error}")
 
 
-def uncommitted(campaign: Campaign) -> str | None:
-    """What git did not take of the campaign's standing verdicts, in one line; None if nothing is missing."""
-    last = campaign.decided[-1] if campaign.decided else None
-    for record in (campaign.incumbent, last):
-        if record is not None and (record.is_keep or record is last) and _is_unsettled(record) and record.git_action:
-            verdict = "kept and not committed" if record.is_keep else "discarded, but the branch may still hold it"
+def _campaign_before(ledger: Ledger, record: Record) -> Campaign:
+    """The campaign as it was when the record was decided."""
+    campaign = Campaign()
+    for is_start, event in events_of(ledger.records(), record.branch, record.rules_hash):
+        if not is_start and event.number == record.number:
+            break
+        campaign.step(is_start, event)
+    return campaign
+
+
+def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledger) -> Reason:
+    change = decision.change
+    proposed = record if change == record.run.new else campaign.first_proposals.get(change.experiment)
+    runs = campaign.measured_by(change)
+    if any(change == held for held in record.run.changes):
+        runs = (*runs, record.number)
+    return Reason(
+        run=record.number,
+        measured_by=runs,
+        hypothesis=proposed.proposal.description if proposed else "",
+        journal=ledger.journal.head,
+        agent="" if record.proposal.is_isolated else NOT_ISOLATED,
+    )
+
+
+def _restore(repo: Repo, candidate: Config, before: Mapping[str, Value]) -> str:
+    """Write train.toml as it is committed, if it holds the candidate or the incumbent of before. Return what was
+    done."""
+    path, source = repo.root / CONFIG_NAME, repo.config_at("HEAD")
+    there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+    if there == source:
+        return "train.toml is the incumbent's already"
+    with suppress(ConfigError):
+        is_ours = there is not None and (there == candidate.source or incumbent_values(parse(there)) == before)
+        if is_ours and source is not None:
+            write_atomically(path, source)
+            return "restored the incumbent's train.toml"
+    return "left train.toml alone: it was edited while the experiment ran"
+
+
+def uncommitted(records: Sequence[Record], branch: str) -> str | None:
+    """What git did not take of a campaign's decisions, in one line; None if nothing is missing."""
+    for record in records:
+        if record.branch == branch and _is_unsettled(record) and record.git_action and _decisions(record):
+            names = ", ".join(f"{decision.action} {decision.change.name}" for decision in _decisions(record))
             cause = record.git_action.removeprefix(_FAILED).rstrip(".")
-            return f"{record.number:04d} is {verdict}: {cause}. Each later experiment and start tries again."
+            return f"{names}: decided and not committed: {cause}. Each later experiment and start tries again."
     return None
+
+
+def _decisions(record: Record) -> list[Decision]:
+    """Those that need a commit."""
+    decisions = record.judgement.decisions if record.judgement else ()
+    return [decision for decision in decisions if decision.action is not Action.DISCARD]
 
 
 def _is_unsettled(record: Record) -> bool:
     """True if what its verdict does to the branch was not done, or failed for a reason that may have passed."""
     failed = (record.git_action or "").startswith(_FAILED) and Head(record.branch, None).is_campaign
     return record.judgement is not None and (record.git_action is None or failed)
+
+
+def _unsettled(ledger: Ledger, records: Sequence[Record], branch: str) -> list[Record]:
+    """The experiments of a branch whose commits are missing, in the order of their decisions. What was decided before
+    a commit of the user's stays as the user left it."""
+    ours = [record for record in records if record.branch == branch]
+    by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
+    due = [record for record in ours if _is_unsettled(record) and (record.decided or 0) > by_user]
+    return sorted(due, key=lambda record: record.decided or 0)
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
@@ -92,15 +143,18 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
     """Close what an earlier head left open, but for what is `in_flight`. Call as the head, with the lock held."""
     ledger.sweep(in_flight)
     records = resume_journal(ledger, note)
-    due = _due(records, ledger, repo)
-    for record in records:
-        if record.number in in_flight:
+    branch = repo.head().branch
+    due = {record.number for record in _unsettled(ledger, records, branch)}
+    due |= {record.number for record in records if record.git_action is None}
+    order = sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number))
+    for record in order:
+        if record.number in in_flight or record.number not in due:
             continue
         if record.status == STARTED:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")
-        elif record.number in due:
+        elif record.judgement is not None:
             settled = close(record, ledger, repo).git_action
             if settled != record.git_action:
                 note(f"experiment {record.number:04d} was decided before git was called; now: {settled}")
@@ -113,41 +167,31 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
         _delete_weights(ledger.run_dir(number))
 
 
-def _due(records: Sequence[Record], ledger: Ledger, repo: Repo) -> set[int]:
-    """The unsettled experiments whose settlement makes the branch right: one that a kill cut off, or that failed and is
-    the incumbent, or the last verdict, of the branch checked out. Any other would undo what came after it."""
-    unsettled = {record.number: record for record in records if _is_unsettled(record)}
-    last, branch = max((r.decided or 0 for r in records), default=0), repo.head().branch if unsettled else ""
-    due = {n for n, r in unsettled.items() if r.git_action is None and r.decided in (None, last)}
-    for rules_hash in {record.rules_hash for record in unsettled.values() if record.branch == branch}:
-        campaign = fold(ledger, records, branch, rules_hash)
-        keep, end = campaign.incumbent, (campaign.decided or (None,))[-1]
-        due |= {r.number for r in (keep, end) if r and r.number in unsettled and (r is keep or not r.is_keep)}
-    return due
-
-
 def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
-    """Keep the model of a kept experiment as `runs/NNNN/model`; delete all weights of any other.
+    """Keep the model of a kept experiment, and of a run of the incumbent, as `runs/NNNN/model`; delete all weights of
+    any other.
 
-    Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted, but never the baseline's, the incumbent's,
-    or this one. Raises EngineError when the disk refuses. Call before `Ledger.close`: a kill repeats both.
+    Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted, but never the baseline's, the last one of
+    the incumbent, or this one. Raises EngineError when the disk refuses. Call before `Ledger.close`: a kill repeats
+    both.
     """
     folder = ledger.run_dir(record.number)
     try:
-        if record.is_keep and record.evaluation and record.baseline is None:
+        is_model = record.is_keep or record.is_incumbent
+        if is_model and record.evaluation and record.baseline is None:
             with suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
                 (folder / WEIGHTS_NAME).lstat()
                 remove_tree(folder / MODEL_NAME)  # planted: it would refuse the right one at every start
                 (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         _delete_weights(folder)
-        if not record.is_keep:  # no other adds to the models
+        if not is_model:  # no other adds to the models
             return
         models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
         sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
         if sum(sizes.values()) <= max_gb * 1e9:
             return
         campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
-        spared = [each for each in (*campaign.kept[:1], campaign.incumbent, record) if each is not None]
+        spared = [each for each in (campaign.baseline, campaign.parent, campaign.incumbent_run, record) if each]
         folders = {ledger.files_dir(each) for each in spared}
         for model in models[1:-1]:
             if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:

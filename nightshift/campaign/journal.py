@@ -21,7 +21,7 @@ JOURNAL_NAME = "journal.jsonl"
 ASIDE = "journal.damaged"  # begins the name of a damaged journal that was set aside
 HEAD_DIGITS = 12  # of a head where it is printed
 
-Event = Literal["begun", "submitted", "access", "measured", "decided", "certified", "cached"]
+Event = Literal["begun", "submitted", "access", "measured", "decided", "certified"]
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,14 +160,14 @@ def sha256(data: bytes) -> str:
 
 def record_sha256(data: bytes) -> str:
     """The hash of a record.json: of its JSON with sorted keys, without what is written after the decision
-    (`git_action`, `kept_commit`, the proposer's `reported_outcome` and `lesson`). ValueError if it is no record."""
+    (`git_action`, `commits`, the proposer's `reported_outcome` and `lesson`). ValueError if it is no record."""
     try:
         fields = msgspec.json.decode(data, type=dict)
         proposal = msgspec.convert(fields.get("proposal"), dict)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     fields["proposal"] = {name: proposal[name] for name in proposal if name not in ("reported_outcome", "lesson")}
-    decided = {name: fields[name] for name in fields if name not in ("git_action", "kept_commit")}
+    decided = {name: fields[name] for name in fields if name not in ("git_action", "commits")}
     return sha256(msgspec.json.encode(decided, order="sorted"))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -34,9 +34,6 @@ from nightshift.files import (
     write_json,
 )
 from nightshift.waiting import waiting
-
-if TYPE_CHECKING:
-    from nightshift.campaign.campaign import Campaign
 
 STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
@@ -64,7 +61,8 @@ class Ledger:
         self.tsv_path = root / "results.tsv"
         self.journal = Journal(self.runs_dir)
         self._controller = ControllerLock(self.runs_dir)
-        self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
+        # What campaign.fold has folded so far, by branch and rules hash: Campaign, which this module cannot import.
+        self.folded: dict[tuple[str, str], Any] = {}
         # Reserved here, or closed and read once: what a process decides by does not change under it.
         self._known: dict[int, Record] = {}
 
@@ -118,9 +116,9 @@ class Ledger:
             raise UsageError(f"{self.run_dir(last)} leaves no number for another experiment", "Move it out of runs/.")
         return last + 1
 
-    def next_decided(self) -> int:
-        """The place of the next verdict in the order of decisions."""
-        return max((record.decided or 0 for record in self.records()), default=0) + 1
+    def num_decided(self) -> int:
+        """The place of the last verdict in the order of decisions; 0 before the first."""
+        return max((record.decided or 0 for record in self.records()), default=0)
 
     def _numbered(self) -> list[os.DirEntry[str]]:
         if not self.runs_dir.is_dir():
@@ -133,6 +131,9 @@ class Ledger:
         if self.tsv_path.is_dir():  # it would be found out when all is done
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(), status=STARTED)
+        if (new := record.run.new) is not None and not new.experiment:
+            new = replace(new, experiment=record.number)
+            record = replace(record, run=replace(record.run, new=new))
         self._known.pop(record.number, None)  # one of this number was moved out of runs/
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
         try:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
 
-import msgspec
-
-from nightshift.campaign.records import Change
+from nightshift.campaign.records import Change, Run, Stage
 
 Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
 _NIGHT_OF_LAST_RUNS = 5  # a night has last runs if it has at least this many times as many runs
@@ -26,30 +23,6 @@ def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
         pairs.append((settings, frozenset(item for item in settings if item[0] not in taken)))
         taken.update(key for key, _ in settings)
     return pairs[::-1]
-
-
-class Stage(IntEnum):
-    """The part of a night in which a run starts."""
-
-    SEARCH = 0  # changes come in and go out
-    LAST_BASELINES = 1  # the run measures the baseline: kept changes may still go out
-    LAST_INCUMBENTS = 2  # the run measures the incumbent, which is fixed
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run measures. `kept`: the incumbent's changes in the order of adoption, or every change of a config that
-    is run again; none for the baseline. `rider`: a discarded change that is measured again. `new`: the proposed change,
-    None if it has no keys. A later change wins on a shared key; `new` is the last."""
-
-    kept: tuple[Change, ...] = ()
-    rider: Change | None = None
-    new: Change | None = None
-    stage: Stage = Stage.SEARCH
-
-    @property
-    def changes(self) -> Iterable[Change]:
-        """The changes of the run's config, in the order in which they apply."""
-        return (*self.kept, *(change for change in (self.rider, self.new) if change is not None))
 
 
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:

@@ -20,16 +20,16 @@ keys leaves the incumbent: it affects no score any more, and comes back like any
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.campaign.next_run import Run, Settings, Stage, remaining, settings_of
-from nightshift.campaign.records import Action, Change, Decision
+from nightshift.campaign.next_run import Settings, remaining, settings_of
+from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Stage
 from nightshift.config.decision_rules import RuleConstants
 
 Array = NDArray[np.float64]
@@ -38,17 +38,6 @@ NIGHT_HOURS = 8.0  # the unit of time of the drift
 _BASELINE, _DRIFT = 0, 1  # rows of the Gaussian
 _NORMAL = NormalDist()
 _TINY = 1e-14  # least variance that is divided by
-
-
-class Effect(NamedTuple):
-    """What a change adds to the incumbent: posterior mean and standard deviation."""
-
-    mean: float
-    sd: float
-
-    @property
-    def p_helps(self) -> float:
-        return _NORMAL.cdf(self.mean / self.sd)
 
 
 class Posterior:
@@ -87,6 +76,23 @@ class Posterior:
         """Variance of one run's noise: the mean of the guesses, weighted by how well they predicted the runs."""
         return float(np.average(self._variances, weights=np.exp(self._log_weights - self._log_weights.max())))
 
+    def copy(self) -> Posterior:
+        """Return a copy that shares nothing that changes."""
+        made = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | set | np.ndarray):
+                setattr(made, name, value.copy())
+        made._by_keys = {keys: [*values] for keys, values in self._by_keys.items()}
+        return made
+
+    def known(self, change: Change) -> Change | None:
+        """Return the same keys with the same values as they were first proposed; None if they never were."""
+        return self._changes.get(settings_of(change))
+
+    def set_kept(self, kept: Sequence[Change]) -> None:
+        """Make `kept` the incumbent's changes, where not every decision could be carried out."""
+        self._set_kept([self._admitted(change) for change in kept])
+
     def effect(self, change: Change) -> Effect:
         """Return what a change adds to the incumbent without it. KeyError for a change that was never measured."""
         return self._effect(settings_of(change))
@@ -101,7 +107,7 @@ class Posterior:
         mean, sd = self._moments(*self._factors(self._kept, 0.0))
         least, more, usual = self.rules.shrink
         shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
-        return max(mean - shrink * sd, min(mean, 0.0)), 1.96 * self.rules.widen[0 if num_slots == 1 else 1] * sd
+        return max(mean - shrink * sd, min(mean, 0.0)), Z95 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
     def begin(self, run: Run) -> None:
         """Note the stage of a run that starts: after the first of the last runs no change comes in."""
@@ -156,7 +162,7 @@ class Posterior:
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
         mus, variances = kinds[:, 0], kinds[:, 1] ** 2
         shares = self._counts / self._counts.sum() if is_new else kinds[:, 2]
-        changes = [settings_of(change) for change in run.changes]
+        changes = [self._admitted(change) for change in run.changes]
         for whole, rest in remaining(changes):
             if rest and rest not in self._rows:
                 share = len(rest) / len(whole)
@@ -190,14 +196,19 @@ class Posterior:
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
         """Keep a change or take it out, as a commit of the user's did. The rule does not undo that by itself."""
+        settings = self._admitted(change)
+        self._fixed.add(settings)
+        self._set_kept([*self._without(settings), *([settings] if is_kept else [])])
+
+    def _admitted(self, change: Change) -> Settings:
+        """Add a change that no run measured, if it is not known: the user made it, or its record is gone."""
         settings = settings_of(change)
         if settings not in self._changes:
             second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
             variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
             row = self._add(settings, change)
             self._cov[row, row] += variance
-        self._fixed.add(settings)
-        self._set_kept([*self._without(settings), *([settings] if is_kept else [])])
+        return settings
 
     def _decide(self, new: Settings | None) -> tuple[Decision, ...]:
         """Judge each change by its own effect: first what goes out, then what comes in, the largest effect first."""

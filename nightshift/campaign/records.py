@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, json
 
-from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
+from nightshift.config.decision_rules import Fraction, RuleConstants, Scale
 from nightshift.config.rules import Rules
 from nightshift.files import Document
 from nightshift.text import clean
@@ -107,7 +107,6 @@ def together(costs: Iterable[Cost | None]) -> Cost | None:
 
 
 Place = Annotated[int, Meta(ge=1, le=2**53)]
-Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 
 
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
@@ -127,7 +126,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     proposer: str = ""  # who made it; empty for you, and for what a night runs by itself
     sandbox: str = ""  # in which its agent worked (--sandbox); empty where no agent was asked
     cost: Cost | None = None  # of asking for it; None: nobody was asked
-    base: Numbers | None = None  # the changes that it was made from, by experiment; None: its parent's
 
     @property
     def is_isolated(self) -> bool:
@@ -141,24 +139,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
                 msgspec.structs.force_setattr(self, name, clean(text))
         if self.notes:
             msgspec.structs.force_setattr(self, "notes", tuple(map(clean, self.notes)))
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What run.py or a night asks of one experiment. `pairs`: how many run side by side, None: as the campaign does."""
-
-    proposal: Proposal = field(default_factory=Proposal)
-    engine: str | None = None
-    gpus: str | None = None
-    prime_rl: Path | None = None
-    budget_seconds: float | None = None
-    again: bool = False
-    keep_all: bool = False
-    detach: bool = False
-    dry_run: bool = False
-    keys: bool = False
-    pairs: int | None = None
-    slurm: Path | None = None
 
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
@@ -190,6 +170,7 @@ class Verdict(StrEnum):
 
     KEEP = "keep"
     DISCARD = "discard"
+    MEASURED = "measured"  # nothing new was tried: the baseline, the incumbent or an earlier config once more
     CRASH = "crash"
 
 
@@ -341,6 +322,26 @@ class Result:
     slot: str = ""  # of this machine, or the node; empty where runs follow each other
 
 
+Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a change adds to the score, a fraction of 1: posterior mean and standard deviation."""
+
+    mean: float
+    sd: float
+
+    @property
+    def p_helps(self) -> float:
+        """P(the change helps): the probability that its effect is above 0."""
+        return NormalDist().cdf(self.mean / self.sd)
+
+    def __str__(self) -> str:
+        """`+2.4 ± 4.9 pp`, the second half of its 95 % interval."""
+        return f"{100 * self.mean:+.1f} ± {100 * Z95 * self.sd:.1f} pp"
+
+
 class Action(StrEnum):
     """What a decision does with one change."""
 
@@ -349,64 +350,140 @@ class Action(StrEnum):
     ADOPT = "adopt"  # a change that left, or never joined, joins
     REVERT = "revert"  # a kept change leaves
 
+    @property
+    def past(self) -> str:
+        return {"keep": "kept", "discard": "discarded", "adopt": "adopted", "revert": "reverted"}[self.value]
+
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a key that
-    was taken out; empty for the baseline. `experiment`: the first one that proposed the change."""
+    was taken out. `experiment`: the first one that proposed the change; 0 if a `commit` of the user's made it."""
 
-    experiment: int
+    experiment: int = 0
     keys: dict[str, str | None] = msgspec.field(default_factory=dict)
+    commit: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`0012`, or `commit 1a2b3c4`."""
+        return f"commit {self.commit[:7]}" if self.commit else f"{self.experiment:04d}"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided about one change. `effect`: posterior mean of its effect on the score, less that of the changes
-    whose place it took; `effect_stderr`: posterior standard deviation. None for the baseline."""
+    whose place it took; `effect_stderr`: posterior standard deviation. None where the user decided."""
 
     change: Change
     action: Action
     effect: float | None = None
     effect_stderr: float | None = None
+    commit: str | None = None  # of the user's, which decided this
+
+    @property
+    def estimate(self) -> Effect | None:
+        """The effect as it was believed when this was decided."""
+        return None if self.effect is None or not self.effect_stderr else Effect(self.effect, self.effect_stderr)
 
     @property
     def p_helps(self) -> float | None:
-        """P(the change helps): the probability that its effect is above 0."""
-        if self.effect is None or not self.effect_stderr:
-            return None
-        return NormalDist().cdf(self.effect / self.effect_stderr)
+        return self.estimate.p_helps if self.estimate else None
+
+
+class Stage(IntEnum):
+    """The part of a night in which a run starts."""
+
+    SEARCH = 0  # changes come in and go out
+    LAST_BASELINES = 1  # the run measures the baseline: kept changes may still go out
+    LAST_INCUMBENTS = 2  # the run measures the incumbent, which is fixed
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run measures. `kept`: the incumbent's changes in the order of adoption, or every change of a config that
+    is run again; none for the baseline. `rider`: a discarded change that is measured again. `new`: the proposed change,
+    None if it has no keys. A later change wins on a shared key; `new` is the last."""
+
+    kept: tuple[Change, ...] = ()
+    rider: Change | None = None
+    new: Change | None = None
+    stage: Stage = Stage.SEARCH
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes of the run's config, in the order in which they apply."""
+        return (*self.kept, *(change for change in (self.rider, self.new) if change is not None))
+
+    @property
+    def is_baseline(self) -> bool:
+        """True if it holds no change."""
+        return not self.changes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What run.py or a night asks of one experiment. `pairs`: how many run side by side, None: as the campaign does."""
+
+    proposal: Proposal = field(default_factory=Proposal)
+    engine: str | None = None
+    gpus: str | None = None
+    prime_rl: Path | None = None
+    budget_seconds: float | None = None
+    again: bool = False
+    baseline: bool = False  # run the campaign's baseline once more, whatever train.toml holds
+    run: Run | None = None  # what the run is made of; None: what train.toml says
+    keep_all: bool = False
+    detach: bool = False
+    dry_run: bool = False
+    keys: bool = False
+    pairs: int | None = None
+    slurm: Path | None = None
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is believed of incumbent and baseline at one moment; `*_sd` are posterior standard deviations."""
+
+    incumbent: float
+    incumbent_sd: float
+    baseline: float
+    gain: float  # of the incumbent over the baseline, as it is reported: the difference of the two scores
+    gain_halfwidth: float  # of its 95 % interval
+    run_sd: float  # noise of one run's score: seeds and examples
+
+    @property
+    def gain_interval(self) -> tuple[float, float]:
+        return self.gain - self.gain_halfwidth, self.gain + self.gain_halfwidth
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided, and the numbers of the rule; None where nothing was compared (crash).
+    """What was decided after a run, and what was believed then. None where nothing was measured (crash).
 
-    `decisions`: one for each change that the run measured, and one for each other change that joins or leaves the
-    incumbent; none where one config was run again, and for a crash. A change that sets a key of another one takes its
-    place.
+    `decisions`: in the order of their commits; of the new change, and of each other change that joins or leaves. Scores
+    are true scores, fractions of 1: posterior mean and standard deviation (`stderr`).
     """
 
     why: str
     decisions: tuple[Decision, ...] = ()
-    delta: float | None = None  # posterior mean of candidate minus parent
-    delta_stderr: float | None = None
-    p_better: float | None = None  # P(the candidate is better than its parent)
-    incumbent_score: float | None = None  # posterior mean of the parent, after the run of this experiment
-    incumbent: int | None = None  # the experiment that it was when this was decided; None: the parent
-    taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
-    diagnostics: dict[str, float] = msgspec.field(default_factory=dict)
+    kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order of adoption
+    expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
+    expected_stderr: float | None = None  # its posterior standard deviation
+    standing: Standing | None = None  # after the decisions
 
 
 class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     """Everything known of one experiment: `runs/NNNN/record.json`, which reads like a story from top to bottom."""
 
     number: int
-    status: Annotated[str, Meta(pattern="^(started|keep|discard|crash)$")]  # `started`: without a verdict
+    status: Annotated[str, Meta(pattern="^(started|keep|discard|measured|crash)$")]  # `started`: without a verdict
     branch: str  # "" when HEAD is detached
     commit: str | None  # HEAD when the experiment started
     started: str  # ISO 8601, UTC
 
     # What was proposed, and what that changes.
-    parent: int | None  # experiment number of the incumbent that it was compared with
+    parent: int | None  # the last kept experiment before it, with which its answers are compared; None: the first one
+    decided_before: int = 0  # how many experiments of this checkout were decided when it started
+    user_decisions: tuple[Decision, ...] = ()  # the user's own commits to train.toml since the experiment before
     proposal: Proposal
-    diff: tuple[str, ...]  # key-level: its own change, against what it was made from
+    run: Run = msgspec.field(default_factory=Run)
+    diff: tuple[str, ...]  # the new change, key by key
     scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
     unused_keys: tuple[str, ...] = ()
     config_hash: str
@@ -416,7 +493,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     # With which rules, engine and hardware.
     rules_name: str
     rules_hash: str
-    decision_rules: DecisionRules
+    decision_rules: RuleConstants
     budget_seconds: Seconds | None = None  # of its run
     engine: str
     versions: dict[str, str]
@@ -434,7 +511,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     judgement: Judgement | None = None
     decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
     git_action: str | None = None  # what was done to git and train.toml, or why nothing was
-    kept_commit: str | None = None
+    commits: dict[str, str] = msgspec.field(default_factory=dict)  # of decisions: `keep 0012` -> id
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -445,6 +522,29 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     def is_keep(self) -> bool:
         """True if its config was kept, also if that was taken back since."""
         return self.status == Verdict.KEEP
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided about its new change; None where it had none, and for a crash."""
+        decisions = self.judgement.decisions if self.judgement else ()
+        return next((decision for decision in decisions if decision.change == self.run.new), None)
+
+    @property
+    def moved(self) -> tuple[Decision, ...]:
+        """The decisions that changed train.toml by other keys than those just tried."""
+        decisions = self.judgement.decisions if self.judgement else ()
+        return tuple(d for d in decisions if d.action is not Action.DISCARD and d.change != self.run.new)
+
+    @property
+    def is_incumbent(self) -> bool:
+        """True if its run held the changes that were kept after it, and nothing else."""
+        judged = self.judgement
+        return judged is not None and self.status == Verdict.MEASURED and self.run.changes == judged.kept
+
+    @property
+    def kept_commit(self) -> str | None:
+        """The commit that keeps its new change."""
+        return self.commits.get(f"keep {self.run.new.name}") if self.run.new else None
 
     @property
     def starts(self) -> str:

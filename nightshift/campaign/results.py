@@ -9,7 +9,7 @@ from nightshift.text import escape_formula
 # The first five are those that readers of the format know; then ours.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
-    *("run", "parent", "eval_stderr", "effect_at_decision", "p_better", "num_steps", "reward_mean"),
+    *("run", "parent", "eval_stderr", "effect_at_decision", "p_helps", "rider", "num_steps", "reward_mean"),
     *("training_seconds", "total_seconds", "engine", "rules", "started"),
 )
 
@@ -23,7 +23,7 @@ def column_of(environment: str) -> str:
 
 def figures(record: Record) -> dict[str, Any]:
     """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured"."""
-    judgement, evaluation = record.judgement, record.evaluation
+    judgement, decision, evaluation = record.judgement, record.decision, record.evaluation
     training = record.result and record.result.training
     return {
         "commit": record.kept_commit and record.kept_commit[:7],
@@ -35,9 +35,10 @@ def figures(record: Record) -> dict[str, Any]:
         "parent": f"{record.parent:04d}" if record.parent is not None else None,
         "eval_stderr": evaluation and evaluation.eval_stderr,
         "strict_score": record.strict_score,
-        "incumbent_score": judgement and judgement.incumbent_score,
-        "effect_at_decision": judgement and judgement.delta,
-        "p_better": judgement and judgement.p_better,
+        "incumbent_score": judgement and judgement.standing and judgement.standing.incumbent,
+        "effect_at_decision": decision and decision.effect,
+        "p_helps": decision and decision.p_helps,
+        "rider": record.run.rider and record.run.rider.name,
         "why": judgement and judgement.why,
         "num_steps": training and training.num_steps,
         "reward_mean": training and training.reward_mean,

@@ -12,25 +12,18 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nightshift.campaign.records import Part, Record
-from nightshift.campaign.standing import Expected
-from nightshift.campaign.worlds import Array
+from nightshift.campaign.records import Effect, Part, Record
 from nightshift.errors import UsageError
 
+Array = NDArray[np.float64]
 BUSY = 0.25  # what others took, from which a run is called busy: half a core of two
 
 
 def taken(record: Record) -> float:
     """The largest share that others took of what its run needed, 0..1."""
     return record.result.contention.taken if record.result and record.result.contention else 0.0
-
-
-def extra_variance(record: Record) -> float:
-    """Variance that contention adds to a run's score: (share * prior_sd)^2. A run on a wall-clock budget makes fewer
-    steps then: half of the budget cost 3.6 pp, where effects have a standard deviation of 8."""
-    share = taken(record)
-    return (share * record.decision_rules.prior_sd) ** 2 if share >= BUSY else 0.0
 
 
 def remark(record: Record) -> str | None:
@@ -45,16 +38,6 @@ def remark(record: Record) -> str | None:
     }
     told = ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share and share >= 0.005)
     return f"busy machine: {told}; the run counts for less"
-
-
-def to_repeat(records: Sequence[Record], incumbent: int | None) -> Record | None:
-    """The last experiment of a night that was busy and not run again; a baseline only if it is the `incumbent`."""
-    measured = [record for record in records if record.decided is not None and record.evaluation]
-    hashes = [record.effective_hash for record in measured]
-    for record in reversed(measured):
-        if taken(record) >= BUSY and hashes.count(record.effective_hash) == 1:
-            return record if record.parent is not None or record.number == incumbent else None
-    return None
 
 
 SURE = 3.0  # standard errors for "more are formatted", as in health.py
@@ -180,7 +163,7 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
         gain, stderr = float(change.mean()), math.sqrt(float(change.var()) / len(change) + seeds)
         if gain < -FALL * stderr:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"
-            found.append(f"{part.environment} falls: {scores}, {Expected(gain, stderr)}")
+            found.append(f"{part.environment} falls: {scores}, {Effect(gain, stderr)}")
     return found
 
 
@@ -199,11 +182,3 @@ def run_scores(record: Record) -> Array:
 def without(record: Record) -> str:
     """How a campaign goes on when one of its records cannot be used."""
     return f"Move runs/{record.number:04d} out of runs/ to go on without it."
-
-
-def paired(candidate: Array, parent: Array) -> dict[str, float]:
-    """Differences of the same examples, for the reader only: nothing is decided by them. Both (n,)."""
-    apart = candidate - parent
-    mean = float(apart.mean())
-    stderr = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
-    return {"paired_delta": mean, "paired_z": mean / stderr} if stderr > 0 else {"paired_delta": mean}

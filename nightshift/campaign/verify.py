@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from nightshift.campaign.campaign import contradictions
 from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.index import INDEX_NAME, contradictions
 from nightshift.campaign.journal import ASIDE, JOURNAL_NAME, Line, line_of, record_sha256, sha256
 from nightshift.campaign.ledger import (
     COMPARISON_NAME,
@@ -140,7 +140,7 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
             if source is None or any(getattr(source, name) != getattr(record, name) for name in same):
                 cause = f"experiment {record.number:04d} has not the result of {record.baseline:04d}, as it says"
                 problems.append(cause)
-    problems += contradictions(ledger, records)
+    problems += contradictions(records, ledger.stored_config)
     known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
     strange = sorted({path.name for path in ledger.runs_dir.glob("*") if path.name.strip().isdigit()} - known)
     problems += [f"runs/{n!a} looks like an experiment and has no record: nothing reads it" for n in strange]
@@ -209,7 +209,7 @@ def _compare_other_files(
 ) -> None:
     """Jobs and certificates. The job of a run that nobody collected yet may still be replaced by another one."""
     of_experiments = (f"/{CONFIG_NAME}", f"/{RECORD_NAME}")
-    own = {file for file in places if not file.endswith(of_experiments) and file != INDEX_NAME}
+    own = {file for file in places if not file.endswith(of_experiments)}
     for file in sorted({*there, *own}):
         say, about = found.problems.append, places.get(file, [])
         if file.endswith(JOB_NAME):

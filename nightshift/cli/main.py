@@ -107,8 +107,17 @@ def history(as_json: bool) -> None:
 @commands.command()
 @click.option("--agent", help="claude, codex, gemini, team:A,B, search, tpe, random, or a command of your own.")
 @click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
-@click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
+@click.option(
+    "--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline and the last runs included."
+)
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
+@click.option(
+    "--riders",
+    type=click.IntRange(0, 1),
+    default=1,
+    show_default=True,
+    help="Discarded changes that each run measures again. 0: each run holds the incumbent and the new change only.",
+)
 @click.option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @GPUS
@@ -244,10 +253,13 @@ def report(output: Path | None, branch: str | None, is_served: bool, host: str, 
 @commands.command()
 @click.argument("old", required=False)
 @click.argument("new", required=False)
-@click.option("--chain", is_flag=True, help="Print what every kept experiment changed, and what is expected of it.")
+@click.option("--chain", is_flag=True, help="Print the kept changes with their effects, the most certain first.")
+@click.option(
+    "--at-least", type=click.FloatRange(0, 1), metavar="P", help="Of --chain only changes with this P(it helps): 0.7."
+)
 @AS_JSON
 @at_work("reading the records")
-def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
+def diff(old: str | None, new: str | None, chain: bool, at_least: float | None, as_json: bool) -> None:
     """Compare two train.toml key by key: what OLD -> NEW changes. Default: incumbent -> working.
 
     OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
@@ -257,11 +269,12 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 
     root = run.process_root()
     ledger, repo = Ledger(root), Repo(root)
-    if chain and (old or new):
-        raise UsageError("--chain shows the whole campaign", "Leave OLD and NEW out.")
+    is_chain = chain or at_least is not None
+    if is_chain and (old or new):
+        raise UsageError("--chain and --at-least show the whole campaign", "Leave OLD and NEW out.")
     found: compare.Chain | compare.Diff
-    if chain:
-        found = compare.Chain.of(ledger, repo.head().branch)
+    if is_chain:
+        found = compare.Chain.of(ledger, repo.head().branch, at_least or 0.0)
     else:
         names = (old or compare.INCUMBENT, new or compare.WORKING)
         before, after = (compare.find(name, root, ledger, repo) for name in names)

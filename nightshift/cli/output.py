@@ -52,7 +52,7 @@ def summary(record: Record, journal: str) -> str:
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         figure("incumbent_score", ".6f"),
         figure("effect_at_decision", "+.6f"),
-        figure("p_better", ".2f"),
+        figure("p_helps", ".2f"),
         ("decision", record.status),
         *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
         ("why", values["why"] or ""),
@@ -64,7 +64,7 @@ def summary(record: Record, journal: str) -> str:
         ("run", values["run"]),
         *([("starts", record.starts)] if record.starts else []),
         ("changes", "; ".join(record.diff)),
-        *([("base", ", ".join(f"{number:04d}" for number in record.proposal.base))] if record.proposal.base else []),
+        *([("rider", record.run.rider.name)] if record.run.rider else []),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("git", record.git_action or ""),
@@ -72,8 +72,15 @@ def summary(record: Record, journal: str) -> str:
         *([("journal", journal)] if journal else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
         *([] if Head(record.branch, None).is_campaign else [("next", f"git {how} {branch}")]),
+        *([("train.toml", moved)] if (moved := _moved(record)) else []),
     )
     return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in lines)])
+
+
+def _moved(record: Record) -> str:
+    """The commits that changed train.toml by other keys than those just tried: `0003 reverted, 0005 adopted`."""
+    committed = [decision for decision in record.moved if f"{decision.action} {decision.change.name}" in record.commits]
+    return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in committed)
 
 
 def print_text(text: str) -> None:

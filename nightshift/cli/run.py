@@ -79,7 +79,7 @@ def plan(request: Request, setup: Setup) -> list[str]:
     from nightshift.campaign.git import Head, Repo
     from nightshift.campaign.same_setup import baseline_of
     from nightshift.experiment.baseline import fitting_baseline
-    from nightshift.experiment.experiment import admit
+    from nightshift.experiment.experiment import admit, wanted_config
     from nightshift.experiment.runs import next_seed
 
     class Elsewhere(Repo):
@@ -93,15 +93,21 @@ def plan(request: Request, setup: Setup) -> list[str]:
     config = load(setup.root / CONFIG_NAME)
     if (made := fitting_baseline(setup)) is not None:
         changes = [change.line for change in diff(setup.ledger.stored_config(made), config)]
+        if request.baseline:
+            changes = ["none: the baseline is run once more"]
         where = made.branch or "a detached HEAD"
         setup.engine.validate(config)
         return [
             f"baseline: the run of {made.number:04d}, made on {where}, begins this campaign",
             *(f"change:   {line}" for line in changes or ("none: nothing is run",)),
         ]
-    record = admit(config, request, setup)
+    record = admit(wanted_config(config, request, setup), request, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number())
-    against = "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
+    if record.parent is None:
+        against = "nothing: this is the baseline"
+    else:
+        names = ", ".join(change.name for change in record.run.kept)
+        against = f"the baseline with {names}" if names else "the baseline"
     return [
         *joins,
         f"rules:    {record.rules_name} {record.rules_hash}",

@@ -12,12 +12,22 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from nightshift.campaign.campaign import expected
+from nightshift.campaign.campaign import fold_sound, last_campaign, unfit_scores
 from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.index import fold_sound, last_campaign
+from nightshift.campaign.counts import Counts, gain_text, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
-from nightshift.campaign.records import Cost, Decision, Progress, Record
-from nightshift.campaign.standing import Z95, Counts, Expected, effect_at_decision
+from nightshift.campaign.records import (
+    Z95,
+    Change,
+    Cost,
+    Decision,
+    Effect,
+    Progress,
+    Record,
+    Run,
+    Standing,
+    Verdict,
+)
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError
@@ -26,30 +36,25 @@ from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
 _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
-_HASHES = ("config_hash", "effective_hash", "rules_hash", "commit", "kept_commit")
-_LAST = (
-    "unused_keys",
-    *_HASHES,
-    "decision_rules",
-    "versions",
-    "version",
-)  # what programs compare and people hardly read
+_LAST = (  # what programs compare and people hardly read
+    *("unused_keys", "config_hash", "effective_hash", "rules_hash", "commit", "commits"),
+    *("decision_rules", "versions", "version"),
+)
 
 
 def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     """`nightshift show --json`: the record, and what is believed now.
 
-    `effect`: candidate less parent; `gain`: over the baseline, of the incumbent; `since`: what became of a keep;
-    `files`: the folder of the experiment.
+    `effect`, `p_helps`: of its new change on the score of the incumbent; `since`: what became of that change; `files`:
+    the folder of the experiment.
     """
     campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
-    best, standing = campaign.incumbent, campaign.standing
-    is_best = best is not None and best.number == record.number and record.parent is not None
+    effect = campaign.effect(record)
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "effect": msgspec.to_builtins(expected(campaign, record)),
-        "gain": {"mean": standing.difference, "stderr": standing.difference_sd} if is_best and standing else None,
-        "since": campaign.since.get(record.number),
+        "effect": effect and msgspec.to_builtins(effect),
+        "p_helps": effect and effect.p_helps,
+        "since": campaign.since(record) or None,
         "files": ledger.run_dir(record.number).relative_to(ledger.runs_dir.parent).as_posix(),
     }
 
@@ -57,35 +62,58 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """`name: value` by the names of record.json, inner values indented: verdict, proposal, the rest; last hashes."""
     fields = shown(ledger, record)
-    del fields["kind"], fields["gain"], fields["since"], fields["files"]
-    run = {"result": fields.pop("result")}
+    del fields["kind"], fields["files"]
+    result = {"result": fields.pop("result")}
     if (judged := fields.pop("judgement")) is not None and record.judgement is not None:
-        del judged["delta"], judged["delta_stderr"]  # record.json's names for effect_at_decision, which stands below
         judged["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
-    verdict = {"number": record.number, "status": record.status, "judgement": judged}
-    now = fields.pop("effect")
-    told = {
-        "effect_at_decision": _interval(effect_at_decision(record)),
-        "effect": _interval(now and Expected(**now)),
+        judged["kept"] = [_change(change) for change in record.judgement.kept]
+    decision, effect = record.decision, fields.pop("effect")
+    first = {
+        "number": record.number,
+        "status": record.status,
+        "judgement": judged,
+        "effect_at_decision": decision and _interval(decision.estimate),
+        "effect": effect and _interval(Effect(**effect)),
+        "p_helps": fields.pop("p_helps"),
+        "since": fields.pop("since"),
+        "score": record.score,
+        **fields.pop("proposal"),
+        "diff": fields.pop("diff"),
     }
-    first = {**fields.pop("proposal"), "diff": fields.pop("diff")}
+    fields["run"] = _contents(record.run)
+    fields["user_decisions"] = [_decided(decision) for decision in record.user_decisions]
     last = {name: fields.pop(name) for name in _LAST}
     fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
     folder = os.fspath(ledger.run_dir(record.number))
-    return _lines({**verdict, **told, "score": record.score, **first, **fields, **run, "files": folder, **last}, "")
+    return _lines({**first, **fields, **result, "files": folder, **last}, "")
+
+
+def _contents(run: Run) -> dict[str, Any]:
+    """What a run held, a line for each change."""
+    return {
+        "kept": [_change(change) for change in run.kept],
+        "rider": run.rider and _change(run.rider),
+        "new": run.new and _change(run.new),
+        "stage": run.stage.name.lower().replace("_", " "),
+    }
+
+
+def _change(change: Change) -> str:
+    """A change in one line: `0003: trainer.optim.lr = 5e-6`."""
+    keys = (f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
+    return f"{change.name}: {', '.join(keys)}"
 
 
 def _decided(decision: Decision) -> str:
-    """A decision in one line: `keep 0003: trainer.optim.lr 5e-6; effect +0.0200 ± 0.0400`."""
-    change, effect, stderr = decision.change, decision.effect, decision.effect_stderr
-    keys = ", ".join(f"{key} {'taken out' if value is None else value}" for key, value in change.keys.items())
-    line = f"{decision.action} {change.experiment:04d}: {keys or 'the baseline'}"
-    return line if effect is None or stderr is None else f"{line}; effect {_interval(Expected(effect, stderr))}"
+    """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +0.0200 ± 0.0400, P(it helps) 84 %`."""
+    line = f"{decision.action} {_change(decision.change)}"
+    effect = decision.estimate
+    return f"{line}; effect {_interval(effect)}, P(it helps) {100 * effect.p_helps:.0f} %" if effect else line
 
 
-def _interval(found: Expected | None) -> str | None:
-    """A difference with half its 95 % interval."""
-    return None if found is None else f"{found.mean:+.4f} \N{PLUS-MINUS SIGN} {Z95 * found.stderr:.4f}"
+def _interval(effect: Effect | None) -> str | None:
+    """An effect on the score, a fraction of 1, with half of its 95 % interval."""
+    return None if effect is None else f"{effect.mean:+.4f} \N{PLUS-MINUS SIGN} {Z95 * effect.sd:.4f}"
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -163,16 +191,19 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
-    """The incumbent with what is believed of it and of the baseline now. `gain`: over the baseline, with its 95 %
-    interval. An earlier train.toml comes back where it is believed better by `take_back`."""
+    """The baseline plus the kept changes, and what is believed of both now. `kept`: in the order of adoption."""
 
-    number: int
-    description: str
-    score: float
-    baseline_score: float
-    gain: float
-    gain_interval: tuple[float, float]
-    take_back: float
+    kept: tuple[Change, ...]
+    standing: Standing
+    num_baseline_runs: int  # measured, of this campaign
+
+    @property
+    def advice(self) -> str | None:
+        """Why the gain is uncertain, and what helps; None if the baseline was measured again, or nothing is kept."""
+        if not self.kept or self.num_baseline_runs > 1:
+            return None
+        gain = f"the gain {gain_text(self.standing)} rests on one run of the baseline"
+        return f"{gain}; two more make it more certain: uv run run.py --baseline"
 
 
 class Status(Document, frozen=True, kw_only=True, tag="status"):
@@ -180,7 +211,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
     campaign's. `others`: experiments of other campaigns in runs/. `journal`: its head. `damaged`: what could not be
-    read or fits nothing.
+    read or fits nothing. Everything is read from the records: folding thousands of them takes seconds.
     """
 
     is_running: bool
@@ -201,10 +232,10 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
         records, damaged = ledger.readable()
         whose = last_campaign(records)
-        campaign, unfit = fold_sound(ledger, records, *whose)
         ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
+        unfit = unfit_scores(ours)
         sound = [record for record in ours if record.number not in unfit]  # as the page counts
-        best, standing, is_running = campaign.incumbent, campaign.standing, ledger.is_running()
+        is_running = ledger.is_running()
         started = [record for record in records if record.status == STARTED] if is_running else []
         running = []
         for record in started:
@@ -219,23 +250,17 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
                 phase=run.text("run"),
             )
             running.append(experiment)
-        incumbent = None
-        if best is not None and standing is not None:
-            incumbent = Incumbent(
-                number=best.number,
-                description=best.proposal.description,
-                score=standing.incumbent,
-                baseline_score=standing.baseline,
-                gain=standing.difference,
-                gain_interval=standing.difference_interval,
-                take_back=best.decision_rules.take_back,
-            )
+        (kept, standing), incumbent = _believed(ledger, sound, *whose), None
+        if standing is not None:
+            measured = [record for record in sound if record.evaluation and record.status != Verdict.CRASH]
+            num_baseline_runs = sum(record.run.is_baseline for record in measured)
+            incumbent = Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs)
         return cls(
             is_running=is_running,
             running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
-            counted=Counts.of(sound, campaign.taken_back),
+            counted=Counts.of(sound, kept),
             cost=campaign_cost(ledger.runs_dir, sound),
             others=len(records) - len(ours),
             incumbent=incumbent,
@@ -245,21 +270,21 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         )
 
     def lines(self) -> list[str]:
-        from nightshift.night.summary import standing_text
-
         lines = [f"damaged:  {cause}" for cause in self.damaged]
         for running in self.running:
             began = datetime.fromisoformat(running.since).astimezone()
             lasts = f"{lasted(running.seconds)}, since {began:%H:%M:%S %Z}"
-            lines += [f"running:  {running.number:04d} for {lasts}: {running.phase}", _quoted(running.description)]
+            lines += [f"running:  {running.number:04d} for {lasts}: {running.phase}", f"{'':10}{running.description}"]
         if not self.running:
             lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
         lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
         if self.others:
             lines.append(f"others:   {self.others} of other campaigns in runs/")
-        if (best := self.incumbent) is not None:
-            believed = standing_text(best.number, best.score, best.baseline_score, best.take_back)
-            lines += [f"incumbent: {believed}", _quoted(best.description)]
+        is_night = self.night is not None and self.night.state == "running"
+        if (incumbent := self.incumbent) is not None:
+            lines.append(f"incumbent: {standing_text(incumbent.standing, incumbent.kept)}")
+            lines += [f"kept:     {_change(change)}" for change in incumbent.kept]
+            lines += [f"note:     {incumbent.advice}"] if incumbent.advice and not is_night else []
         if (night := self.night) is None:
             return lines
         if night.state == "over":
@@ -273,14 +298,31 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         return [*lines, f"stops:    {night.next_stop}"]
 
 
+def _believed(
+    ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
+) -> tuple[tuple[Change, ...], Standing | None]:
+    """The incumbent's changes and what is believed of it, as the last measured experiment of the campaign left them.
+    Commits of the user's since then need a fold."""
+    judged = [record for record in records if record.decided and record.judgement and record.judgement.standing]
+    if not judged:
+        return (), None
+    last = max(judged, key=lambda record: record.decided or 0)
+    assert last.judgement is not None
+    if any(record.user_decisions and record.decided_before >= (last.decided or 0) for record in records):
+        campaign, _ = fold_sound(ledger, records, branch, rules_hash)
+        return campaign.kept, campaign.standing
+    return last.judgement.kept, last.judgement.standing
+
+
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:
-    from nightshift.executors.slurm import jobs_left
     from nightshift.night.state import decided, load
-    from nightshift.night.summary import next_stop
 
     state = load(ledger)
     if state is None:
         return None
+    from nightshift.executors.slurm import jobs_left
+    from nightshift.night.summary import next_stop
+
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
     left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
     return Night(
@@ -295,13 +337,8 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     )
 
 
-def _quoted(description: str) -> str:
-    """What its author said of it, which nobody has measured."""
-    return f"{'':10}its author: {description!r}"
-
-
 def exit_code(record: Record) -> int:
     """0 for a measured experiment, 130 for an interrupted one, 1 for a crash."""
-    if record.status in ("keep", "discard"):
+    if record.status in (Verdict.KEEP, Verdict.DISCARD, Verdict.MEASURED):
         return ExitCode.MEASURED
     return ExitCode.INTERRUPTED if record.failure == "interrupted" else ExitCode.CRASH

@@ -19,20 +19,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.decision_rules import RuleConstants
 from nightshift.errors import UsageError
 
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
 MEASURING_CODE = (
     "nightshift/campaign/campaign.py",
-    "nightshift/campaign/decision.py",
-    "nightshift/campaign/index.py",
+    "nightshift/campaign/commits.py",
     "nightshift/campaign/metrics.py",
     "nightshift/campaign/next_run.py",
     "nightshift/campaign/posterior.py",
     "nightshift/campaign/scores.py",
-    "nightshift/campaign/worlds.py",
     "nightshift/config/allowlist.py",
     "nightshift/config/decision_rules.py",
     "nightshift/config/toml_edit.py",
@@ -153,7 +151,7 @@ class Rules:
     startup_seconds: float
     evaluation_seconds: float
     decoding: Decoding
-    decision: DecisionRules
+    decision: RuleConstants
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
@@ -172,7 +170,7 @@ class Rules:
         return f"{self.budget_seconds:g} s" + (" of CPU time" if self.budget_clock == "cpu" else "")
 
     def seed(self, index: int) -> int:
-        """Seed of the index-th run of a config, the same for every config (common random numbers)."""
+        """Seed of the index-th run of a campaign."""
         return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
+from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants, Scale
 from nightshift.config.rules import RULES_NAME, Decoding, EnvironmentRules, Rules, TasksetRules
 from nightshift.config.toml_text import line_of
 from nightshift.errors import UsageError
@@ -181,7 +181,7 @@ _PRIME_RL = Rules(
     startup_seconds=300.0,
     evaluation_seconds=300.0,
     decoding=Decoding(max_completion_tokens=1024),
-    decision=DecisionRules(),
+    decision=RuleConstants(),
     max_completion_tokens=2048,
 )
 _TRL = replace(
@@ -209,12 +209,10 @@ _SETUPS = (_PRIME_RL, _TRL, _TRL_ON_CPU)  # what a machine can do best comes fir
 
 
 class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Constants of the decision, on the environment's own scale: see DecisionRules."""
+    """What was measured on an environment: see RuleConstants.scaled."""
 
-    prior_sd: Scale = DecisionRules().prior_sd
-    seed_sd: Scale = DecisionRules().seed_sd
-    take_back: Fraction = DecisionRules().take_back
-    agreement: Fraction = DecisionRules().agreement
+    prior_sd: Scale = GSM8K_PRIOR_SD
+    seed_sd: Scale = RuleConstants().seed_sd
 
 
 class _Declared(msgspec.Struct, forbid_unknown_fields=True):
@@ -381,7 +379,7 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         environments=environments,
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
-        decision=replace(setup.decision, **measured),
+        decision=setup.decision.scaled(**measured),
     )
 
 

@@ -38,14 +38,17 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
     is all that running `config` asks for. UsageError as for a baseline that is run."""
     if (made := fitting_baseline(setup)) is None:
         return None
-    head, is_all = setup.repo.head(), config.hash == made.config_hash and not request.again
+    is_more = request.again or request.baseline
+    head, is_all = setup.repo.head(), config.hash == made.config_hash and not is_more
     said = f"{request.proposal.description}: " if is_all and request.proposal.description else ""
     said += f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
     cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "git_action", "total_seconds"))
+    num_decided = setup.ledger.num_decided()
     record = replace(
         made,
         branch=head.branch,
-        proposal=Proposal(description=said, base=made.proposal.base),
+        proposal=Proposal(description=said),
+        decided_before=num_decided,
         started=setup.now().isoformat(timespec="milliseconds"),
         **cleared,
         result=None,
@@ -54,8 +57,8 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: as_json(record.effective)})
         seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
-        record = replace(record, result=made.result, baseline=made.number, decided=setup.ledger.next_decided())
-        record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds))
+        record = replace(record, result=made.result, baseline=made.number, decided=num_decided + 1)
+        record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds), config)
         record = close(record, setup.ledger, setup.repo)
     setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; it is not made again")
     return record if is_all else None

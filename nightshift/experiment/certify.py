@@ -34,7 +34,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError,
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
-from nightshift.experiment.experiment import require_ready
+from nightshift.experiment.experiment import compose, require_ready
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
 from nightshift.experiment.runs import job_of, submit_job
 from nightshift.experiment.setup import Setup
@@ -200,12 +200,13 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
     if first is None:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to its branch autoresearch/<tag>.")
-    incumbent = setup.campaign(head.branch).incumbent
-    if incumbent is None or (incumbent.number == first.number and not configs):
+    campaign = setup.campaign(head.branch)
+    if not campaign.kept and not configs:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
-    for side, record in zip(SIDES, (first, incumbent), strict=True):
-        configs.setdefault(side, setup.ledger.stored_config(record))
-        names.setdefault(side, f"experiment {record.number:04d}")
+    configs.setdefault("baseline", setup.ledger.stored_config(first))
+    names.setdefault("baseline", f"experiment {first.number:04d}")
+    configs.setdefault("incumbent", compose(campaign.kept, campaign, setup))
+    names.setdefault("incumbent", f"incumbent after experiment {campaign.decided[-1].number:04d}")
     return configs, names
 
 

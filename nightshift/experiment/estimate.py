@@ -15,7 +15,7 @@ The formula takes S for its true value: of few seeds S is often too small, and t
 2 S in its place the interval holds as often as it says (benchmarks/certificates.py).
 
 With fewer than MIN_SEED_DF degrees of freedom, or where all runs of a config scored alike, R is the square of the
-rules' `seed_sd` with its `seed_df` degrees of freedom, E is 0, and `note` says so.
+rules' `seed_sd` with SEED_DF degrees of freedom, E is 0, and `note` says so.
 """
 
 import math
@@ -26,9 +26,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.decision_rules import RuleConstants
 
 LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
+SEED_DF = 8.0  # degrees of freedom that a `seed_sd` is worth which was measured on other runs
 MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
 
 Scores = Sequence[float] | NDArray[np.float64]  # one value an example, in the order of the split
@@ -49,7 +50,7 @@ class Estimate:
         return t_probability(self.difference / self.stderr, self.df) if self.stderr else float(self.difference == 0)
 
 
-def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: DecisionRules) -> Estimate:
+def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
     """Estimate incumbent minus baseline (formulae above). Each side needs a run, all on the same examples."""
     sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
     n = sides[0].shape[1]
@@ -67,7 +68,7 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Dec
     else:
         why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
         note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
-        run_variance, rest_variance, df = rules.seed_sd**2, 0.0, rules.seed_df
+        run_variance, rest_variance, df = rules.seed_sd**2, 0.0, SEED_DF
     cautious = example_variance + k * (2 * run_variance - rest_variance)
     df = cautious**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
     stderr, difference = math.sqrt(cautious - k * run_variance), float(paired.mean())

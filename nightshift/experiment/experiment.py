@@ -5,19 +5,20 @@ settles. Both find all they need in the ledger, so that a kill costs no more tha
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
+from typing import Any
 
 from msgspec.structs import replace
 
-from nightshift.campaign.finish import close, crash, resume
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
+from nightshift.campaign.finish import close, crash, resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.index import save
 from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.recombine import start_from
-from nightshift.campaign.records import Failure, Record, Request, Result
+from nightshift.campaign.records import Action, Change, Decision, Failure, Record, Request, Result, Run, Stage
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.config.values import shorten
@@ -58,6 +59,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     if (known := adopt_baseline(config, request, setup)) is not None:
         return known
+    config = wanted_config(config, request, setup)
     record = admit(config, request, setup)
     require_ready(setup)
     files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: as_json(record.effective)}
@@ -68,7 +70,6 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     try:
         submit(record, setup)
         with setup.ledger.lock():  # while the worker starts
-            save(setup.ledger)
             setup.ledger.sync_tsv()
     except (EngineError, OSError) as error:
         cancel(setup, record.number)
@@ -100,11 +101,12 @@ def collect(number: int, setup: Setup) -> Record | None:
         failure = Failure.MACHINERY, str(error)
     if failure:
         return conclude(crash(record, *failure), setup)
-    record = setup.campaign(record.branch).judge(record)
+    campaign = setup.campaign(record.branch)
+    record = campaign.judge(record, setup.ledger.stored_config(campaign.baseline or record))
     lines, evaluation = list[str | None](), record.evaluation
     if evaluation is None:
         return conclude(record, setup)
-    if record.is_keep:  # the engine proves that the weights that stay were scored
+    if record.is_keep or record.is_incumbent:  # the engine proves that the weights that stay were scored
         try:
             lines.append(setup.engine.prove(run_dir, evaluation.weights, setup.reporter.note))
         except EngineError as error:
@@ -118,7 +120,7 @@ def conclude(record: Record, setup: Setup) -> Record:
     """Close an experiment that has its verdict: in the ledger first, then in git."""
     with setup.ledger.lock():
         if record.decided is None and record.failure in (None, Failure.TRAINING):
-            record = replace(record, decided=setup.ledger.next_decided())
+            record = replace(record, decided=setup.ledger.num_decided() + 1)
         # A wall clock may be set back: no less than its run took.
         elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
         run_seconds = record.result.total_seconds if record.result else 0.0
@@ -138,36 +140,24 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     elif head.is_campaign:
         require_committed(setup.repo, head, candidate.source, setup.rules)
     campaign = setup.campaign(head.branch, records)
+    kept, decisions = incumbent_now(campaign, setup)
     validated = setup.engine.validate(candidate)
-    base, made_from = start_from(campaign, request.proposal.base, setup.ledger.stored_config)
-    changes = tuple(change.line for change in diff(made_from, candidate)) if made_from else ()
+    run, changes = _contents(candidate, request, campaign, kept, setup)
     effective_hash = hash_of(validated.settings)
-    if not request.again:
-        if head.is_campaign:
-            tried, in_flight = campaign.tried(candidate.hash), setup.experiments_in_flight()
-            if tried and tried.judgement:
-                delta = tried.judgement.delta
-                outcome = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
-                cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
-                raise UsageError(cause, "Change train.toml, or repeat it with new seeds: --again.")
-            for record in records:
-                if record.number in in_flight and record.config_hash == candidate.hash:
-                    raise UsageError(
-                        f"this config is in flight as experiment {record.number:04d}", "Change train.toml."
-                    )
-        if made_from and changes and setup.engine.validate(made_from).settings == validated.settings:
-            keys = shorten("; ".join(changes), _LONGEST)
-            cause = f"the only changes are to keys that this engine does not use: {keys}"
-            raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
-    description = request.proposal.description or "; ".join(changes) or ("again" if made_from else "baseline")
+    if not request.again and not request.baseline and run.stage is Stage.SEARCH and campaign.baseline is not None:
+        _refuse_again(candidate, run, changes, validated.settings, campaign, setup)
+    description = request.proposal.description or "; ".join(changes) or _name_of(run, campaign)
     return Record(
         number=0,
         status=STARTED,
         branch=head.branch,
         commit=head.commit,
         started=setup.now().isoformat(timespec="milliseconds"),
-        parent=campaign.incumbent.number if campaign.incumbent else None,
-        proposal=replace(request.proposal, description=description, base=base),
+        parent=campaign.parent.number if campaign.parent else None,
+        decided_before=setup.ledger.num_decided(),
+        user_decisions=decisions,
+        proposal=replace(request.proposal, description=description),
+        run=run,
         diff=changes,
         scaled=validated.scaled,
         unused_keys=validated.unused,
@@ -183,6 +173,90 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         hardware=hardware,
         num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
     )
+
+
+def wanted_config(config: Config, request: Request, setup: Setup) -> Config:
+    """The config that a request runs: the campaign's baseline, or `config` as train.toml holds it."""
+    if not request.baseline:
+        return config
+    baseline = setup.campaign(setup.repo.head().branch).baseline
+    if baseline is None:
+        raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+    return setup.ledger.stored_config(baseline)
+
+
+def incumbent_now(campaign: Campaign, setup: Setup) -> tuple[tuple[Change, ...], tuple[Decision, ...]]:
+    """The incumbent's changes, and what the user's own commits since the last experiment decided about them.
+
+    As long as git lacks a commit of ours nobody can tell what the user changed.
+    """
+    records, head = setup.ledger.records(), setup.repo.head()
+    if not head.is_campaign or campaign.baseline is None or uncommitted(records, head.branch):
+        return campaign.kept, ()
+    ours = [record for record in records if record.branch == head.branch]
+    known = {id for record in ours for id in record.commits.values()}
+    known |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
+    baseline = setup.ledger.stored_config(campaign.baseline)
+    found = user_decisions(setup.repo, Head(head.branch, ours[-1].commit), baseline, campaign.kept, known)
+    if not found:
+        return campaign.kept, ()
+    assert campaign.posterior is not None
+    decisions = tuple(replace(d, change=campaign.posterior.known(d.change) or d.change) for d in found)
+    posterior = campaign.posterior.copy()
+    for decision in decisions:
+        posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+    return posterior.kept, decisions
+
+
+def compose(changes: Iterable[Change], campaign: Campaign, setup: Setup) -> Config:
+    """The campaign's baseline with these changes. UsageError if no valid train.toml holds them."""
+    assert campaign.baseline is not None
+    return incumbent_config(setup.ledger.stored_config(campaign.baseline), changes)
+
+
+def _contents(
+    candidate: Config, request: Request, campaign: Campaign, kept: tuple[Change, ...], setup: Setup
+) -> tuple[Run, tuple[str, ...]]:
+    """What the run is made of, and its new change, a line for each key."""
+    if campaign.baseline is None or request.baseline:
+        return Run(), ()
+    if request.run is not None:
+        before = compose(replace(request.run, new=None).changes, campaign, setup)
+        return request.run, tuple(change.line for change in diff(before, candidate))
+    incumbent = compose(kept, campaign, setup)
+    keys = change_keys(incumbent, candidate)
+    new = campaign.known(keys) if keys else None
+    if request.again and new is not None and new.experiment:  # the same changes, none of them new
+        return Run(kept=(*kept, new)), ()
+    return Run(kept=kept, new=new), tuple(change.line for change in diff(incumbent, candidate))
+
+
+def _refuse_again(
+    candidate: Config, run: Run, changes: Sequence[str], settings: Mapping[str, Any], campaign: Campaign, setup: Setup
+) -> None:
+    """Raise UsageError for a config that was tried, that is in flight, or that trains like the incumbent."""
+    if setup.repo.head().is_campaign:
+        if tried := campaign.tried(run, candidate.hash):
+            effect = tried.decision and tried.decision.estimate
+            outcome = tried.status + (f", effect {effect}" if effect else "")
+            cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
+            raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
+        for record in setup.in_flight:
+            if record.config_hash == candidate.hash or (run.new and record.run.new == run.new):
+                raise UsageError(f"this config is in flight as experiment {record.number:04d}", "Change train.toml.")
+    if changes and setup.engine.validate(compose(replace(run, new=None).changes, campaign, setup)).settings == settings:
+        keys = shorten("; ".join(changes), _LONGEST)
+        cause = f"the only changes are to keys that this engine does not use: {keys}"
+        raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+
+
+def _name_of(run: Run, campaign: Campaign) -> str:
+    """A run without a new change in words."""
+    if campaign.baseline is None:
+        return "baseline"
+    if run.is_baseline:
+        return "baseline again"
+    return "incumbent again" if run.changes == campaign.kept else "again"
 
 
 def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:

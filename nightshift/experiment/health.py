@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
-from nightshift.campaign.records import Outcome, Result
-from nightshift.campaign.standing import Z95
+from nightshift.campaign.records import Z95, Outcome, Result
 
 Steps = Sequence[Step]
 MAX_FINDINGS = 5

@@ -33,12 +33,9 @@ def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = No
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """The first seed that no evaluated run of the same settings had, and that no run in flight has.
-
-    So the settings never see a seed twice, and a lost run is run again with its seed.
-    """
-    used = setup.campaign(record.branch).seeds_of(record.effective_hash)
-    used |= {job.seed for job in setup.executor.in_flight().values() if hash_of(job.settings) == record.effective_hash}
+    """The first seed that no scored run of the campaign had, and that no run in flight has: a lost run is run again
+    with its seed."""
+    used = setup.campaign(record.branch).seeds() | {job.seed for job in setup.executor.in_flight().values()}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 
 

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.git import Repo
-from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.campaign.records import LATE_SECONDS, Phase, Progress, Record, Request
 from nightshift.campaign.same_setup import baseline_of, fixed_variables

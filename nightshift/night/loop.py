@@ -1,15 +1,16 @@
 """The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk: a proposal waits in night.json until it is decided. Runs are
-side by side, one in each slot, and are decided as they end; train.toml is the incumbent's all the time.
+side by side, one in each slot, and are decided as they end; train.toml is the incumbent's all the time. A run is the
+incumbent with one new change and at most one rider; the night's last runs measure baseline and incumbent only.
 """
 
-import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -18,19 +19,17 @@ from nightshift.agents.base import Answer, Context, Proposer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
-from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.recombine import base_of, next_base
-from nightshift.campaign.records import NO_SANDBOX, Contention, Cost, Failure, Proposal, Record, Request
-from nightshift.campaign.scores import BUSY, to_repeat
+from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.ledger import STARTED
+from nightshift.campaign.next_run import measuring_run, next_stage
+from nightshift.campaign.records import NO_SANDBOX, Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.executors.gpus import taken_now
 from nightshift.executors.process import interruptible
-from nightshift.experiment.experiment import admit, collect, interrupt, start, withdraw
+from nightshift.experiment.experiment import admit, collect, compose, incumbent_now, interrupt, start, withdraw
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
@@ -43,45 +42,35 @@ from nightshift.night.state import (
     decided,
     is_spent,
     night_cost,
+    num_crashes,
     num_since_keep,
     run_seconds,
+    runs_left,
     save,
     stop_rule,
-    used,
 )
 from nightshift.night.summary import message, write_summary
 from nightshift.report.slices import shown_examples
 from nightshift.waiting import news, waiting
 
 
-@lru_cache(maxsize=512)
-def _hash(source: bytes) -> str:
-    """Of a train.toml that waits, and is asked for at each step of a night."""
-    return parse(source).hash
-
-
 def attempts(pending: Answer, own: Sequence[Record]) -> list[Record]:
     """The closed experiments that ran a proposal; `own` are the night's."""
-    if pending.source is None:
-        return []
-    tried, after = _hash(pending.source), -1 if pending.repeats is None else pending.repeats
-    return [record for record in own if record.config_hash == tried and record.number > after]
+    return [record for record in own if record.number >= pending.number and _is_of(record, pending)]
+
+
+def _is_of(record: Record, pending: Answer) -> bool:
+    """True if an experiment's new change is that of a proposal."""
+    return bool(record.run.new and pending.change and record.run.new.keys == pending.change.keys)
 
 
 def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
-    """Those that no closed experiment has decided."""
+    """The proposals that no closed experiment has decided."""
     return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
 
 
-def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: Ledger) -> Answer:
-    """An experiment's train.toml once more, with another seed; it is the first to run that `after` that one."""
-    base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
-    said = record.proposal
-    proposal = Proposal(description=f"{why}: {said.description}", prediction=said.prediction, base=base)
-    return Answer(source, proposal, repeats=after)
-
-
 MAX_TRIES = 3  # of one config that ends in failures of machinery
+_BASELINE_HOLDS = timedelta(hours=1)  # a night begins with the baseline unless its last run is younger
 MAX_REFUSALS = 8  # of proposals in a row
 PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of machinery in a row, or proposals without an edit
 
@@ -96,19 +85,17 @@ class Night:
         proposer: Proposer,
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
-        look: Callable[[], Contention] = taken_now,
         notifier: Notifier | None = None,
     ) -> None:
-        """`tell` gets the summaries; news goes to the reporter. `look` measures what others take of the machine."""
+        """`tell` gets the summaries; news goes to the reporter."""
         self.state = state
         self._setup = replace(setup, is_stopping=self._is_stopping)
         self._ledger, self._note = setup.ledger, setup.reporter.note
-        self._proposer, self._pauses, self._look = proposer, pauses, look
+        self._proposer, self._pauses = proposer, pauses
         self._tell, self._notifier = tell, notifier or Notifier(None, self._note)
         self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
         self._has_news = self._is_end_sent = False  # since the last summary; of the notification
         self._failures = list[str]()  # causes of infrastructure failures in a row
-        self._proposal_seconds = 0.0  # of the last proposal
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._over: Stop | None = None  # what cannot be gone on after
         # STOP came while an agent was at work; an agent tells not all dollars; what was taken was refused after all.
@@ -172,7 +159,7 @@ class Night:
         return None
 
     def _step(self) -> Stop | None:
-        """One thing: decide what has ended, start what waits, tell, propose, or repeat; else wait."""
+        """One thing: decide what has ended, start what waits, tell, or propose; else wait."""
         setup, executor = self._setup, self._setup.executor
         require_branch(setup.repo, self.state.branch)
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
@@ -210,29 +197,49 @@ class Night:
 
     def _begin(self, num_free: int) -> bool:
         """Start what waits, or see to it that something does; False where there is nothing to begin."""
-        queued = self._not_started()
+        own, queued, campaign = self._own(), self._not_started(), self._setup.campaign(self.state.branch)
+        if campaign.baseline is None:
+            return not self._setup.executor.in_flight() and self._first_baseline(own)
+        if num_free and self._needs_baseline(own, campaign):
+            self._measure(Run())
+            return True
+        stage = self._stage(own)
+        if num_free and stage is not Stage.SEARCH:
+            self._measure(measuring_run(campaign.kept, stage))
+            return True
         if num_free and queued:
-            self._start(queued[0])
+            self._start(queued[0], campaign)
             return True
         self._tell_news()  # a page takes a second: not before what waits was started
-        setup, own = self._setup, self._own()
-        campaign = setup.campaign(self.state.branch)
-        if (incumbent := campaign.incumbent) is None:
-            return not setup.executor.in_flight() and self._baseline()
-        num_experiments = len(decided(own)) + len(setup.in_flight) + len(queued)
+        num_experiments = len(decided(own)) + len(self._setup.in_flight) + len(queued)
         most = self.state.request.experiments
-        if (most is not None and num_experiments >= most) or is_spent(self.state, self._cost()):
+        is_enough = most is not None and num_experiments >= most
+        if is_enough or is_spent(self.state, self._cost()) or self._stage(own, len(queued)) is not Stage.SEARCH:
             return False
-        busy, repeated = to_repeat(own, incumbent.number), {p.repeats for p in self.state.pending}
-        seconds = self._proposal_seconds * setup.executor.num_slots
-        if busy and busy.number not in repeated and self._look().taken < BUSY:
-            self._repeat(busy, campaign, f"{busy.number:04d} again, which was run on a busy machine", busy.number)
-        elif num_free > 1 and seconds > run_seconds(own, math.inf):
-            last = max(self._ledger.numbers())
-            self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
-        else:
-            self._propose(campaign, incumbent, queued)
+        self._propose(campaign, queued)
         return True
+
+    def _stage(self, own: Sequence[Record], num_queued: int = 0) -> Stage:
+        """The stage of the night's next run, after `num_queued` others."""
+        runs = [*decided(own), *self._setup.in_flight]
+        num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
+        num_left = runs_left(self.state, own, len(runs), self._setup) - num_queued
+        return next_stage(len(runs) + num_queued, num_last, num_left, self._setup.executor.num_slots)
+
+    def _needs_baseline(self, own: Sequence[Record], campaign: Campaign) -> bool:
+        """True once a night, if the campaign's last run of the baseline was long before it: the machine may drift."""
+        last = campaign.last_baseline()
+        if last is None or any(record.run.is_baseline for record in (*decided(own), *self._setup.in_flight)):
+            return False
+        return datetime.fromisoformat(self.state.started) - last > _BASELINE_HOLDS
+
+    def _measure(self, run: Run) -> None:
+        """Run the baseline or the incumbent once more; nothing is proposed."""
+        setup = self._setup
+        campaign = setup.campaign(self.state.branch)
+        record = start(Request(run=run), compose(run.changes, campaign, setup), setup)
+        if record.status != STARTED:
+            self._conclude(record)
 
     def _tidy(self) -> None:
         """Close what was cut off; forget what is decided; write the incumbent's train.toml on its own branch, and keep
@@ -243,15 +250,18 @@ class Night:
         if (left := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=left, refusals=(), notes=())
             self._is_given_up = False
-        if (incumbent := setup.campaign(self.state.branch).incumbent) is None:
+        head = setup.repo.head()
+        if setup.campaign(self.state.branch).baseline is None or head.branch != self.state.branch:
             return
-        path, source, present = setup.root / CONFIG_NAME, ledger.source(incumbent.number), None
+        path, source, present = setup.root / CONFIG_NAME, setup.repo.config_at("HEAD"), None
         with suppress(ConfigError):
             present = read_source(path)
-        if present == source or setup.repo.head().branch != incumbent.branch:
+        if present == source or source is None:
             return
-        known = {ledger.source(record.number) for record in ledger.records()}
-        if present is not None and present not in known | {setup.repo.config_at("HEAD")}:
+        first = setup.campaign(self.state.branch).baseline
+        history = setup.repo.config_history(Head(self.state.branch, first.commit if first else None))
+        earlier = {text for entry in history for text in (entry.before, entry.after)}
+        if present is not None and present not in earlier:
             aside = ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
             write_atomically(aside, present)
             self._note(f"train.toml was edited by somebody else: kept as {aside}")
@@ -259,11 +269,11 @@ class Night:
 
     def _not_started(self) -> list[Answer]:
         """The pending answers that nothing runs."""
-        running = [record.config_hash for record in self._setup.in_flight]
+        running = list(self._setup.in_flight)
         waiting_answers = []
         for pending in self.state.pending:
-            if (config_hash := _hash(pending.source or b"")) in running:
-                running.remove(config_hash)
+            if found := next((record for record in running if _is_of(record, pending)), None):
+                running.remove(found)
             else:
                 waiting_answers.append(pending)
         return waiting_answers
@@ -280,34 +290,44 @@ class Night:
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
 
-    def _baseline(self) -> bool:
-        """Have train.toml wait as the campaign's first; False where that crashed already."""
-        failed = [r for r in self._own() if r.failure is not Failure.INTERRUPTED]
-        if failed and failed[-1].judgement:
+    def _first_baseline(self, own: Sequence[Record]) -> bool:
+        """Start the campaign's first experiment; False where that crashed already."""
+        failed = [record for record in own if record.failure is not Failure.INTERRUPTED]
+        num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
+        if failed and failed[-1].judgement and (num_lost < len(failed) or num_lost >= MAX_TRIES):
             self._over = Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
             return False
-        admit(config := load(self._setup.root / CONFIG_NAME), Request(), self._setup)
-        self._update(pending=(Answer(config.source, Proposal(description="baseline")),))
+        record = start(Request(), load(self._setup.root / CONFIG_NAME), self._setup)
+        if record.status != STARTED:
+            self._conclude(record)
         return True
 
-    def _propose(self, campaign: Campaign, incumbent: Record, queued: Sequence[Answer]) -> None:
+    def _propose(self, campaign: Campaign, queued: Sequence[Answer]) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused. `queued`: not begun."""
         setup, state, own, last = self._setup, self.state, self._own(), campaign.decided[-1]
-        now, began, in_flight, plateau = setup.now(), setup.clock(), setup.in_flight, state.request.plateau
-        num_open, stored_config = len(in_flight) + len(queued), self._ledger.stored_config
-        base, config = next_base(campaign, used(state, own, now), stored_config, setup.engine.validate, num_open)
-        admit(config, Request(Proposal(base=base), again=True), setup)  # no proposal is to blame for the set-up
-        parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
+        now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
+        kept, by_user = incumbent_now(campaign, setup)
+        incumbent = compose(kept, campaign, setup)
+        committed = setup.repo.config_at("HEAD")
+        if committed is not None and parse(committed).hash == incumbent.hash:
+            incumbent = parse(committed)  # with the user's comments
+        admit(incumbent, Request(again=True), setup)  # no proposal is to blame for the set-up
+        rider = None
+        if state.request.riders and campaign.posterior is not None:
+            runs = [record.run for record in in_flight]
+            runs += [Run(kept=kept, rider=answer.rider, new=answer.change) for answer in queued]
+            rider = campaign.posterior.rider(Change(), runs)
+            rider = None if any(decision.change == rider for decision in by_user) else rider
+        parent = next((record for record in campaign.decided if record.number == last.parent), None)
         flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
         context = Context(
             number=self._ledger.next_number(),
-            incumbent=incumbent,
-            source=config.source,
-            base=base,
+            source=incumbent.source,
             campaign=campaign,
             rules=setup.rules,
             ledger=self._ledger,
-            used_keys=used_keys(setup.engine, config),
+            rider=rider,
+            used_keys=used_keys(setup.engine, incumbent),
             refusals=state.refusals,
             in_flight=in_flight,
             waiting=tuple(queued),
@@ -318,10 +338,7 @@ class Night:
         self._note(what := f"{self._proposer.name} proposes experiment {context.number:04d}")
         with waiting(what):
             answer = self._proposer.propose(context, setup.is_stopping)
-        if answer.cause is None and answer.source in [other.source for other in queued]:
-            answer = replace(answer, cause="this config waits for its turn already. Change train.toml.")
-        answer = answer.with_proposal(base=base, proposer=self._proposer.name, sandbox=self._proposer.sandbox)
-        self._proposal_seconds = setup.clock() - began
+        answer = answer.with_proposal(proposer=self._proposer.name, sandbox=self._proposer.sandbox)
         self._pay(answer)
         self._is_stop_new = self._signs[1] and self._proposer.sandbox == NO_SANDBOX
         if self._interrupted_by:
@@ -335,10 +352,17 @@ class Night:
             self._refuse(answer, answer.cause or "no edit")
             return
         try:
-            admit(parse(answer.source), Request(Proposal(base=answer.proposal.base)), setup)
+            change = admit(parse(answer.source), Request(), setup).run.new
+            if change is None:
+                raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
+            if any(change.keys == other.change.keys for other in queued if other.change):
+                raise UsageError("this change waits for its turn already", "Change train.toml.")
         except UsageError as error:
             self._refuse(answer, str(error))
             return
+        if rider is not None and rider.keys.keys() & change.keys.keys():
+            rider = None
+        answer = replace(answer, number=context.number, change=change, rider=rider)
         refusals = self.state.refusals if self._is_given_up else ()  # else what is always lost would have no end
         self._update(pending=(*self.state.pending, answer), refusals=refusals, notes=())
 
@@ -359,11 +383,6 @@ class Night:
             told = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
             self._note(f"--max-cost {most:g}: {told}, so this rule cannot hold; others stop it")
 
-    def _repeat(self, record: Record, campaign: Campaign, why: str, after: int) -> None:
-        """Run an experiment's train.toml once more, with another seed; it is the first to do so `after` that one."""
-        self._note(why)
-        self._update(pending=(*self.state.pending, repeat_of(record, campaign, why, after, self._ledger)))
-
     def _refuse(self, answer: Answer, cause: str) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
         refusals = (*self.state.refusals, cause)
@@ -377,12 +396,25 @@ class Night:
         elif answer.source is None:
             self._pause(len(refusals))
 
-    def _start(self, pending: Answer) -> None:
+    def _start(self, pending: Answer, campaign: Campaign) -> None:
+        """Start a proposal's run: its change on the incumbent of this moment, with its rider if that still fits."""
         # Only the first experiment of a proposal has the proposal's cost.
         answer = pending.with_proposal(cost=None) if attempts(pending, self._own()) else pending
+        assert pending.change is not None
+        setup = self._setup
+        kept, _ = incumbent_now(campaign, setup)
+        rider = None if pending.rider is None or campaign.is_kept(pending.rider) else pending.rider
+        run = Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
         try:
-            request = Request(answer.proposal, again=pending.repeats is not None)
-            record = start(request, parse(pending.source or b""), self._setup)
+            if campaign.is_kept(run.new):
+                raise UsageError("its change was kept meanwhile", "Propose another one.")
+            try:
+                config = compose(run.changes, campaign, setup)
+                setup.engine.validate(config)
+            except UsageError:
+                run = structs.replace(run, rider=None)
+                config = compose(run.changes, campaign, setup)
+            record = start(Request(answer.proposal, run=run), config, setup)
         except UsageError as error:
             self._refuse(pending, str(error))
             return
@@ -399,6 +431,8 @@ class Night:
         self._has_news, own = True, self._own()
         if (event := event_of(record, own)) is not None:
             self._send(event, record.judgement.why if record.judgement else "", record)
+        if record.failure is Failure.MACHINERY and record.run.new is None:
+            self._pause(num_crashes(own))
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, own))
             if num_tries >= MAX_TRIES and record.judgement:

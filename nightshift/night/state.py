@@ -3,6 +3,7 @@
 All that the records can tell is counted from them each time, so a killed night goes on with true counts.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from nightshift.agents.base import Answer
-from nightshift.campaign import standing
+from nightshift.campaign import counts
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import NOTHING, Cost, Failure, Record, Request
+from nightshift.experiment.setup import Setup
 from nightshift.files import read_json, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout's root
@@ -40,6 +42,7 @@ class NightRequest:
     sandbox: str = "auto"
     pairs: int = 1
     slurm: str | None = None
+    riders: Literal[0, 1] = 1  # discarded changes that each run measures once more
     max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents tell them
 
     @property
@@ -123,14 +126,19 @@ def decided(records: Sequence[Record]) -> list[Record]:
     return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
-def used(state: NightState, own: Sequence[Record], now: datetime) -> float | None:
-    """How much of a night is over, 0..1: of its hours or its experiments; None where it was given neither."""
-    asked, shares = state.request, list[float]()
-    if asked.experiments:
-        shares.append(len(decided(own)) / asked.experiments)
-    if asked.hours is not None:
-        shares.append((now - datetime.fromisoformat(state.started)) / timedelta(hours=asked.hours))
-    return max(shares, default=None)
+def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup: Setup) -> float:
+    """How many runs the night can still start after `num_started`; infinite without --experiments and --hours.
+
+    `own`: the night's closed experiments, whose last run says how long a run takes.
+    """
+    left = math.inf
+    if state.request.experiments is not None:
+        left = state.request.experiments - num_started
+    if state.deadline is not None:
+        seconds = (state.deadline - setup.now()).total_seconds()
+        rounds = math.floor(max(seconds, 0.0) / max(run_seconds(own, setup.rules.budget_seconds), 1.0))
+        left = min(left, rounds * setup.executor.num_slots)
+    return left
 
 
 def is_spent(state: NightState, cost: Cost) -> bool:
@@ -147,7 +155,7 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 
 def num_since_keep(records: Sequence[Record]) -> int:
     """Decided experiments since the last keep."""
-    return standing.num_since_keep(decided(records))
+    return counts.num_since_keep(decided(records))
 
 
 def num_crashes(records: Sequence[Record]) -> int:

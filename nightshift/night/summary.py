@@ -6,15 +6,16 @@ from datetime import datetime
 from typing import Any
 
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
-from nightshift.campaign.campaign import Campaign, expected
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
+from nightshift.campaign.counts import Counts, standing_text
 from nightshift.campaign.finish import uncommitted
-from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record
-from nightshift.campaign.standing import Counts, effect_at_decision
+from nightshift.campaign.next_run import next_stage
+from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record, Stage
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
-from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
+from nightshift.night.state import STOP_NAME, NightRequest, NightState, decided, night_cost, num_since_keep
 from nightshift.text import clean, local
 
 SUMMARY_NAME = "night.txt"
@@ -30,7 +31,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
     setup.ledger.require_in_place()
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
     cost = night_cost(state, setup.ledger) + runs_cost(own)
-    text = summary(state, own, campaign, setup.now(), setup.ledger.journal.head, cost)
+    text = summary(state, setup.ledger.records(), campaign, setup.now(), setup.ledger.journal.head, cost)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
     write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
@@ -43,10 +44,11 @@ def write_summary(state: NightState, setup: Setup) -> str:
 
 
 def summary(
-    state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, journal: str, cost: Cost = NOTHING
+    state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, journal: str, cost: Cost = NOTHING
 ) -> str:
     """The night in a dozen lines of plain text. `journal`: its head; `cost`: of its proposals and runs."""
-    counts = Counts.of(own, campaign.taken_back)
+    own = state.own(records)
+    counts = Counts.of(own, campaign.kept)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.request.agent} on {state.branch}",
@@ -55,30 +57,34 @@ def summary(
         f"counted:      {counts}",
         f"cost:         {cost}",
     ]
-    best, standing = campaign.incumbent, campaign.standing
-    if best is not None and standing is not None:
-        believed = standing_text(best.number, standing.incumbent, standing.baseline, best.decision_rules.take_back)
-        lines.append(f"incumbent:    {believed}  {clean(best.proposal.description, _MAX_DESCRIPTION)}")
-    if missing := uncommitted(campaign):
+    if campaign.standing is not None:
+        lines.append(f"incumbent:    {standing_text(campaign.standing, campaign.kept)}")
+    if scores := last_scores(own):
+        lines.append(f"last runs:    {scores}")
+    if missing := uncommitted(records, state.branch):
         lines.append(f"git:          {clean(missing, 500)}")
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     lines += [stop, f"journal:      {journal}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
     return "\n".join(lines)
 
 
-def standing_text(number: int, expected_score: float, baseline_score: float, take_back: float) -> str:
-    """The incumbent with what is believed of it and of the baseline; why it stays where that is less."""
-    text = f"{number:04d}, expected score {expected_score:.4f}, baseline {baseline_score:.4f}"
-    if expected_score >= baseline_score:
-        return text
-    return f"{text} (it is taken back where an earlier one is expected {100 * take_back:.1f} pp better)"
+def last_scores(own: Sequence[Record]) -> str:
+    """The scores of the night's last runs side by side: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
+    parts = []
+    for name, stage in (("incumbent", Stage.LAST_INCUMBENTS), ("baseline", Stage.LAST_BASELINES)):
+        scores = [r.score for r in own if r.run.stage is stage and r.score is not None]
+        if scores:
+            parts.append(f"{name} {', '.join(f'{100 * score:.1f}' for score in scores)} %")
+    return "; ".join(parts)
 
 
 def one_line(record: Record, campaign: Campaign) -> str:
-    now = expected(campaign, record)
+    now = campaign.effect(record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
-    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{clean(record.proposal.description, _MAX_DESCRIPTION)}"
+    rider = f" (with {record.run.rider.name} again)" if record.run.rider else ""
+    said = clean(record.proposal.description, _MAX_DESCRIPTION)
+    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{said}{rider}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
@@ -88,7 +94,8 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
         parts.append(f"{local(state.deadline)} (in {left:.1f} h)")
     if asked.experiments is not None:
-        parts.append(f"after {max(asked.experiments - len(decided(own)), 0)} more experiments")
+        num_left = max(asked.experiments - len(decided(own)), 0)
+        parts.append(f"after {num_left} more experiments{last_runs_text(asked)}")
     if asked.plateau is not None:
         parts.append(f"after {max(asked.plateau + 1 - num_since_keep(own), 0)} more without a keep")
     if asked.max_cost is not None:
@@ -96,17 +103,25 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
     return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
 
 
+def last_runs_text(asked: NightRequest) -> str:
+    """What --experiments says of the night's last runs, which it counts."""
+    if asked.experiments is None or next_stage(asked.experiments - 1, 0, 1, asked.pairs) is Stage.SEARCH:
+        return ""
+    num_each = 2 if asked.pairs == 1 else asked.pairs
+    return f" (the last {2 * num_each} of them measure baseline and incumbent)"
+
+
 def message(event: str, state: NightState, setup: Setup, why: str, record: Record | None = None) -> dict[str, Any]:
     """What a notification tells (`--notify`). `counts` is None where records cannot be read, which is noted."""
     counts = None
     try:
         own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
-        counts = Counts.of(own, campaign.taken_back)
+        counts = Counts.of(own, campaign.kept)
     except Interrupted:
         raise
     except (NightshiftError, OSError, ValueError) as error:
         setup.reporter.note(f"a notification without counts: {error}")
-    effect = effect_at_decision(record) if record else None
+    effect = record.decision.estimate if record and record.decision else None
     return {
         "version": MESSAGE_VERSION,
         "event": event,

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 from statistics import median, quantiles
 
-from nightshift.campaign.records import Verdict
-from nightshift.campaign.standing import Z95, Standing
+from nightshift.campaign import records
+from nightshift.campaign.records import Z95, Standing, Verdict
 from nightshift.config.train_toml import Change
 from nightshift.config.values import shorten
 from nightshift.report.data import Experiment
-from nightshift.report.text import brief, expected, half, score, verdict
+from nightshift.report.text import brief, effect, half, score, verdict
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
@@ -29,7 +29,7 @@ Trial = tuple[Experiment, Change]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Tried values of one key against what is expected of them. A dot is also `shared` where other keys changed
+    """Tried values of one key against the effects of their changes. A dot is also `shared` where other keys changed
     with this one.
 
     `current_x` is where the incumbent's value stands; the first of `x_ticks` is its text.
@@ -43,16 +43,17 @@ class Panel:
     current_x: float
 
 
-def key_panels(experiments: Sequence[Experiment]) -> list[Panel]:
-    """One for each changed key, those tried most first. Experiments without a verdict say nothing."""
+def key_panels(experiments: Sequence[Experiment], kept: Sequence[records.Change] = ()) -> list[Panel]:
+    """One for each changed key, those tried most first. Experiments without a verdict say nothing. `kept`: the
+    incumbent's changes in the order of adoption."""
     trials: dict[str, list[Trial]] = defaultdict(list)
     current: dict[str, str] = {}
     for e in experiments:
-        for change in e.changes if e.expected is not None or e.is_crash else ():
+        for change in e.changes if e.effect is not None or e.is_crash else ():
             trials[change.key].append((e, change))
             current.setdefault(change.key, change.old or "unset")  # before the first trial the incumbent had it
-            if e.is_standing:
-                current[change.key] = change.new or "unset"
+    for each in kept:
+        current |= {key: value or "unset" for key, value in each.keys.items()}
     order = sorted(trials, key=lambda key: (-len(trials[key]), key))
     return [_panel(key, trials[key], current[key]) for key in order]
 
@@ -60,7 +61,7 @@ def key_panels(experiments: Sequence[Experiment]) -> list[Panel]:
 def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
     values = [change.new or "unset" for _, change in trials]
     place = _positions({current, *values})
-    gains = [(100 * e.expected.mean, 100 * half(e.expected.stderr)) for e, _ in trials if e.expected is not None]
+    gains = [(100 * e.effect.mean, 100 * half(e.effect.sd)) for e, _ in trials if e.effect is not None]
     floor = lowest_shown([gain for gain, _ in gains])
     ends = [0.0, *(gain + sign * spread for gain, spread in gains if gain >= floor for sign in (-1, 1))]
     margin = 0.08 * (max(ends) - min(ends)) or 1.0
@@ -83,12 +84,12 @@ def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
 
 def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
     e, change = trial
-    is_alone = len(e.changes) == 1 and not e.beside
-    told = expected(e.expected) if e.expected else "crash"
+    is_alone = len(e.changes) == 1
+    told = effect(e.effect) if e.effect else "crash"
     title = f"{e.number:04d} {e.record.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
-    title += "" if is_alone else "\ntogether with other keys or ideas"
+    title += "" if is_alone else "\ntogether with other keys"
     kind = e.record.status if is_alone else f"{e.record.status} shared"
-    gain, spread = (100 * e.expected.mean, 100 * half(e.expected.stderr)) if e.expected else (None, None)
+    gain, spread = (100 * e.effect.mean, 100 * half(e.effect.sd)) if e.effect else (None, None)
     return axis.dot(e, kind, title, x, gain, spread, crash_y=_PANEL_BOTTOM + 9)
 
 
@@ -166,7 +167,7 @@ class Dot:
     number: int
     x: float
     y: float
-    kind: str  # baseline | keep | back | discard | crash
+    kind: str  # baseline | keep | reverted | discard | measured | crash
     title: str
     low: float | None = None
     high: float | None = None
@@ -278,7 +279,7 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         for e, x in zip(shown, xs, strict=True)
     ]
     has_crash = any(e.is_crash for e in shown)
-    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept and e.is_standing]
+    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept]
     labels = _labels(kept, size)
     line, band = _steps(shown, xs, size.width - size.right, axis)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
@@ -325,8 +326,8 @@ def _title(e: Experiment, num_shown: int) -> str:
     parts = [f"{e.number:04d} {verdict(e)}"]
     if e.record.score is not None:
         parts.append(f"score {score(e.record.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
-    if e.expected is not None:
-        parts.append(f"expected {expected(e.expected)} over its parent")
+    if e.effect is not None:
+        parts.append(f"effect {effect(e.effect)}")
     return "\n".join([*parts, brief(e.record.proposal.description, 80)] if num_shown <= _MANY else parts)
 
 
@@ -360,7 +361,7 @@ def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
 def _labels(kept: Sequence[tuple[Experiment, Dot]], size: Size) -> list[Label]:
     """Of the changes that matter most."""
     names = short_names(change.key for e, _ in kept for change in e.changes)
-    telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].expected.mean) if each[0].expected else 0.0)
+    telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].effect.mean) if each[0].effect else 0.0)
     return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)], size)
 
 

@@ -7,21 +7,21 @@ lines as they stand there: who prints them makes them printable.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.standing import Expected
+from nightshift.campaign.records import Effect
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import Change, Config, diff, parse
 from nightshift.config.values import quoted, shorten
 from nightshift.errors import UsageError
 from nightshift.files import Document
-from nightshift.report.data import Experiment, gather
-from nightshift.report.text import expected, score
+from nightshift.report.data import Experiment, Kept, Morning, counted, gather
+from nightshift.report.text import score, share
 
 WORKING, BASELINE, INCUMBENT = "working", "baseline", "incumbent"
 
@@ -52,51 +52,69 @@ class Diff(Document, frozen=True, kw_only=True, tag="diff"):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One experiment of a chain. `effect` is that of its change as believed now, `score` that of the baseline."""
+    """One kept change. `name`: of its first experiment, or of the user's commit; `effect`: as it is believed now."""
 
-    number: int
+    name: str
     description: str
-    score: float | None
-    effect: Expected | None
+    support: str
+    effect: Effect
+    p_helps: float
     changes: tuple[Change, ...]
+
+    @classmethod
+    def of(cls, kept: Kept) -> Link:
+        """The link of a kept change."""
+        return cls(
+            name=kept.change.name,
+            description=kept.experiment.record.proposal.description if kept.experiment else "",
+            support=kept.support,
+            effect=kept.effect,
+            p_helps=kept.effect.p_helps,
+            changes=kept.changes,
+        )
+
+    def __str__(self) -> str:
+        """A title, then a line for each key."""
+        title = f"{self.name}  {self.effect}, P(it helps) {share(self.p_helps)}, {self.support}  {self.description}"
+        return "\n".join([title.rstrip(), *(f"      {change.line}" for change in self.changes)])
 
 
 class Chain(Document, frozen=True, kw_only=True, tag="chain"):
-    """`nightshift diff --chain`: the baseline and the kept experiments that the incumbent stands on."""
+    """`nightshift diff --chain`: the baseline's experiment and its score, and the kept changes, the most certain first;
+    with `--at-least` those with at least so high a P(it helps). `num_left_out`: the others."""
 
     branch: str
-    experiments: tuple[Link, ...]
+    baseline: int
+    score: float | None
+    changes: tuple[Link, ...]
+    num_left_out: int = 0
 
     @classmethod
-    def of(cls, ledger: Ledger, branch: str) -> Chain:
-        """The chain of a branch. UsageError where nothing was measured."""
-        links = [
-            Link(
-                number=e.number,
-                description=e.record.proposal.description,
-                score=e.record.score if e.is_baseline else None,
-                effect=e.expected,
-                changes=e.changes,
-            )
-            for e in kept_chain(ledger, branch)
-        ]
-        return cls(branch=branch, experiments=tuple(links))
+    def of(cls, ledger: Ledger, branch: str, at_least: float = 0.0) -> Chain:
+        """The kept changes of a branch. UsageError where nothing was measured."""
+        morning, baseline = measured(ledger, branch)
+        links = tuple(Link.of(kept) for kept in morning.kept if kept.effect.p_helps >= at_least)
+        return cls(
+            branch=branch,
+            baseline=baseline.number,
+            score=baseline.record.score,
+            changes=links,
+            num_left_out=len(morning.kept) - len(links),
+        )
 
     def __str__(self) -> str:
-        """Each experiment with what is expected of it now and what it changed."""
-        lines = []
-        for place, link in enumerate(self.experiments):
-            told = f"baseline {score(link.score)}" if place == 0 else expected(link.effect)
-            lines += [f"{link.number:04d}  {told}  {link.description}", *(f"      {c.line}" for c in link.changes)]
-        return "\n".join(lines)
+        """Each change with its effect as believed now, P(it helps) and its keys."""
+        lines = [f"{self.baseline:04d}  baseline {score(self.score)}", *map(str, self.changes)]
+        left_out = f"{counted(self.num_left_out, 'kept change')} with a lower P(it helps) left out"
+        return "\n".join([*lines, *([left_out] if self.num_left_out else [])])
 
 
-def kept_chain(ledger: Ledger, branch: str) -> Sequence[Experiment]:
-    """The baseline and the keeps that the incumbent of a branch stands on. UsageError where nothing was measured."""
-    chain = gather(ledger, branch, branch).chain
-    if not chain:
+def measured(ledger: Ledger, branch: str) -> tuple[Morning, Experiment]:
+    """What the page says of a branch, and its baseline. UsageError where nothing was measured."""
+    morning = gather(ledger, branch, branch)
+    if morning.baseline is None:
         raise UsageError(f"branch {branch} has no baseline yet", "Run the first experiment: uv run run.py.")
-    return chain
+    return morning, morning.baseline
 
 
 def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
@@ -108,8 +126,11 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
     if name == WORKING:
         label, source = "working file", read_source(root / CONFIG_NAME)
     elif name in (BASELINE, INCUMBENT):
-        number = kept_chain(ledger, repo.head().branch)[0 if name == BASELINE else -1].number
-        label, source = f"{name} (experiment {number:04d})", ledger.source(number)
+        morning, first = measured(ledger, repo.head().branch)
+        label, source = f"baseline (experiment {first.number:04d})", ledger.source(first.number)
+        if name == INCUMBENT:
+            label = f"incumbent ({first.number:04d} with {counted(len(morning.kept), 'kept change')})"
+            source = incumbent_config(parse(source, label), morning.campaign.kept).source
     elif ledger.run_dir(number).is_dir():
         label, source = f"experiment {number:04d}", ledger.source(number)
     elif name.isprintable() and not name.startswith("-") and (committed := repo.config_at(name)) is not None:

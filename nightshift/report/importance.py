@@ -1,4 +1,4 @@
-"""Which keys matter, by the campaign's own belief: the effects of the ideas that set them, with 95 % intervals."""
+"""Which keys matter: the effects of the changes that set them, as believed now, with 95 % intervals."""
 
 import math
 from collections import Counter, defaultdict
@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-import numpy as np
-
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.standing import Expected
+from nightshift.campaign.records import Change, Effect
 from nightshift.config.allowlist import BY_PRESET
 from nightshift.config.train_toml import Config
 from nightshift.config.values import Value, shorten, value_text
 from nightshift.report.charts import SIZES, Point, Size, Text, lowest_shown
 from nightshift.report.data import Experiment
-from nightshift.report.text import expected, half, verdict
+from nightshift.report.text import effect, half, verdict
 
 _MAX_AXES = 8
 _MIN_LOG = 8.0  # times the least value that the largest is, where an axis is logarithmic
@@ -54,7 +52,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One experiment; `kind`: good or bad by what is expected of it now, crash, or none where nothing is."""
+    """One experiment; `kind`: good or bad by the effect of its change, crash, or none without a change."""
 
     number: int
     kind: str
@@ -99,20 +97,20 @@ def _drawing(
         scales.append(Scale(key, y, kind, tuple(ticks)))
         for e, value in zip(shown, values, strict=True):
             paths[e.number].append((xs[spelled(value)] + _shift(e.number), y))
-    means = [abs(e.expected.mean) for e in shown if e.expected]
+    means = [abs(e.effect.mean) for e in shown if e.effect]
     large = quantiles(means, n=10)[-1] if len(means) > 1 else max(means, default=0.0)
-    order = sorted(shown, key=lambda e: abs(e.expected.mean) if e.expected else 0.0)  # the largest are on top
+    order = sorted(shown, key=lambda e: abs(e.effect.mean) if e.effect else 0.0)  # the largest are on top
     lines = tuple(_line(e, tuple(paths[e.number]), large) for e in order)
     return Coordinates(size, _TOP + (len(keys) - 1) * _PITCH + 26, tuple(scales), lines)
 
 
 def _line(e: Experiment, points: tuple[Point, ...], large: float) -> Line:
-    told = f", expected {expected(e.expected)}" if e.expected else ""
+    told = f", effect {effect(e.effect)}" if e.effect else ""
     title = f"{e.number:04d} {verdict(e)}{told}"
-    if e.expected is None:
+    if e.effect is None:
         return Line(e.number, "crash" if e.is_crash else "none", 0.5, points, title)
-    kind = "good" if e.expected.mean > 0 else "bad"
-    return Line(e.number, kind, min(abs(e.expected.mean) / (large or 1.0), 1.0), points, title)
+    kind = "good" if e.effect.mean > 0 else "bad"
+    return Line(e.number, kind, min(abs(e.effect.mean) / (large or 1.0), 1.0), points, title)
 
 
 def _shift(number: int) -> float:
@@ -150,20 +148,20 @@ def _ticks(xs: Mapping[str, float], y: float, width: float) -> list[Text]:
 
 
 WIDTH = 1000.0  # of the axis that all bars share
-_MAX_KEYS, _MAX_IDEAS = 12, 3
+_MAX_KEYS, _MAX_CHANGES = 12, 3
 _MARGIN = 0.04  # of the axis, at both ends
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """One idea: what it adds to the baseline's score. `value`: what it set the key to, empty where a later idea took
-    that over; `is_shared`: it set other keys, too. `x`, `low` and `high` stand on the axis, cut off at its ends."""
+class Bar:
+    """One change: what it adds to the incumbent. `value`: what it sets the key to; `is_shared`: it sets other keys,
+    too. `x`, `low` and `high` stand on the axis, cut off at its ends."""
 
-    number: int
+    change: Change
     value: str
-    effect: Expected
+    effect: Effect
     is_shared: bool
-    is_standing: bool  # part of the incumbent
+    is_kept: bool
     x: float
     low: float
     high: float
@@ -171,10 +169,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """One key with the ideas that set it, those of the largest effects; `num_more` are left out."""
+    """One key with the changes that set it, those of the largest effects; `num_more` are left out."""
 
     key: str
-    effects: tuple[Effect, ...]
+    bars: tuple[Bar, ...]
     num_more: int
 
 
@@ -187,40 +185,36 @@ class Importances:
     zero: float
 
 
-def importances(campaign: Campaign, experiments: Sequence[Experiment]) -> Importances | None:
-    """Of all keys that remembered ideas set; None where there is none. An idea of several keys is counted for each."""
-    belief = campaign.belief
-    found = defaultdict[str, list[tuple[int, Expected]]](list)
-    for place, number in enumerate(map(int, belief.ideas) if belief else ()):
-        if belief is not None and (idea := campaign.ideas.get(number)) is not None:
-            mean, sd = belief.of(np.eye(len(belief.ideas))[place])
-            for key in sorted(idea.keys):
-                found[key].append((number, Expected(float(mean), float(sd))))
+def importances(campaign: Campaign) -> Importances | None:
+    """Of all keys that measured changes set; None without one. A change of several keys is counted for each."""
+    found = defaultdict[str, list[tuple[Change, Effect]]](list)
+    for record in campaign.first_proposals.values():
+        change, value = record.run.new, campaign.effect(record)
+        if change is not None and value is not None:
+            for key in change.keys:
+                found[key].append((change, value))
     if not found:
         return None
     ranked = {key: sorted(each, key=lambda one: -abs(one[1].mean)) for key, each in found.items()}
     keys = sorted(ranked, key=lambda key: (-abs(ranked[key][0][1].mean), key))
-    shown = {key: ranked[key][:_MAX_IDEAS] for key in keys[:_MAX_KEYS]}
-    told = [effect for each in shown.values() for _, effect in each]
-    floor = lowest_shown([100 * effect.mean for effect in told]) / 100
-    ends = [0.0, *(e.mean + sign * half(e.stderr) for e in told if e.mean >= floor for sign in (-1, 1))]
+    shown = {key: ranked[key][:_MAX_CHANGES] for key in keys[:_MAX_KEYS]}
+    effects = [value for each in shown.values() for _, value in each]
+    floor = lowest_shown([100 * value.mean for value in effects]) / 100
+    ends = [0.0, *(e.mean + sign * half(e.sd) for e in effects if e.mean >= floor for sign in (-1, 1))]
     least, width = min(ends), (max(ends) - min(ends)) or 1.0
-    by_number = {e.number: e for e in experiments}
 
     def x(value: float) -> float:
         place = _MARGIN + (1 - 2 * _MARGIN) * (value - least) / width
         return WIDTH * min(max(place, 0.0), 1.0)
 
-    def drawn(key: str, number: int, effect: Expected) -> Effect:
-        low, high = (x(effect.mean + sign * half(effect.stderr)) for sign in (-1, 1))
-        e = by_number.get(number)
-        value = next((c.new or "unset" for c in e.changes if c.key == key), "") if e else ""
-        is_shared, is_standing = len(campaign.ideas[number].keys) > 1, number in campaign.parts
-        return Effect(number, value, effect, is_shared, is_standing, x(effect.mean), low, high)
+    def bar(key: str, change: Change, value: Effect) -> Bar:
+        low, high = (x(value.mean + sign * half(value.sd)) for sign in (-1, 1))
+        is_shared, is_kept = len(change.keys) > 1, campaign.is_kept(change)
+        return Bar(change, change.keys[key] or "unset", value, is_shared, is_kept, x(value.mean), low, high)
 
     return Importances(
         tuple(
-            Importance(key, tuple(drawn(key, *one) for one in each), len(ranked[key]) - len(each))
+            Importance(key, tuple(bar(key, *one) for one in each), len(ranked[key]) - len(each))
             for key, each in shown.items()
         ),
         len(keys) - len(shown),

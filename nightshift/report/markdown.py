@@ -3,16 +3,19 @@
 import re
 from collections.abc import Sequence
 
-from nightshift.report.data import Experiment, Morning
+from nightshift.campaign.records import Record
+from nightshift.report.data import Morning
 from nightshift.report.text import (
     UNKNOWN,
     Headline,
+    besides,
     certificate_line,
     cut,
     duration,
     elsewhere_lines,
     plus_minus,
     score,
+    share,
     verdict,
     visible,
 )
@@ -41,18 +44,20 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         ]
     if has_picture:
         lines += ["![Score of every experiment, and the incumbent's believed score](progress.png)", ""]
-    if len(morning.chain) > 1:
+    if morning.kept:
         lines += ["## What was kept", "", *kept_table(morning), ""]
+    if morning.user_decisions:
+        lines += [f"- {markdown(line)}" for line in morning.user_decisions] + [""]
     if morning.experiments:
         left_out = len(morning.experiments) - _MAX_ROWS
         lines += ["## Experiments", ""]
         if left_out > 0:
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
-        lines += ["| run | verdict | score | strict | expected, pp | hypothesis |", "|---|---|---|---|---|---|"]
+        lines += ["| run | verdict | score | strict | effect, pp | hypothesis |", "|---|---|---|---|---|---|"]
         lines += [
             f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.record.score, UNKNOWN)} "
-            f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.expected)} "
-            f"| {markdown(e.record.proposal.description)} |"
+            f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
+            f"| {markdown(e.record.proposal.description)}{_besides(e.record)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]
         lines.append("")
@@ -60,21 +65,18 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     return "\n".join(lines).rstrip() + "\n"
 
 
-def kept_table(morning: Morning, most: int | None = None) -> list[str]:
-    """The baseline and the kept changes that the incumbent stands on, a row each with at most so many keys."""
-    rows = [f"| {e.number:04d} | {_gain(e)} | {_changes(e, most)} |" for e in morning.chain]
-    return ["| run | expected, pp | change |", "|---|---|---|", *rows]
+def kept_table(morning: Morning) -> list[str]:
+    """The kept changes, the most certain first, a row each."""
+    rows = [
+        f"| {kept.change.name} | {plus_minus(kept.effect)} | {share(kept.effect.p_helps)} | {markdown(kept.support)} "
+        f"| {'<br>'.join(markdown_code(change.line) for change in kept.changes)} |"
+        for kept in morning.kept
+    ]
+    return ["| run | effect, pp | P(it helps) | | change |", "|---|---|---|---|---|", *rows]
 
 
-def _gain(e: Experiment) -> str:
-    return "baseline" if e.is_baseline else plus_minus(e.expected)
-
-
-def _changes(e: Experiment, most: int | None) -> str:
-    shown = [markdown_code(change.line) for change in e.changes[:most]]
-    if left_out := len(e.changes) - len(shown):
-        shown.append(f"and {left_out} more")
-    return "<br>".join(shown) or "none"
+def _besides(record: Record) -> str:
+    return f" ({words})" if (words := besides(record)) else ""
 
 
 def markdown(text: str, limit: int = _LONGEST) -> str:

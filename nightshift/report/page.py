@@ -29,7 +29,7 @@ from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text, timing
 from nightshift.report.charts import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
-from nightshift.report.data import Experiment, Morning, counted, gather
+from nightshift.report.data import Experiment, Morning, counted, decided_by_user, gather
 from nightshift.report.importance import (
     WIDTH,
     Coordinates,
@@ -51,7 +51,7 @@ _MAX_TEXTS = 6000  # answers: with 150 experiments those to 40 examples
 _MAX_EXAMPLES = 200
 _MAX_ANSWER, _MAX_PROBLEM = 240, 600  # characters
 _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
-FIGURES = ("verdict", "score", "strict score", "expected", "effect_at_decision")
+FIGURES = ("verdict", "score", "strict score", "effect", "effect_at_decision")
 
 Keys = frozenset[tuple[str, str]]  # of examples: (package, key)
 
@@ -106,8 +106,8 @@ def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
         text.verdict(e),
         text.score(e.record.score, text.UNKNOWN),
         text.score(e.record.strict_score, text.UNKNOWN),
-        text.expected(e.expected),
-        text.expected(e.effect_at_decision),
+        text.effect(e.effect),
+        text.effect(e.effect_at_decision),
     )
     return {
         "title": text.visible(text.brief(e.record.proposal.description, 70)),
@@ -222,11 +222,11 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
         morning=morning,
         headline=text.headline(morning),
         rows=tuple(found),
-        panels=tuple(key_panels(morning.experiments)),
+        panels=tuple(key_panels(morning.experiments, morning.campaign.kept)),
         charts=tuple(chart for chart in charts if chart is not None),
         nights=tuple(nights([(row.experiment.record, row.uses) for row in found])),
         slots=timeline([e.record for e in morning.experiments]),
-        importances=importances(morning.campaign, morning.experiments),
+        importances=importances(morning.campaign),
         coordinates=tuple(coordinates(shown, configs)),
         compared=data_block(found, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
@@ -245,11 +245,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     names = (
-        "score", "signed", "points", "duration", "short_number", "cut", "brief", "plus_minus", "expected", "local",
-        "half", "counts", "certificate_line", "elsewhere_lines",
+        "score", "signed", "points", "duration", "short_number", "cut", "brief", "plus_minus", "effect", "share",
+        "contents", "besides", "local", "half", "counts", "certificate_line", "elsewhere_lines",
     )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}
     environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "belied": belied, "counted": counted}
+    environment.filters["decided_by_user"] = decided_by_user
     return environment
 
 

@@ -26,14 +26,14 @@ class Row:
     curves: Curves | None = None  # of its run
     rollouts: tuple[Rollout, ...] | None = None
     lost_game: Mapping[str, str] = field(default_factory=dict)
-    slices: tuple[Slice, ...] = ()  # of a measured change, against the experiment that it was built on
+    slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
     answers: Mapping[tuple[str, str], Rollout] = field(default_factory=dict)
 
 
 def detailed(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Those that are shown with details, in order: keeps, the last and the most telling ones."""
     keeps = [e for e in experiments if e.record.status == Verdict.KEEP][-_MAX_DETAILS // 2 :]
-    telling = sorted(experiments, key=lambda e: -abs(e.expected.mean) if e.expected else 0.0)
+    telling = sorted(experiments, key=lambda e: -abs(e.effect.mean) if e.effect else 0.0)
     chosen = dict.fromkeys(e.number for e in (*keeps, *experiments[-_NUM_LAST:], *telling))
     numbers = set(list(chosen)[:_MAX_DETAILS])
     return [e for e in experiments if e.number in numbers]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Z95
+from nightshift.campaign.records import Z95, Record
 from nightshift.config.rules_toml import environments_named
 from nightshift.errors import NightshiftError
 from nightshift.evaluation.environment import Environment, load

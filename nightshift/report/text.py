@@ -8,8 +8,9 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
+from nightshift.campaign.campaign import others_told
+from nightshift.campaign.records import Z95, Effect, Record
 from nightshift.campaign.scores import compare
-from nightshift.campaign.standing import Z95, Expected
 from nightshift.experiment.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted, span
 
@@ -28,7 +29,7 @@ _MAX_TEXT = 4000  # characters of any one text
 
 def verdict(e: Experiment) -> str:
     """What became of an experiment, in words."""
-    return e.since if e.is_taken_back else f"{e.kind}, {e.since}" if e.since else e.kind
+    return f"{e.group}, {e.since}" if e.since else e.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Headline:
 
 
 def headline(morning: Morning) -> Headline:
-    """Did it get better, and by how much really? Posterior means only: a best raw score is lucky by selection."""
+    """Did it get better, and by how much? The reported gain, not the best raw score: that one is too high."""
     standing, count = morning.standing, len(morning.experiments)
     if not count:
         return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
@@ -50,50 +51,58 @@ def headline(morning: Morning) -> Headline:
         return Headline("Nothing has been measured", f"{counted(count)}: {told}.", "bad")
     if standing is None:
         return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
-    baseline = morning.chain[0].number  # crashes may have come before it
+    baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
     later = [e for e in morning.experiments if e.number > baseline and e.record.judgement]
     if not later:
         sentence = "Only the baseline has been measured; there is nothing to compare it with."
         return Headline(f"Baseline: {score(standing.baseline)}", sentence, "none")
-    if len(morning.chain) <= 1:
-        for_good = " for good" if morning.kept else ""
+    if not morning.kept:
+        for_good = " for good" if morning.counts.kept else ""
         sentence = f"{counted(len(later))} after the baseline, none kept{for_good}. "
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
-        return Headline("No gain so far", sentence, "open")
-    change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
-    low, difference = standing.difference_interval[0], standing.difference
-    sentence = f"{points(difference)} (95 % interval {_span(standing.difference_interval)})."
+        return Headline("No gain so far", _with_last_runs(sentence, morning), "open")
+    low, gain = standing.gain_interval[0], f"{signed(100 * standing.gain)} ± {100 * standing.gain_halfwidth:.1f} pp"
+    scores = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
     certificate = None if morning.obsolete else morning.certificate
-    if certificate:  # one gain is told, the certified one
+    if certificate:  # one gain comes first, the certified one
         result = certificate.estimate
-        certified = f"{points(result.difference)} (95 % interval {_span(result.interval)})"
-        sentence = f"{certified}. The campaign itself expected {sentence}"
-    sentence = f"{'Certified' if certificate else 'Expected'} gain of the incumbent over the baseline: {sentence}"
-    form = compare(morning.chain[-1].record, morning.chain[0].record)
+        sentence = f"Certified gain of the incumbent over the baseline: {points(result.difference)} (95 % interval "
+        sentence += f"{_span(result.interval)}). The campaign's own estimate is {gain} ({scores})."
+    else:
+        sentence = f"Gain of the incumbent over the baseline: {gain} ({scores})."
+    sentence = _with_last_runs(sentence, morning)
+    last = morning.campaign.incumbent_run or morning.campaign.parent
+    form = compare(last, morning.campaign.baseline) if last and morning.campaign.baseline else None
     if form and form.conclusion:
         strict = f"strict score {score(form.before.strict)} {_ARROW} {score(form.after.strict)}"
         sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
     if certificate and certificate.verdict in _TONES:
         title = f"{certificate.verdict.capitalize()}, certified: {points(certificate.estimate.difference)}"
         return Headline(title, sentence, _TONES[certificate.verdict])
-    if difference > 0 >= low and not certificate:
+    if standing.gain > 0 >= low and not certificate:
         sentence += " The interval includes no gain at all."
     if low > 0:
-        title = f"Believed better, not certified: {change}" if certificate else f"Better: {change}"
+        title = f"Believed better, not certified: {gain}" if certificate else f"Better: {gain}"
         return Headline(title, sentence, "open" if certificate else "good")
-    title = f"Perhaps better: {change}" if difference > 0 else "No gain is believed yet"
+    title = f"Perhaps better: {gain}" if standing.gain > 0 else "No gain is believed yet"
     return Headline(title, sentence, "open")
+
+
+def _with_last_runs(sentence: str, morning: Morning) -> str:
+    runs = morning.last_runs
+    return f"{sentence} {runs[:1].upper()}{runs[1:]}." if runs else sentence
 
 
 def counts(morning: Morning) -> list[tuple[str, int, str, str]]:
     """What the experiments came to: group, how many, the word for it, and what is to be said beside it or "".
 
-    A kept change is counted also when it is taken back.
+    A kept change is counted also when it is reverted.
     """
     found = morning.counts
     return [
-        ("keep", found.kept, "kept", f"{found.taken_back} taken back" if found.taken_back else ""),
-        ("discard", found.discarded, "discarded", ""),
+        ("keep", found.kept, "kept", f"{found.reverted} reverted" if found.reverted else ""),
+        ("discard", found.discarded, "discarded", f"{found.adopted} adopted later" if found.adopted else ""),
+        ("measured", found.measured, "measured again", ""),
         ("crash", found.crashed, "crashed", ", ".join(f"{n} by {cause}" for cause, n in morning.crash_causes.items())),
         ("interrupted", found.interrupted, "interrupted", ""),
     ]
@@ -151,14 +160,33 @@ def points(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{signed(100 * value)} pp"
 
 
-def expected(value: Expected | None) -> str:
-    """Candidate less parent in percentage points with half of its 95 % interval; a dash where nothing is known."""
-    return f"{plus_minus(value)} pp" if value else UNKNOWN
+def effect(value: Effect | None) -> str:
+    """`+2.4 ± 4.9 pp`; a dash where nothing is known."""
+    return str(value).replace("-", _MINUS) if value else UNKNOWN
 
 
-def plus_minus(value: Expected | None) -> str:
+def plus_minus(value: Effect | None) -> str:
     """The same without its unit, for a column that names it."""
-    return f"{signed(100 * value.mean)} ± {100 * half(value.stderr):.1f}" if value else UNKNOWN
+    return effect(value).removesuffix(" pp")
+
+
+def share(value: float | None) -> str:
+    """A probability in percent."""
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def contents(record: Record) -> str:
+    """What a run held besides its new change: `the baseline with 0003, 0005; 0007 measured again`."""
+    run = record.run
+    names = ", ".join(change.name for change in run.kept)
+    held = f"the baseline with {names}" if names else "the baseline"
+    return f"{held}; {run.rider.name} measured again" if run.rider else held
+
+
+def besides(record: Record) -> str:
+    """What an experiment was besides its new change: `with 0007 again; 0003 reverted`; empty where it was nothing."""
+    rider = f"with {record.run.rider.name} again" if record.run.rider else ""
+    return "; ".join(filter(None, (rider, others_told(record))))
 
 
 def half(stderr: float) -> float:

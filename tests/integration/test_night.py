@@ -8,13 +8,17 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from msgspec import structs
+
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import incumbent_values
+from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import combine
-from nightshift.config.train_toml import changes_of, diff, parse
+from nightshift.config.train_toml import parse
 from tests.checkouts import MEASURING, git
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import (
@@ -58,26 +62,51 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert leftovers(root) == []
 
 
-def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its_record_says(root: Path) -> None:
-    code, _, stderr = whole_night(root, agent="keys", proposer="keys", experiments=8)
+def test_each_commit_of_a_night_is_one_change_and_the_last_runs_measure_the_tip(root: Path) -> None:
+    code, stdout, stderr = whole_night(root, agent="tpe", experiments=24)
     assert code == 0, stderr
     assert problems(root) == []
-    ours, ledger = records(root), Ledger(root)
-    assert len(ours) == 8
-    baseline, campaign = parse(ledger.source(ours[0].number)), Campaign()
-    for record in ours:
-        config = parse(ledger.source(record.number))
-        assert config.hash == record.config_hash
-        if record.proposal.base is not None:
-            made_from = combine(campaign, frozenset(record.proposal.base), ledger.stored_config)
-            assert [change.line for change in diff(made_from, config)] == list(record.diff)
-            told = {change.key for change in diff(baseline, config)}
-            own = {change.key for change in changes_of(record.diff)}
-            assert told == own.union(*(campaign.ideas[number].keys for number in record.proposal.base))
-        campaign = campaign.step(record)
-        assert campaign.incumbent in ours, "a config that was run"
-    assert any(campaign.beside(record) for record in ours), "all ideas were tried on the incumbent"
-    assert (root / "train.toml").read_bytes() == ledger.source(campaign.incumbent.number)
+    ours, ledger, repo = records(root), Ledger(root), Repo(root)
+    campaign = Campaign.of(ours, ours[0].branch, ours[0].rules_hash)
+    assert [record.run.stage for record in ours] == [0] * 20 + [1, 1, 2, 2]
+    assert [record.run.changes for record in ours[20:]] == [(), (), campaign.kept, campaign.kept]
+    scores = "; ".join(f"{name} {', '.join(f'{100 * r.score:.1f}' for r in pair)} %"
+                       for name, pair in (("incumbent", ours[22:]), ("baseline", ours[20:22])))  # fmt: skip
+    assert f"last runs:    {scores}\n" in stdout
+    for record in ours[1:20]:
+        assert record.run.new
+        held = record.run.changes
+        values = incumbent_values(ledger.stored_config(ours[0]), held)
+        assert incumbent_values(ledger.stored_config(record)) == values, "a run is the changes that its record says"
+    assert any(record.run.rider for record in ours)
+    changes = {f"{d.action} {d.change.name}": d.change for r in ours for d in r.judgement.decisions}
+    history = repo.config_history(Head(ours[0].branch, ours[0].commit))
+    assert len(history) == sum(len(record.commits) for record in ours) > 0
+    for entry in history:
+        change = changes[entry.subject.partition(":")[0]]
+        before, after = (incumbent_values(parse(text)) for text in (entry.before, entry.after))
+        assert {key for key in {*before, *after} if before.get(key) != after.get(key)} == {*change.keys}
+    tip = incumbent_values(parse(repo.config_at("HEAD")))
+    assert tip == incumbent_values(ledger.stored_config(ours[-1]))
+    assert (root / "train.toml").read_bytes() == repo.config_at("HEAD")
+    assert nightshift(root, "verify")[0] == 0
+
+
+def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_be_switched_off(root: Path) -> None:
+    assert whole_night(root, agent="lr", proposer="lr", experiments=3)[0] == 0
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
+    assert code == 0, stderr
+    assert [bool(record.run.new) for record in records(root)] == [False, *[True] * 4]  # it is seconds old
+    first = Ledger(root).record(1)
+    hour_ago = (datetime.fromisoformat(first.started) - timedelta(hours=2)).isoformat()
+    with Ledger(root).lock():
+        Ledger(root).write(structs.replace(first, result=replace(first.result, started=hour_ago)))
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)
+    assert code == 0, stderr
+    last = records(root)[5:]
+    assert [record.proposal.description for record in last][0] == "baseline again"
+    assert [bool(record.run.new) for record in last] == [False, True, True]
+    assert {record.run.rider for record in last} == {None}
 
 
 def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
@@ -136,8 +165,8 @@ def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) 
     code, stdout, _ = whole_night(root, agent="lr", proposer="lr", experiments=9)
     assert code == 1
     assert "5 crashes in a row" in stdout
-    hashes = [r.config_hash for r in records(root)]
-    assert [hashes.index(h) for h in hashes] == [0, 1, 1, 1, 4, 4]
+    changes = [r.run.new and r.run.new.keys for r in records(root)]
+    assert [changes.index(each) for each in changes] == [0, 1, 1, 1, 4, 4]
 
 
 def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path) -> None:
@@ -234,6 +263,7 @@ def told(root: Path) -> list[tuple[object, ...]]:
         (
             *(
                 r.config_hash,
+                r.run.rider and r.run.rider.keys,
                 r.status,
                 places.get(r.parent or 0),
                 r.proposal.description,
@@ -254,11 +284,11 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
     assert code == 1, stderr
     kept, last = records(root)[1:]
     assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
-    line = f"0002 is kept and not committed: git could not write: its lock file {lock} was "
+    line = f"keep 0002: decided and not committed: git could not write: its lock file {lock} was "
     assert f"\ngit:          {line}" in (root / "runs" / "night.txt").read_text()
     assert "\nstopped:      3 experiments are done\n" in stdout
     for name in ("report.md", "report.html"):
-        assert "Not in git: 0002 is kept and not committed" in (root / "runs" / name).read_text()
+        assert "Not in git: keep 0002: decided and not committed" in (root / "runs" / name).read_text()
     lock.unlink()
     code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=1)
     assert code == 0, stderr

@@ -48,7 +48,7 @@ def test_every_agent_has_a_folder_name_of_its_own() -> None:
 def test_a_recorded_night_is_a_row(tmp_path: Path) -> None:
     ledger = stored_night(tmp_path)
     row = agents.night(tmp_path, "tpe")
-    assert (row["experiments"], row["kept"], row["crashed"]) == (30, 5, 0)
+    assert (row["experiments"], row["kept"], row["crashed"]) == (30, 4, 0)
     assert row["gain_pp"] is None  # it has no certificate here
     assert len(row["curve"]) == 30
     assert row["curve"][-1] == pytest.approx(row["believed_pp"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, message, plan, user_edits
+from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, message, plan, user_decisions
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.toml_edit import set_values
@@ -75,8 +75,10 @@ class Branch:
         git(self.repo.root, "commit", "--quiet", "-m", message, "--", "train.toml")
         return git(self.repo.root, "rev-parse", "HEAD").strip()
 
-    def edits(self) -> list[tuple[str, dict[str, str | None]]]:
-        return [*user_edits(self.repo, self.start, self.ours).items()]
+    def by_user(self, since: Head | None = None) -> list[tuple[str, str | None, dict[str, str | None]]]:
+        """What the user's commits since a head decide: action, commit, keys."""
+        found = user_decisions(self.repo, since or self.start, BASELINE, self.kept, self.ours)
+        return [(str(each.action), each.commit, each.change.keys) for each in found]
 
 
 @pytest.fixture
@@ -250,17 +252,17 @@ def test_commits_of_the_user_are_told_from_ours(branch: Branch) -> None:
     reverted = branch.repo.head().commit
     (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + branch.config().source)
     git(branch.repo.root, "commit", "--quiet", "-m", "comment", "--", "train.toml")
-    assert branch.edits() == [(forged, {KL: "0.1"}), (reverted, {LR: "3e-6"})]
+    assert branch.by_user() == [("keep", forged, {KL: "0.1"}), ("revert", reverted, {LR: "5e-6"})]
 
 
 def test_a_broken_commit_of_the_user_counts_with_its_repair(branch: Branch) -> None:
     (branch.repo.root / "train.toml").write_bytes(b"lr = ")
     git(branch.repo.root, "commit", "--quiet", "-m", "broken", "--", "train.toml")
     with pytest.raises(ConfigError):
-        branch.edits()
+        branch.by_user()
     (branch.repo.root / "train.toml").write_bytes(SHIPPED.replace(b"max_norm = 1.0", b"max_norm = 2"))
     git(branch.repo.root, "commit", "--quiet", "-m", "repaired", "--", "train.toml")
-    assert branch.edits() == [(branch.repo.head().commit, {"trainer.optim.max_norm": "2.0"})]
+    assert branch.by_user() == [("keep", branch.repo.head().commit, {"trainer.optim.max_norm": "2.0"})]
 
 
 def test_a_branch_that_was_reset_or_merged_is_one_edit(branch: Branch) -> None:
@@ -269,13 +271,29 @@ def test_a_branch_that_was_reset_or_merged_is_one_edit(branch: Branch) -> None:
     branch.decide(keep(change(2, kl="0.01")))
     last = branch.repo.head()
     git(branch.repo.root, "reset", "--quiet", "--hard", f"{first.commit}")
-    assert user_edits(branch.repo, last, branch.ours) == {first.commit: {KL: "0.001"}}
+    for since in (last, first, branch.start):
+        assert branch.by_user(since) == [("revert", first.commit, {KL: "0.01"})]
+    branch.kept = branch.kept[:1]
+    assert branch.by_user(last) == []
     git(branch.repo.root, "switch", "--quiet", "-c", "side", f"{branch.start.commit}")
     branch.edit({BATCH: 512})
     branch.edit({BATCH: 128})
     git(branch.repo.root, "switch", "--quiet", first.branch)
     git(branch.repo.root, "merge", "--quiet", "--no-edit", "side")
-    assert branch.edits() == [(branch.repo.head().commit, {BATCH: "128"})]
+    assert branch.by_user(first) == [("keep", branch.repo.head().commit, {BATCH: "128"})]
+
+
+def test_an_edit_of_some_keys_of_a_kept_change_is_a_change_of_the_users(branch: Branch) -> None:
+    branch.decide(keep(change(1, lr="5e-6", kl="0.01")))
+    mine = branch.edit({LR: 4e-6})
+    assert branch.by_user() == [("keep", mine, {LR: "4e-6"})]
+    both = branch.edit({LR: 3e-6, KL: 0.001, BATCH: 512})
+    assert branch.by_user() == [
+        ("keep", mine, {LR: "4e-6"}),
+        ("revert", both, {LR: "5e-6", KL: "0.01"}),
+        ("revert", both, {LR: "4e-6"}),
+        ("keep", both, {BATCH: "512"}),
+    ]
 
 
 # Values that most sequences can set by themselves, and some that need each other.

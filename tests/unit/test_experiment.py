@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_the_baseline_is_recorded_as_it_was_and_makes_no_commit(setup: Setup) ->
     assert record.result.seed == 1000
     assert record.result.training.outcome is Outcome.FINISHED
     assert record.judgement.why == "baseline"
-    assert record.judgement.delta is None
+    assert record.decision is None
     assert record.git_action == "baseline: nothing to commit"
     assert subjects(setup) == ["baseline config", "start"]
     assert record.proposal.prediction == "no change"
@@ -111,57 +112,90 @@ def test_a_harmful_change_is_discarded_and_train_toml_restored(setup: Setup) -> 
 
 def test_a_helpful_change_is_kept_and_committed(setup: Setup) -> None:
     baseline(setup, POOR)
-    source = write(setup, GOOD)
-    record = run(setup, description="lr 6e-7 -> 3e-6: expect +20 pp")
+    write(setup, GOOD, "max_off_policy_steps = 2  # a key that only prime-rl reads")
+    record = run(setup, description="a higher rate: expect +20 pp")
     assert record.status == "keep"
-    assert (record.judgement.delta or 0) > 0.1
-    assert subjects(setup)[0] == "lr 6e-7 -> 3e-6: expect +20 pp"
-    assert setup.repo.config_at("HEAD") == source
-    assert record.kept_commit == setup.repo.head().commit
+    assert (record.decision.effect or 0) > 0.1
+    assert subjects(setup)[:2] == ["keep 0002: lr 6e-7 → 3e-6, max_off_policy_steps 8 → 2", "baseline config"]
+    body = git(setup.root, "log", "-1", "--format=%b")
+    assert f"Evidence: effect {record.decision.estimate}, P(it helps) 100 %, measured by 0002" in body
+    assert "Hypothesis: a higher rate: expect +20 pp" in body
+    assert record.commits == {"keep 0002": setup.repo.head().commit}
+    assert (setup.root / "train.toml").read_bytes() == setup.repo.config_at("HEAD")
+    assert tomllib.loads((setup.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert setup.ledger.read(record.number) == record
-    assert record.judgement.why in git(setup.root, "log", "-1", "--format=%b")
     # All that is not right says "#### no": the stand-in learns nothing but to write a number.
-    assert record.judgement.why.endswith("after 1 run: provisional; a gain in form only")
+    assert record.judgement.why.endswith("P(it helps) 100 %: keep; a gain in form only")
     assert any(line.startswith("form: ") for line in (record.health or "").splitlines())
     assert record.evaluation.strict_score == record.score
 
 
-def test_what_an_agent_committed_first_is_adopted_or_undone_by_a_commit(setup: Setup) -> None:
-    baseline(setup, POOR)
-    good = write(setup, GOOD)
-    git(setup.root, "commit", "--quiet", "--all", "-m", "quick agent: good")
-    kept = run(setup)
-    assert kept.kept_commit == setup.repo.head().commit
-    assert "adopted" in kept.git_action
-    write(setup, BAD)
-    git(setup.root, "commit", "--quiet", "--all", "-m", "quick agent: bad")
-    record = run(setup)
-    assert subjects(setup)[:3] == [
-        f"Restore the incumbent after experiment {record.number:04d}",
-        "quick agent: bad",
-        "quick agent: good",
+def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(setup: Setup) -> None:
+    baseline(setup, GOOD)
+    bad = write(setup, BAD)
+    git(setup.root, "commit", "--quiet", "--all", "-m", "I want this rate")
+    mine = setup.repo.head().commit
+    measured = run(setup)
+    assert (measured.status, measured.commits) == ("measured", {})
+    assert [(d.action, d.commit, d.change.keys) for d in measured.user_decisions] == [
+        ("keep", mine, {"trainer.optim.lr": "3e-5"})
     ]
-    assert setup.repo.config_at("HEAD") == good == (setup.root / "train.toml").read_bytes()
-    assert git(setup.root, "status", "--porcelain") == ""
+    campaign = setup.campaign(measured.branch)
+    assert campaign.posterior.effect(campaign.kept[0]).p_helps < 0.05
+    assert setup.repo.config_at("HEAD") == bad == (setup.root / "train.toml").read_bytes()
+    with pytest.raises(UsageError, match="already tried in experiment 0002"):
+        run(setup)
 
 
-def test_a_keep_is_taken_back_when_its_children_disappoint(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are told to be so noisy that a single good one is doubted as soon as everything tried on it is poor."""
-    noisy = replace(RULES.decision, seed_sd=0.3, prior_sd=0.1, kinds=((0.0, 1.0),), priors=((1.0, (1.0,)),))
+def test_git_revert_of_a_keep_takes_the_change_out(setup: Setup) -> None:
+    source = baseline(setup, POOR, then=GOOD)
+    kept = run(setup)
+    assert kept.status == "keep"
+    git(setup.root, "revert", "--no-edit", kept.kept_commit)
+    assert (setup.root / "train.toml").read_bytes() == source
+    record = tried(setup, BAD)
+    assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
+    assert record.diff == ("trainer.optim.lr 6e-7 -> 3e-5",)
+    assert setup.campaign(record.branch).kept == ()
+    # The change helps, and stays out all the same.
+    assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
+    assert setup.repo.config_at("HEAD") == source
+
+
+def test_a_reset_branch_takes_out_what_it_lost(setup: Setup) -> None:
+    source = baseline(setup, POOR, then=GOOD)
+    kept = run(setup)
+    git(setup.root, "reset", "--quiet", "--hard", "HEAD~1")
+    record = tried(setup, BAD)
+    assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
+    assert setup.repo.config_at("HEAD") == source
+
+
+def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says_so(setup, monkeypatch):
+    """Runs are told to be so noisy that a single good one is doubted as soon as its config disappoints."""
+    noisy = replace(RULES.decision, keep_at=0.5, revert_below=0.8, seed_sd=0.3, kinds=((0.0, 0.1, 1.0),))
     setup = make_setup(setup.root, replace(RULES, decision=noisy), monkeypatch)
-    source = baseline(setup, POOR)
-    good = write(setup, GOOD)
+    source = baseline(setup, POOR, then=GOOD)
     assert run(setup).status == "keep"
-    for attempt in range(12):
-        record = tried(setup, f"{1 + attempt / 100}e-4")
-        if record.judgement.taken_back_to is not None:
-            break
-        assert setup.repo.config_at("HEAD") == good
-    assert (record.status, record.judgement.taken_back_to) == ("discard", 1)
-    assert "0002 is taken back: 0001 is expected +" in record.judgement.why
+    record = tried(setup, BAD)
+    assert [str(d.action) for d in record.judgement.decisions] == ["revert", "discard"]
+    assert record.judgement.why.endswith("; 0002 reverted")
+    assert summary(record, "").rstrip().splitlines()[-1].split() == ["train.toml:", "0002", "reverted"]
     assert setup.repo.config_at("HEAD") == source == (setup.root / "train.toml").read_bytes()
-    assert subjects(setup)[0] == f"Restore the incumbent after experiment {record.number:04d}"
+    assert subjects(setup)[0].startswith("revert 0002: lr 3e-6 → 6e-7")
+    assert setup.campaign(record.branch).since(setup.ledger.record(2)) == "reverted"
     assert tried(setup, "9e-5").parent == 1
+
+
+def test_the_baseline_runs_once_more_whatever_train_toml_holds(setup: Setup) -> None:
+    baseline(setup, POOR, then=GOOD)
+    run(setup)
+    candidate = write(setup, BAD)
+    record = run_experiment(Request(baseline=True), setup)
+    assert (record.status, record.run.is_baseline, record.proposal.description) == ("measured", True, "baseline again")
+    assert record.effective == setup.ledger.record(1).effective
+    assert (setup.root / "train.toml").read_bytes() == candidate
+    assert "expected of the baseline" in record.judgement.why
 
 
 def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> None:
@@ -171,10 +205,11 @@ def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> 
     with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d} \(discard"):
         run(setup)
     again = run(setup, again=True)
-    assert (discarded.result.seed, again.result.seed) == (1000, 1001)
+    assert (discarded.result.seed, again.result.seed) == (1001, 1002)
+    assert (again.status, again.run.new, again.run.kept) == ("measured", None, (discarded.run.new,))
     write(setup, GOOD)
-    itself = [run(setup, again=True).result.seed for _ in range(2)]
-    assert itself == [1001, 1002]  # the baseline has had the first
+    itself = [run(setup, again=True) for _ in range(2)]
+    assert [(record.status, record.result.seed) for record in itself] == [("measured", 1003), ("measured", 1004)]
 
 
 def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(setup):
@@ -184,13 +219,13 @@ def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_an
         write(setup, BAD)
         fault(setup.root, "short_answers")
         lost = run(setup)
-        assert (lost.failure, lost.result.seed, lost.starts) == (Failure.MACHINERY, 1000, starts)
+        assert (lost.failure, lost.result.seed, lost.starts) == (Failure.MACHINERY, 1001, starts)
         folder = setup.ledger.run_dir(lost.number)
         assert [path.name for path in folder.iterdir() if "evaluation" in path.name] == []
     measured = tried(setup, BAD)
-    assert (measured.result.seed, measured.num_starts) == (1000, 3)
+    assert (measured.result.seed, measured.num_starts) == (1001, 3)
     again = tried(setup, BAD, again=True)
-    assert (again.result.seed, again.num_starts) == (1001, 4)
+    assert (again.result.seed, again.num_starts) == (1002, 4)
     assert "\nstarts:           start 4 of this config\n" in summary(again, "")
 
 
@@ -269,11 +304,12 @@ def test_an_interruption_closes_the_record_and_decides_nothing(setup: Setup) -> 
 
 def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Setup) -> None:
     baseline(setup, POOR)
-    good = write(setup, GOOD)
+    write(setup, GOOD)
     record = run(setup)
+    good = setup.repo.config_at("HEAD")
     parent = git(setup.root, "rev-parse", "HEAD~1").strip()
     git(setup.root, "update-ref", "HEAD", parent)  # as if the power had failed between verdict and commit
-    setup.ledger.write(replace(record, kept_commit=None, git_action=None))
+    setup.ledger.write(replace(record, commits={}, git_action=None))
     setup.ledger.tsv_path.unlink()
     assert tried(setup, BAD).status == "discard"
     settled = setup.ledger.read(record.number)
@@ -287,21 +323,24 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
     """git leaves such a file when it is killed, and holds it while somebody else commits."""
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.2)
     baseline(setup, POOR)
-    good, lock = write(setup, GOOD), setup.root / ".git" / name.format(branch=setup.repo.head().branch)
+    source, lock = write(setup, GOOD), setup.root / ".git" / name.format(branch=setup.repo.head().branch)
     lock.touch()
     record = run(setup)
     assert (record.status, record.kept_commit) == ("keep", None)
     assert record.git_action.startswith(f"not done: git could not write: its lock file {lock} was ")
-    assert uncommitted(setup.campaign(record.branch)).startswith("0002 is kept and not committed: git could not write")
+    missing = uncommitted(setup.ledger.records(), record.branch)
+    assert missing.startswith("keep 0002: decided and not committed: git could not write")
+    assert (setup.root / "train.toml").read_bytes() == source
     for rate in ("4e-5", "5e-5")[:num_between]:  # discarded while the lock is still held
         assert tried(setup, rate).status == "discard"
-        assert (setup.root / "train.toml").read_bytes() == good
     lock.unlink()
     assert tried(setup, BAD).status == "discard"
     settled = setup.ledger.read(record.number)
-    assert setup.repo.config_at("HEAD") == setup.repo.config_at(settled.kept_commit) == good
-    assert uncommitted(setup.campaign(record.branch)) is None
-    assert subjects(setup)[0] == record.proposal.description
+    assert setup.repo.config_at("HEAD") == (setup.root / "train.toml").read_bytes() == source
+    assert settled.kept_commit == setup.repo.head().commit
+    assert uncommitted(setup.ledger.records(), record.branch) is None
+    assert subjects(setup)[0] == "keep 0002: lr 6e-7 → 3e-6"
+    assert [r.user_decisions for r in setup.ledger.records() if r.user_decisions] == []
     assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.journal.head)
     assert verify(Ledger(setup.root)).problems == []
 
@@ -313,7 +352,7 @@ def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setu
     good = write(setup, GOOD)
     assert run(setup).status == "keep"
     for settled in (None, "not done: git update-ref failed"):
-        setup.ledger.write(replace(record, kept_commit=None, git_action=settled))
+        setup.ledger.write(replace(record, commits={}, git_action=settled))
         tried(setup, BAD, again=True)
         assert setup.repo.config_at("HEAD") == good
 
@@ -395,7 +434,7 @@ def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup)
     assert "branch main is no campaign" in record.git_action
     assert subjects(setup) == ["start"]
     assert (setup.root / "train.toml").read_bytes() == source
-    assert run(setup).status in ("keep", "discard")  # no campaign: the same config may be repeated
+    assert run(setup).status == "measured"  # no campaign: the same config may be repeated
 
 
 def test_a_campaign_stays_on_its_rules_and_on_its_harness(setup: Setup) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement, Proposal, Record
+from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
 from nightshift.campaign.results import COLUMNS, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
@@ -20,10 +20,16 @@ from tests.campaigns import a_record, a_result, replace
 A_RUN = replace(a_result(), curve=(0.5, None))
 
 
+def decided(record: Record, effect: float) -> Judgement:
+    decision = Decision(change=record.run.new, action=Action.KEEP, effect=effect, effect_stderr=0.01)
+    return Judgement(why="why", decisions=(decision,))
+
+
 def closed(ledger: Ledger, **changes: object) -> Record:
-    record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
-    judgement = Judgement(why="why", delta=0.01, p_better=0.8, incumbent_score=0.49)
-    record = replace(record, status="keep", judgement=judgement, result=A_RUN, total_seconds=80.0)
+    record = ledger.reserve(
+        a_record(run=Run(new=Change(keys={"trainer.optim.lr": "5e-6"}))), {"train.toml": b"x = 1\n"}
+    )
+    record = replace(record, status="keep", judgement=decided(record, 0.01), result=A_RUN, total_seconds=80.0)
     record = replace(record, **changes)
     ledger.close(record)
     return record
@@ -47,7 +53,8 @@ def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
         "eval_score",
         "eval_stderr",
         "effect_at_decision",
-        "p_better",
+        "p_helps",
+        "rider",
         "memory_gb",
         "reward_mean",
         "commit",
@@ -61,15 +68,16 @@ def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
 def test_commit_is_empty_unless_kept_and_the_first_five_columns_are_the_formats(ledger: Ledger) -> None:
     assert COLUMNS[:5] == ("commit", "eval_score", "memory_gb", "status", "description")
     closed(ledger)
-    closed(ledger, kept_commit="abcdef0123")
+    closed(ledger, commits={"keep 0002": "abcdef0123", "revert 0001": "c0ffee"})
     assert [r["commit"] for r in table(ledger)] == ["", "abcdef0"]
 
 
 def test_no_text_of_results_tsv_is_a_formula_and_numbers_keep_their_minus(ledger: Ledger) -> None:
     texts = ["=cmd()", "+1 pp", "-1 pp", "@x", "\t=1", "\r@x", "lr = 3e-6"]
     for text in texts:
-        judgement = Judgement(why="why", delta=-0.01, p_better=0.2, incumbent_score=0.49)
-        closed(ledger, proposal=Proposal(description=text), judgement=judgement)
+        run = Run(new=Change(keys={"trainer.optim.lr": "5e-6"}))
+        judgement = decided(a_record(run=run), -0.01)
+        closed(ledger, proposal=Proposal(description=text), run=run, judgement=judgement)
     assert [cells["description"] for cells in table(ledger)] == [
         *(f"'{text.strip()}" for text in texts[:-1]),
         texts[-1],

@@ -26,7 +26,7 @@ from nightshift.errors import Interrupted
 from nightshift.executors.process import interruptible
 from nightshift.files import write_json
 from nightshift.waiting import Wait, innermost, lasted, waiting
-from tests.recorded_nights import stored_night
+from tests.campaigns import KEYS, judged, stored
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import wait_for
 
@@ -202,13 +202,17 @@ def test_a_download_says_what_and_how_much_and_counts_its_bytes(monkeypatch, tmp
 
 
 def test_show_says_first_what_came_of_it_and_last_what_programs_compare(tmp_path: Path) -> None:
-    ledger = stored_night(tmp_path)
-    record = next(r for r in ledger.records() if r.parent is not None and r.judgement and r.judgement.delta)
-    names = [line.split(":")[0] for line in experiment_lines(ledger, record) if not line.startswith(" ")]
-    shown = list(dict.fromkeys(names))
-    assert shown[:6] == ["number", "status", "judgement", "effect_at_decision", "effect", "score"]
+    ledger = stored(tmp_path, judged([0.5, 0.6, 0.5]))
+    record = ledger.records()[1]
+    assert record.decision is not None
+    estimate = record.decision.estimate
+    assert estimate is not None
+    lines = list(experiment_lines(ledger, record))
+    shown = list(dict.fromkeys(line.split(":")[0] for line in lines if not line.startswith(" ")))
+    assert shown[:7] == ["number", "status", "judgement", "effect_at_decision", "effect", "p_helps", "since"]
     assert shown.index("description") < shown.index("result") < shown.index("unused_keys") < shown.index("rules_hash")
-    lines = [line for line in experiment_lines(ledger, record) if line.startswith("effect_at_decision")]
-    assert record.judgement.delta_stderr is not None
-    half = 1.96 * record.judgement.delta_stderr
-    assert lines == [f"{'effect_at_decision:':24}{record.judgement.delta:+.4f} ± {half:.4f}"]
+    half = f"{estimate.mean:+.4f} ± {1.96 * estimate.sd:.4f}"
+    assert f"{'effect_at_decision:':24}{half}" in lines
+    p_helps = f"P(it helps) {100 * estimate.p_helps:.0f} %"
+    assert f"{'  decisions:':24}keep 0002: {KEYS[2][0]} = 0.02; effect {half}, {p_helps}" in lines
+    assert f"{'since:':24}confirmed" in lines

@@ -296,12 +296,23 @@ def test_in_the_last_runs_nothing_comes_in_and_then_nothing_goes_out() -> None:
     assert actions(decisions) == [("adopt", 2), ("discard", 3)]
 
 
-def test_a_run_with_a_change_that_no_run_measured_is_an_error() -> None:
+def test_a_kept_change_whose_record_is_gone_is_of_any_kind() -> None:
     posterior = start()
+    posterior.observe(Run(kept=(change(1),)), 0.47, 0.1)
+    assert posterior.effect(change(1)).sd > 0.02
     with pytest.raises(KeyError):
-        posterior.observe(Run(kept=(change(1),)), 0.47, 0.1)
-    with pytest.raises(KeyError):
-        posterior.effect(change(1))
+        posterior.effect(change(2))
+
+
+def test_a_copy_shares_nothing_with_what_it_was_copied_from() -> None:
+    posterior = start()
+    posterior.observe(Run(new=change(1)), 0.52, 0.1)
+    copied = posterior.copy()
+    before = posterior.predict(posterior.kept), posterior.gain(), posterior.noise_variance
+    copied.observe(Run(kept=copied.kept, new=change(2)), 0.60, 0.2)
+    copied.decide_for_user(change(3), True)
+    assert (posterior.predict(posterior.kept), posterior.gain(), posterior.noise_variance) == before
+    assert posterior.known(change(2)) is None
 
 
 def test_a_change_that_the_user_keeps_is_of_any_kind_until_a_run_measures_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Judgement
+from nightshift.campaign.records import Action, Change, Decision, Judgement, Run
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
 from nightshift.cli.shell import in_one_line
@@ -80,12 +80,12 @@ def test_exit_codes_are_those_of_the_program() -> None:
 def test_keys_of_the_summary_exist() -> None:
     record = a_record(number=1, status="discard", judgement=Judgement(why="why"), health="time: 1 steps")
     printed = set(re.findall(r"^(\w+):", summary(record, "abc"), re.MULTILINE))
-    [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
-    assert set(pattern.split("|")) <= printed
+    [pattern] = re.findall(r"grep -E '\^\(([\w|.]+)\):'", TEXT)
+    assert set(pattern.split("|")) <= {*printed, "train.toml"}
     known = {
         "eval_score",
         "effect_at_decision",
-        "p_better",
+        "p_helps",
         "why",
         "unused_keys",
         "git",
@@ -97,6 +97,27 @@ def test_keys_of_the_summary_exist() -> None:
     text = summary(told, "abc")
     assert "\nscaled:           trainer.optim.lr 3e-6 x 50 = 0.00015 on this model\nunused_keys:      2: a, b\n" in text
     assert {"scaled", "unused_keys"} <= set(re.findall(r"`(\w+)", TEXT))
+
+
+def test_the_last_line_says_which_other_changes_left_or_joined() -> None:
+    """What run.py leaves in train.toml is then other than before by more keys than those just tried."""
+    new, other, rider = (Change(experiment=number, keys={"trainer.optim.lr": f"{number}e-6"}) for number in (4, 3, 2))
+    decisions = (
+        Decision(change=other, action=Action.REVERT, effect=-0.01, effect_stderr=0.02),
+        Decision(change=new, action=Action.KEEP, effect=0.02, effect_stderr=0.01),
+    )
+    record = a_record(
+        number=4, status="keep", parent=1, run=Run(kept=(other,), rider=rider, new=new),
+        judgement=Judgement(why="why", decisions=decisions, kept=(new,)),
+        commits={"revert 0003": "a" * 40, "keep 0004": "b" * 40},
+    )  # fmt: skip
+    lines = summary(record, "abc").splitlines()
+    assert lines[-1] == "train.toml:       0003 reverted"
+    assert "rider:            0002" in lines
+    assert "p_helps:          0.98" in lines
+    assert "`train.toml: 0003 reverted, 0005 adopted`" in TEXT
+    for without in (replace(record, commits={}), replace(record, judgement=Judgement(why="", decisions=decisions[1:]))):
+        assert "train.toml:" not in summary(without, "abc"), "no commit changed another key"
 
 
 def test_keys_of_train_toml_are_open() -> None:

@@ -17,10 +17,16 @@ def test_a_night_in_the_emulator_is_the_same_for_the_same_seed(proposer: str) ->
     nights = [Night(SearchProposer(proposer, 1), 1, has_rider=True, num_runs=20) for _ in range(2)]
     first, second = [night.play() for night in nights]
     assert first == second
-    assert len(nights[0].records) == 20
-    assert first["changes"] == len(nights[0].posterior.kept)
-    last = nights[0].records[-1]
-    assert last.config_hash == nights[0].config(nights[0].posterior.kept).hash
+    campaign = nights[0].campaign
+    assert len(campaign.decided) == 20
+    assert first["changes"] == len(campaign.kept)
+    assert [record.run.is_baseline for record in campaign.decided[-4:]] == [
+        True,
+        True,
+        not campaign.kept,
+        not campaign.kept,
+    ]
+    assert campaign.decided[-1].run.kept == campaign.kept
 
 
 def test_the_summary_compares_the_same_nights() -> None:

@@ -1,27 +1,33 @@
-"""benchmarks/replay.py: recorded nights, decided again by today's rule."""
+"""benchmarks/replay.py and recorded.py: recorded nights, decided again by today's rule."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.campaign import contradictions
+from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.records import Action
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import recorded
-from replay import changes_between, compare, decision_lines, gain_of, replay
+from replay import compare, decision_lines, decisions_of, gain_of, replay
 
 
-def test_a_config_is_its_parents_changes_and_its_own() -> None:
-    replayed = replay("tpe-0", recorded.constants())
-    configs = recorded.configs("tpe-0")
-    for number, changes in replayed.configs.items():
-        values = dict(changes_between(configs[1], configs[1]))
-        for change in changes:
-            values |= change.keys
-        wanted = changes_between(configs[1], configs[number])
-        assert {key: value for key, value in values.items() if key in wanted} == wanted, number
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_a_recorded_config_is_the_baseline_with_the_changes_of_its_run(night: str) -> None:
+    configs = recorded.configs(night)
+    for record in recorded.records(night):
+        values = incumbent_values(configs[1], record.run.changes)
+        assert values == incumbent_values(configs[record.number]), record.number
+
+
+@pytest.mark.parametrize("night", recorded.NIGHTS)
+def test_the_records_are_those_of_the_rule(night: str) -> None:
+    records = recorded.records(night)
+    assert len(records) == 30
+    assert contradictions(records, lambda record: recorded.configs(night)[record.number]) == []
 
 
 @pytest.mark.parametrize("night", recorded.NIGHTS)
@@ -30,16 +36,15 @@ def test_the_replayed_night_agrees_with_its_certificate(night: str) -> None:
     low, high = figures["certified_interval"]
     assert low < figures["gain"] < high
     assert low < figures["same_config"] < high
-    assert figures["experiments"] == 30
 
 
 def test_every_decision_that_moves_the_incumbent_has_a_line() -> None:
-    replayed = replay("random-0", recorded.constants())
-    (line,) = decision_lines(replayed)
-    assert line.startswith("after 0018: keep 0018, effect +14")
-    (decision,) = replayed.decisions[18]
+    campaign = replay("random-0")
+    (line,) = decision_lines(campaign)
+    assert line.startswith("after 0018: keep 0018, effect +1")
+    (decision,) = decisions_of(campaign)[18]
     assert decision.action is Action.KEEP
 
 
 def test_a_config_without_changes_gains_nothing() -> None:
-    assert gain_of(replay("random-0", recorded.constants()), ())[0] == 0.0
+    assert gain_of(replay("random-0"), ())[0] == 0.0

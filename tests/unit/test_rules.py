@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Path:
         "nightshift/evaluation/evaluate.py",
         "nightshift/engines/trl/grpo.py",
         "nightshift/config/allowlist.py",
-        "nightshift/campaign/decision.py",
+        "nightshift/campaign/posterior.py",
         "models/arithmetic-base/model.safetensors",
         "models/arithmetic-base/chat_template.jinja",
     ],
@@ -111,8 +111,8 @@ def test_a_package_that_is_a_link_is_refused(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("seed_sd = 0", "seed_sd"), ("prior_sd = -1", "prior_sd"), ("take_back = nan", "take_back"),
-     ("prior_sd = inf", "prior_sd"), ("take_back = -0.1", "take_back")],
+    [("seed_sd = 0", "seed_sd"), ("prior_sd = -1", "prior_sd"), ("seed_sd = nan", "seed_sd"),
+     ("prior_sd = inf", "prior_sd")],
 )  # fmt: skip
 def test_constants_of_the_decision_are_such_that_a_record_can_be_read(root: Path, line: str, expected: str) -> None:
     path = root / "environments/gsm8k/pyproject.toml"
@@ -210,7 +210,10 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ("gsm8k", 1319, 3.0),
         ("arithmetic", 1000, 1.0),
     ]
-    assert rules.decision.prior_sd == pytest.approx(0.75 * 0.01 + 0.25 * 0.08)
+    assert rules.decision.seed_sd == pytest.approx(0.75 * 0.0125 + 0.25 * 0.013)
+    scale = (0.75 * 0.008 + 0.25 * 0.08) / 0.008
+    assert rules.decision.least_worth == pytest.approx(scale * 0.0005)
+    assert rules.decision.kinds[0][1] == pytest.approx(scale * 0.007)
     equal = rules_of(ROOT, Chosen(environments=["gsm8k", "arithmetic"]), "trl", 1)
     assert rules.hash(ROOT) != equal.hash(ROOT)
 

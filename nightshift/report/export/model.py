@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.finish import MODEL_NAME
-from nightshift.campaign.records import Record
+from nightshift.campaign.next_run import settings_of
+from nightshift.campaign.records import Change, Record
 from nightshift.errors import EngineError, UsageError, listed
 from nightshift.experiment.certify import read_comparisons
 from nightshift.files import open_regular, read_file, whole_folder, write_atomically
+from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.private import Private
 from nightshift.report.export.story import Row, Story
 from nightshift.report.markdown import markdown
@@ -38,7 +40,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def copy_model(story: Story, number: int | None, target: Path, private: Private, *, is_mine: bool = False) -> Path:
-    """Write the model of an experiment, the incumbent where `number` is None, to `target`; its path.
+    """Write the model of an experiment to `target`; its path. Where `number` is None: of the last run of exactly the
+    incumbent's config, or else of the last keep that stands.
 
     The folder appears whole or not at all. UsageError where it holds something already, or the weights are gone;
     EngineError where they are not those that were scored, or what lies beside them names code or another network.
@@ -55,7 +58,8 @@ def copy_model(story: Story, number: int | None, target: Path, private: Private,
 
 
 def _chosen(story: Story, number: int | None) -> tuple[Record, Row]:
-    best = story.shown.campaign.incumbent
+    campaign = story.shown.campaign
+    best = campaign.incumbent_run or campaign.parent
     if number is None and best is None:
         raise UsageError("the campaign has no incumbent yet", "Run its baseline: uv run run.py.")
     wanted = number if number is not None else best.number if best else 0
@@ -195,7 +199,8 @@ def card(story: Story, record: Record, each: Row, unverified: list[str], private
     front = [f"base_model: {base}"] if revision and _HUB_NAME.fullmatch(base) else []
     seconds = f"{record.budget_seconds:g} s of training" if record.budget_seconds else "not recorded"
     budget = f"{rules.budget_text} of training" if rules else seconds
-    commit = next((first.commit for first in story.shown.campaign.kept), None)  # where the campaign began
+    baseline = story.shown.campaign.baseline
+    commit = baseline.commit if baseline else None  # where the campaign began
     decoding = f", greedy, at most {rules.decoding.max_completion_tokens} tokens" if rules else ""
     rows = [
         ("base model", f"{base}{f' at {revision}' if revision else ''}" or "not recorded"),
@@ -224,6 +229,7 @@ def card(story: Story, record: Record, each: Row, unverified: list[str], private
         "## What is known of it", "",
         f"- eval_score {score}: the share of the selection set that is answered right (0 to 1){decoding}. "
         "Experiments were chosen on that set, so the score of the best of them is flattered.",
+        f"- {markdown(against_incumbent(story, record), 2000)}",
         f"- {certified(story, record)}", "",
     ])  # fmt: skip
 
@@ -234,20 +240,42 @@ def _doubts(unverified: list[str]) -> list[str]:
     return ["", f"Not verified, for the base model has none alike, or is not here: {markdown(', '.join(unverified))}."]
 
 
+def against_incumbent(story: Story, record: Record) -> str:
+    """Which changes its run held that the incumbent has not, and the other way round."""
+    campaign = story.shown.campaign
+    own, kept = ({settings_of(change): change for change in changes}
+                 for changes in (record.run.changes, campaign.kept))  # fmt: skip
+    more = [f"{change.name} ({_role(change, record)})" for key, change in own.items() if key not in kept]
+    less = [change.name for key, change in kept.items() if key not in own]
+    parts = [f"its run also held {', '.join(more)}"] if more else []
+    parts += [f"its run did not hold {', '.join(less)}, which the incumbent has"] if less else []
+    held = (
+        "Its run held exactly the incumbent's changes" if not parts else f"It is not the incumbent: {'; '.join(parts)}"
+    )
+    return f"{held}. The incumbent is the baseline with {', '.join(c.name for c in campaign.kept) or 'no change'}."
+
+
+def _role(change: Change, record: Record) -> str:
+    if change == record.run.rider:
+        return "discarded, measured again"
+    return "not kept" if change == record.run.new and not record.is_keep else "reverted since"
+
+
 def certified(story: Story, record: Record) -> str:
     """What is certified, with its interval; else that nothing is, and what is believed."""
-    campaign = story.shown.campaign
-    best, standing = campaign.incumbent, campaign.standing
-    if best is None or best.number != record.number or best is campaign.kept[0] or standing is None:
-        return "Not certified: it is not the incumbent of a campaign with a gain."
-    wanted = "test", record.branch, record.rules_hash, campaign.kept[0].config_hash, record.config_hash
+    campaign, configs = story.shown.campaign, baseline_and_incumbent(story.ledger, story.shown.campaign)
+    if not campaign.kept or campaign.standing is None or configs is None:
+        return "Not certified: its campaign has no gain."
+    if record.config_hash != configs[1].hash:
+        return "Not certified: its config is not the incumbent's."
+    wanted = "test", record.branch, record.rules_hash, *(config.hash for config in configs)
     for comparison in reversed(read_comparisons(story.ledger)[0]):
         plan = comparison.plan
         if (plan.split, plan.branch, plan.rules_hash, plan.configs["baseline"], plan.configs["incumbent"]) == wanted:
             gain = _gain(comparison.estimate.difference, comparison.estimate.interval)
             verdict = comparison.verdict
             return f"Certified, {verdict}: its config gains {gain}, by fresh runs of both on sealed examples."
-    gain = _gain(standing.difference, standing.difference_interval)
+    gain = _gain(campaign.standing.gain, campaign.standing.gain_interval)
     return f"Not certified. Believed of its config: {gain}; no fresh seed and no sealed example confirmed it."
 
 

@@ -58,6 +58,7 @@ def _trial(story: Story, record: Record, each: Row, distributions: dict[str, Bas
     curve = record.result.curve if record.result else ()
     texts = {"description": each["description"], "why": each["why"], "outcome": each["outcome"], "since": each["since"]}
     texts |= {"failure": each["failure"], "proposer": each["proposer"], "changes": each["changes"]}
+    texts |= {"kept": each["kept"], "rider": each["rider"]}
     attributes: dict[str, Any] = {"experiment": each["number"], "parent": each["parent"], **scores(record, each)}
     return FrozenTrial(
         number=0,

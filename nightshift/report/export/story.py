@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,12 @@ from typing import Any
 import msgspec
 
 from nightshift.agents.history import load_configs
-from nightshift.campaign.campaign import Campaign, expected
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import CAMPAIGN_PREFIX
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Record, Verdict
 from nightshift.campaign.results import column_of, figures
-from nightshift.campaign.standing import effect_at_decision
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, changes_of, spelled
 from nightshift.config.values import Value, number_text
@@ -33,44 +32,53 @@ from nightshift.files import read_json
 from nightshift.report.data import Shown, shown_campaign
 from nightshift.text import clean, escape_formula
 
-_OUTCOMES = {Verdict.KEEP: "kept", Verdict.DISCARD: "discarded", Verdict.CRASH: "crashed"}
+_OUTCOMES = {
+    Verdict.KEEP: "kept",
+    Verdict.DISCARD: "discarded",
+    Verdict.MEASURED: "measured",
+    Verdict.CRASH: "crashed",
+}
 
 Row = dict[str, Any]  # one experiment as every export tells it, by the names of results.tsv; None: not measured
 
 
-def outcome_of(record: Record, taken_back: Collection[int]) -> str:
-    """In the words that experiments are counted by (campaign.standing.Counts)."""
+def outcome_of(record: Record, since: str = "") -> str:
+    """In the words of campaign.counts.Counts; `since`: what became of its change, see Campaign.since."""
     if record.is_keep and record.parent is None:
         return "baseline"
     if record.failure is Failure.INTERRUPTED:
         return "interrupted"
-    if record.is_keep and record.number in taken_back:
-        return "taken_back"
+    if since == "reverted" or since.startswith("adopted"):
+        return since.partition(",")[0]
     return _OUTCOMES.get(Verdict(record.status), "undecided") if record.status in {*Verdict} else "undecided"
 
 
 def rows_of(records: Iterable[Record], campaign: Campaign) -> tuple[Row, ...]:
-    """A row for each of these records of one campaign. `effect` is what is believed now of candidate less parent."""
-    taken_back, since = {record.number for record in campaign.taken_back}, campaign.since
-    return tuple(_row(record, campaign, outcome_of(record, taken_back), since.get(record.number)) for record in records)
+    """A row for each of these records of one campaign. `effect` is what its change adds to the incumbent, as it is
+    believed now."""
+    decided = {record.number for record in campaign.decided}
+    return tuple(_row(r, campaign, campaign.since(r) if r.number in decided else "") for r in records)
 
 
-def _row(record: Record, campaign: Campaign, outcome: str, since: str | None) -> Row:
-    known, now, then = figures(record), expected(campaign, record), effect_at_decision(record)
+def _row(record: Record, campaign: Campaign, since: str) -> Row:
+    known, now = figures(record), campaign.effect(record)
+    then = record.decision.estimate if record.decision else None
     return {
         "number": record.number,
-        "outcome": outcome,
-        "since": since,
+        "outcome": outcome_of(record, since),
+        "since": since or None,
         "parent": record.parent,
+        "kept": " ".join(change.name for change in record.run.kept) or None,
+        "rider": known["rider"],
         "branch": record.branch,
         **{name: known[name] for name in ("rules", "started", "description")},
         "proposer": record.proposal.proposer or None,
         **{name: known[name] for name in ("eval_score", "eval_stderr", "strict_score", "incumbent_score")},
         "effect": now and now.mean,
-        "effect_stderr": now and now.stderr,
+        "effect_stderr": now and now.sd,
         "effect_at_decision": then and then.mean,
-        "effect_at_decision_stderr": then and then.stderr,
-        "p_better": known["p_better"],
+        "effect_at_decision_stderr": then and then.sd,
+        "p_helps": known["p_helps"],
         "why": known["why"],
         "failure": record.failure,
         **{name: known[name] for name in ("num_steps", "reward_mean", "training_seconds", "total_seconds")},
@@ -124,7 +132,7 @@ def cell(value: str | float | bool | None) -> str:
 
 
 _SCORES = (
-    *("eval_score", "eval_stderr", "strict_score", "effect", "effect_stderr", "effect_at_decision", "p_better"),
+    *("eval_score", "eval_stderr", "strict_score", "effect", "effect_stderr", "effect_at_decision", "p_helps"),
     *("effect_at_decision_stderr", "num_steps", "reward_mean", "training_seconds", "total_seconds", "memory_gb"),
 )
 

@@ -53,7 +53,7 @@ const startComparison = (state, data) => {
       ? " Below the first three of each of which this page holds the texts."
       : " Their texts are not in this page.";
     return [
-      make("p", { class: "flips" }, `B against A, first run of each, of ${one.scores.length.toLocaleString("en-US")} examples: `,
+      make("p", { class: "flips" }, `B against A, of ${one.scores.length.toLocaleString("en-US")} examples: `,
         make("b", { class: "good" }, `${fixed} fixed`), ", ", make("b", { class: "bad" }, `${broken} broken`), `, net ${net} ± ${half.toFixed(0)}.${told}`),
       make("div", { class: "rollouts" }, ...cards),
     ];

@@ -92,8 +92,8 @@ const startTable = (state, data) => {
   };
 
   const rows = () => {
-    const heads = ["run", "verdict", "since", "hypothesis", "changes", "score", "strict score", "expected, pp", "± pp",
-      "effect_at_decision, pp", "± pp", "P better", "seconds"];
+    const heads = ["run", "verdict", "since", "hypothesis", "changes", "score", "strict score", "effect, pp", "± pp",
+      "P(it helps)", "effect_at_decision, pp", "± pp", "seconds"];
     const points = (text) => (number(text) === null ? null : Number((100 * number(text)).toPrecision(6)));
     return [heads, ...bodies.filter((body) => !body.hidden).map((body) => {
       const { dataset } = body;
@@ -102,8 +102,8 @@ const startTable = (state, data) => {
         Number(dataset.number), dataset.group, body.querySelector("td.status small")?.textContent ?? "",
         body.querySelector(".told dd").textContent,
         changes ? [...changes.children].map((line) => line.textContent).join("; ") : "",
-        number(dataset.score), number(dataset.strict), points(dataset.expected), points(dataset.expectedHalf),
-        points(dataset.then), points(dataset.thenHalf), number(dataset.better), number(dataset.seconds),
+        number(dataset.score), number(dataset.strict), points(dataset.effect), points(dataset.effectHalf),
+        number(dataset.helps), points(dataset.then), points(dataset.thenHalf), number(dataset.seconds),
       ];
     })];
   };
@@ -124,7 +124,7 @@ const startTable = (state, data) => {
   for (const button of sortButtons) {
     button.addEventListener("click", () => {
       const now = button.closest("th").getAttribute("aria-sort");
-      const largestFirst = ["score", "strict", "expected", "then", "better"].includes(button.dataset.sort);
+      const largestFirst = ["score", "strict", "effect", "then", "helps"].includes(button.dataset.sort);
       state.sort = [button.dataset.sort, now ? now === "ascending" : largestFirst];
       sort();
     });
