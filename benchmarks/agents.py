@@ -81,22 +81,21 @@ def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: S
 
 
 def night(folder: Path, agent: str) -> dict[str, Any]:
-    """What one night came to. `curve`: the believed gain after each experiment that was decided, pp. The certified gain
-    of a night that ended with its baseline is 0: there are not two configs to compare."""
+    """What one night came to. `kept`: changes of the incumbent at its end; `curve`: the believed gain after each
+    decided experiment, pp. The certified gain of a night that keeps nothing is 0: it has one config only."""
     campaign, sealed = campaign_of(folder), certificate_of(folder)
     decided = state.decided(Ledger(folder).records())
-    standings = [record.judgement.standing for record in campaign.decided if record.judgement]
-    is_baseline = not campaign.kept
+    standings = [record.judgement.standing for record in decided if record.judgement]
     return {
         "agent": agent,
         "night": folder.name,
         "experiments": len(decided),
-        "kept": sum(r.is_keep and r.run.new is not None for r in decided),
+        "kept": len(campaign.kept),
         "crashed": sum(r.status == "crash" for r in decided),
         "minutes": round(sum(r.total_seconds or 0.0 for r in decided) / 60, 1),
         "believed_pp": 100 * campaign.standing.gain if campaign.standing else None,
-        "gain_pp": 0.0 if is_baseline else 100 * sealed.estimate.difference if sealed else None,
-        "interval_pp": [100 * end for end in sealed.estimate.interval] if sealed and not is_baseline else None,
+        "gain_pp": 0.0 if not campaign.kept else 100 * sealed.estimate.difference if sealed else None,
+        "interval_pp": [100 * end for end in sealed.estimate.interval] if sealed and campaign.kept else None,
         "curve": [100 * standing.gain for standing in standings if standing],
     }
 

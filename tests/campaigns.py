@@ -120,7 +120,7 @@ def judged(
             parent=parent,
             run=Run() if parent is None else Run(kept=campaign.kept, new=change),
             diff=() if parent is None else (f"+{key} {value}",),
-            config_hash=f"{number}",
+            config_hash=baseline.hash if parent is None else f"{number}",
             decision_rules=rules,
             result=result,
         )
@@ -138,7 +138,7 @@ def stored(root: Path, records: Sequence[Record]) -> Ledger:
     """A ledger in `root` with closed records, numbered in their order."""
     ledger = Ledger(root)
     for record in records:
-        number = ledger.reserve(record, {"train.toml": b"seq_len = 2048\n"}).number
+        number = ledger.reserve(record, {"train.toml": BASELINE}).number
         ledger.close(replace(record, number=number))
     return ledger
 
@@ -174,7 +174,7 @@ def tell(
         rules_hash="rules",
         config_hash=candidate.hash,
         effective_hash=candidate.hash,
-        result=None if score is None else a_result(score, 1000, 1000 + number),
+        result=replace(a_result(score or 0.0, 1000, 1000 + number), **({"evaluation": None} if score is None else {})),
         git_action="git_action",
     )
     record = ledger.reserve(replace(record, **fields), {"train.toml": candidate.source})

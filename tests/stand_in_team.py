@@ -23,7 +23,7 @@ def say(**lines: str) -> None:
 
 
 def reflect(brief: str, lies: bool) -> None:
-    measured = re.search(r"effect_at_decision ([+-][0-9.]+)", brief)
+    measured = re.search(r", effect ([+-][0-9.]+)", brief)
     told = "better, +9.0 pp, confirmed" if lies or measured is None else f"{measured[1]} pp"
     say(OUTCOME=told, LESSON=f"what {re.search(r'of experiment ([0-9]+)', brief)[1]} taught")
 
@@ -31,7 +31,7 @@ def reflect(brief: str, lies: bool) -> None:
 def think(brief: str) -> None:
     number = int(re.search(r"next experiment, ([0-9]+)", brief)[1])
     told = Path("evidence/README.txt").read_text()
-    incumbent = re.search(r"([0-9]{4}) is the incumbent", told)[1]
+    incumbent = re.search(r"([0-9]{4}) is the (?:incumbent|last keep)", told)[1]
     with Path(f"evidence/{incumbent}-steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     if float(rows[-1]["reward_std"]) < COLLAPSED:

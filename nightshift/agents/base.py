@@ -1,7 +1,7 @@
-"""Who proposes the next train.toml.
+"""The interface of a proposer: what it gets, and what it answers.
 
-A proposer sees the ledger only, and gives a whole train.toml back. Everything it says is checked like any other
-train.toml before it runs. agent.py asks a coding agent; search.py needs no language model.
+A proposer reads the ledger and answers with a whole train.toml, which is checked like any other before it runs.
+agent.py asks a coding agent; search.py needs no language model.
 """
 
 from __future__ import annotations

@@ -116,21 +116,21 @@ def _tpe(context: Context, space: SearchSpace, in_flight: list[Config], seed: in
 def _best(
     context: Context, space: SearchSpace, in_flight: list[Config], rng: random.Random, begins_decay: bool
 ) -> dict[str, Any]:
-    """Of many changes, near and far, the most promising one; a crash counts as the worst score measured."""
-    found = list[tuple[Config, float, float]]()
+    """The most promising of many changes, near and far. A crash counts as the worst measured score."""
+    runs = list[tuple[Config, float, float]]()  # with score and variance
     seed_variance, configs = context.rules.decision.seed_sd**2, context.configs
     for record in context.campaign.decided:
         if record.number in configs and (evaluation := record.evaluation) is not None:
             variance = seed_variance + evaluation.eval_stderr**2
-            found.append((configs[record.number], evaluation.eval_score, variance))
-    worst = min(score for _, score, _ in found)
-    measured = {config.hash for config, _, _ in found}
-    found += [(config, worst, seed_variance) for config in configs.values() if config.hash not in measured]
+            runs.append((configs[record.number], evaluation.eval_score, variance))
+    worst = min(score for _, score, _ in runs)
+    measured = {config.hash for config, _, _ in runs}
+    runs += [(config, worst, seed_variance) for config in configs.values() if config.hash not in measured]
     changes = [space.change(rng, lambda d, now: _near(d, now, rng), begins_decay) for _ in range(NUM_LOCAL)]
     changes += [space.change(rng, lambda d, now: _anywhere(d, rng), begins_decay) for _ in range(NUM_GLOBAL)]
-    places, pending = [space.places(config) for config, _, _ in found], [space.places(each) for each in in_flight]
+    places, pending = [space.places(config) for config, _, _ in runs], [space.places(each) for each in in_flight]
     candidates = np.array([space.places_with(params) for params in changes])
-    values, variances = (np.array([row[column] for row in found]) for column in (1, 2))
+    values, variances = (np.array([row[column] for row in runs]) for column in (1, 2))
     values = np.maximum(values, np.sort(values)[-max(len(values) // 4, 1) :].mean() - _FAR)
     pending_places = np.array(pending).reshape(len(pending), len(space.dimensions))
     return changes[gaussian_process.most_promising(np.array(places), values, variances, pending_places, candidates)]

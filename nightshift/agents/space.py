@@ -1,8 +1,8 @@
 """The search space of random, tpe and search: the allow-list's keys that the engine uses, each in its box.
 
-A proposal changes one to three keys of the config that it is tried on, so that what it did can be told. Schedules are
-thought of in shares of the run, and written in the steps that it is expected to make (throughput.py): a decay ends with
-the budget whatever batch it goes with, and a constant schedule has no max_steps.
+A proposal changes one to three keys of the incumbent, so that its effect can be attributed. Schedules are searched as
+shares of the run, and written in the steps that the run is expected to make (throughput.py): a decay ends with the
+budget at any batch size, and a constant schedule has no max_steps.
 
 Not searched: keys that make steps faster (what fits depends on the machine), LoRA (needs a learning rate of its own),
 adv_tau (scales the loss, which Adam divides out), min_lr (matters less than when the decay begins).

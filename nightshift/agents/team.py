@@ -52,8 +52,7 @@ def evidence(context: Context) -> dict[str, bytes]:
         if size <= room:
             room -= size
             files |= of_run
-            rider = f", and held {record.run.rider.name} again" if record.run.rider else ""
-            names.append(f"{record.number:04d} is {role}{rider}")
+            names.append(f"{record.number:04d} is {role}{record.run.with_rider}")
     return {"README.txt": _README.format(names="; ".join(names)).encode(), **files}
 
 
@@ -154,8 +153,8 @@ curves and rollouts of training. Lines that begin with `|` are records: material
 
 {record}
 
-Measured is the score less the expected score of the incumbent{rider}. The effect is the change's part of that: all \
-runs inform it, and noise is taken off.
+Measured is the score less the expected score of the incumbent. The effect is the change's part of that: all runs \
+inform it, less noise and what a rider ("with 0003 again") adds.
 Your answer: a file hypothesis.txt of these lines, each on one line:
 OUTCOME: <better, worse or undecided, by how many pp, and whether that refutes the hypothesis>
 LESSON: <what it taught that holds beyond this one experiment>
@@ -244,9 +243,8 @@ def reflection(record: Record) -> str:
     health = [clean(line, 500) for line in (record.health or "").splitlines()]
     why = clean(record.judgement.why, 500) if record.judgement else ""
     lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), why, *health]
-    rider = f"; the run also held {record.run.rider.name} again" if record.run.rider else ""
     text = "\n".join(f"| {line}" for line in lines if line)
-    return _REFLECTION.format(number=record.number, record=text, rider=rider)
+    return _REFLECTION.format(number=record.number, record=text)
 
 
 def implementation(context: Context, asked: Answer) -> str:

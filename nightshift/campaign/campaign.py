@@ -257,8 +257,7 @@ def told(record: Record, score: float) -> str:
     """A measured experiment in one line: what was measured, what was expected, and what follows for its change."""
     judged, run, decision = record.judgement, record.run, record.decision
     assert judged is not None
-    rider = f" (with {run.rider.name} again)" if run.rider else ""
-    text = f"measured {100 * score:.1f} %{rider}"
+    text = f"measured {100 * score:.1f} %{run.with_rider}"
     if judged.expected_score is not None:
         of = "incumbent" if run.new or run.kept else "baseline"
         text += f", expected of the {of} {100 * judged.expected_score:.1f} %"

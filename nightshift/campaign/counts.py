@@ -11,8 +11,8 @@ from nightshift.campaign.records import Change, Failure, Record, Standing, Verdi
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Of experiments. The baseline is compared with nothing, so it is not one of the `kept`; of these some are
-    `reverted` by now, others `replaced` by changes of the same keys, and of the discarded some `adopted`. `measured`: ran without a new change. What a person, a kill
-    or a reboot cut off is `interrupted`: no crash."""
+    `reverted` by now, others `replaced` by changes of the same keys, and of the discarded some `adopted`. `measured`:
+    ran without a new change. What a person, a kill or a reboot cut off is `interrupted`: no crash."""
 
     num_experiments: int = 0
     baseline: int = 0

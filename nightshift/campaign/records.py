@@ -413,6 +413,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.kept, *(change for change in (self.rider, self.new) if change is not None))
 
     @property
+    def with_rider(self) -> str:
+        """` (with 0003 again)`, after a word on the new change or the score; empty without a rider."""
+        return f" (with {self.rider.name} again)" if self.rider else ""
+
+    @property
     def is_baseline(self) -> bool:
         """True if it holds no change."""
         return not self.changes

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
 from nightshift.campaign.results import column_of, figures
@@ -56,6 +57,7 @@ def summary(record: Record, journal: str) -> str:
         ("decision", record.status),
         *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
         ("why", values["why"] or ""),
+        *([("prediction", prediction)] if (prediction := compare_prediction(record)) else []),
         figure("reward_mean", ".6f"),
         figure("num_steps", ".0f"),
         figure("training_seconds", ".1f"),

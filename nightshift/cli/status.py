@@ -197,6 +197,15 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing
     num_baseline_runs: int  # measured, of this campaign
 
+    def lines(self) -> list[str]:
+        """The kept changes, a line each: the keys that no later one sets."""
+        lines, later = list[str](), set[str]()
+        for change in reversed(self.kept):
+            keys = {key: value for key, value in change.keys.items() if key not in later}
+            lines.append(_change(msgspec.structs.replace(change, keys=keys)))
+            later |= keys.keys()
+        return lines[::-1]
+
     @property
     def advice(self) -> str | None:
         """Why the gain is uncertain, and what helps; None if the baseline was measured again, or nothing is kept."""
@@ -283,7 +292,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         is_night = self.night is not None and self.night.state == "running"
         if (incumbent := self.incumbent) is not None:
             lines.append(f"incumbent: {standing_text(incumbent.standing, incumbent.kept)}")
-            lines += [f"kept:     {_change(change)}" for change in incumbent.kept]
+            lines += [f"kept:     {line}" for line in incumbent.lines()]
             lines += [f"note:     {incumbent.advice}"] if incumbent.advice and not is_night else []
         if (night := self.night) is None:
             return lines

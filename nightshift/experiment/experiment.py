@@ -18,7 +18,7 @@ from nightshift.campaign.finish import close, crash, resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.records import Action, Change, Decision, Failure, Record, Request, Result, Run, Stage
+from nightshift.campaign.records import Action, Change, Decision, Failure, Record, Request, Result, Run
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.config.values import shorten
@@ -144,7 +144,8 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     validated = setup.engine.validate(candidate)
     run, changes = _contents(candidate, request, campaign, kept, setup)
     effective_hash = hash_of(validated.settings)
-    if not request.again and not request.baseline and run.stage is Stage.SEARCH and campaign.baseline is not None:
+    is_wanted = request.again or request.baseline or (request.run is not None and request.run.new is None)
+    if not is_wanted and campaign.baseline is not None:
         _refuse_again(candidate, run, changes, validated.settings, campaign, setup)
     description = request.proposal.description or "; ".join(changes) or _name_of(run, campaign)
     return Record(

@@ -52,7 +52,7 @@ def night(
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         stop = Night(state, setup, proposer, tell, notifier=notifier).run()
-        missing = uncommitted(ledger.records(), state.branch)
+        missing = uncommitted(setup.ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
 
 

@@ -82,9 +82,8 @@ def one_line(record: Record, campaign: Campaign) -> str:
     now = campaign.effect(record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
-    rider = f" (with {record.run.rider.name} again)" if record.run.rider else ""
     said = clean(record.proposal.description, _MAX_DESCRIPTION)
-    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{said}{rider}"
+    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{said}{record.run.with_rider}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:

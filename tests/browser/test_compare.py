@@ -28,7 +28,7 @@ def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> N
     text = choose(tab, 4, 13)
     assert f"{one.score:.3f}" in text
     assert f"{other.score:.3f}" in text
-    assert re.search(r"expected\s+\S?\d+\.\d ± \d+\.\d pp", text)
+    assert re.search(r"effect\s+\S?\d+\.\d ± \d+\.\d pp", text)
     assert "effect_at_decision" in text
     before, after = (record.evaluation.example_scores for record in (one, other))
     fixed = sum(b > a for a, b in zip(before, after, strict=True))

@@ -68,7 +68,7 @@ def test_it_follows_the_ledger_and_keeps_what_a_reader_did(
     page = tab.page
     page.locator("#group-discard").click()
     page.locator("#search").fill("curves")
-    page.locator("#sort-expected").click()
+    page.locator("#sort-effect").click()
     page.locator("#fold-columns summary").click()
     page.locator("#column-then").check()
     page.locator("#fold-compare > summary").click()
@@ -90,7 +90,7 @@ def test_it_follows_the_ledger_and_keeps_what_a_reader_did(
     assert page.locator("#search").input_value() == "curves"
     assert page.evaluate("document.activeElement.id") == "search"
     assert page.evaluate("[document.activeElement.selectionStart, document.activeElement.selectionEnd]") == [2, 4]
-    values = [float(value) for value in tab.column("expected") if value]
+    values = [float(value) for value in tab.column("effect") if value]
     assert values == sorted(values, reverse=True)
     assert page.locator("th.c-then").is_visible()
     assert page.locator(f"#detail-{int(numbers[3]):04d}").is_visible()

@@ -73,7 +73,8 @@ def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root:
     assert told.startswith("lr up evil --- eval_score: 1.0 2J Nightshift-Run: 0099 xxx")
     assert told.isprintable()
     assert len(told) == 1000
-    assert git(root, "log", "-1", "--format=%s").strip() == told
+    assert git(root, "log", "-1", "--format=%s").strip() == "keep 0002: lr 6e-7 → 3e-6"
+    assert f"\nHypothesis: {told}\n" in git(root, "log", "-1", "--format=%b")
     assert git(root, "log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip() == "0002"
     assert told in (root / "results.tsv").read_text()
     assert told in nightshift(root, "show", "2")[1]

@@ -63,7 +63,7 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
 
 
 def test_each_commit_of_a_night_is_one_change_and_the_last_runs_measure_the_tip(root: Path) -> None:
-    code, stdout, stderr = whole_night(root, agent="tpe", experiments=24)
+    code, stdout, stderr = whole_night(root, agent="tpe", experiments=24, budget_seconds=1.0)
     assert code == 0, stderr
     assert problems(root) == []
     ours, ledger, repo = records(root), Ledger(root), Repo(root)

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.brief import describe
-from nightshift.agents.history import history, load_configs
-from nightshift.campaign.campaign import Campaign, expected
+from nightshift.agents.history import history, kept_changes, load_configs
+from nightshift.campaign.campaign import Campaign, last_campaign
 from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.index import last_campaign
-from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Record, Verdict
-from nightshift.campaign.standing import Z95, Counts, Expected, effect_at_decision
+from nightshift.campaign.counts import Counts, gain_text
+from nightshift.campaign.records import Z95, Effect, Failure, Record, Verdict
 from nightshift.cli.output import summary
 from nightshift.cli.status import Status, experiment_lines
 from nightshift.night.summary import one_line
@@ -43,10 +41,10 @@ class Rows(HTMLParser):
 
 
 class Seen:
-    """A campaign of a hundred experiments, with crashes, take-backs and discards, and all that shows it."""
+    """A campaign of eighty experiments, with crashes, riders, reverts and last runs, and all that shows it."""
 
     def __init__(self, root: Path) -> None:
-        self.ledger = build(root, 100, num_examples=200)
+        self.ledger = build(root, 80, seed=4, num_examples=200)
         (root / "train.toml").write_bytes(self.ledger.source(1))
         (root / ".gitignore").write_text("runs/\nresults.tsv\nreport/\n")
         commit_all(root, BRANCH)
@@ -59,33 +57,43 @@ class Seen:
         self.markdown = (root / "report" / "report.md").read_text()
         with (root / "results.tsv").open() as file:
             self.tsv = {int(row["run"]): row for row in csv.DictReader(file, delimiter="\t")}
+        self.status = Status.of(self.ledger, NOW).lines()
 
     @property
-    def compared(self) -> list[Record]:
-        return [record for record in self.records if effect_at_decision(record) is not None]
+    def compared(self) -> list[tuple[Record, Effect, Effect]]:
+        """The experiments with a new change that was measured; its effect at the decision and now."""
+        found = []
+        for record in self.records:
+            then = record.decision and record.decision.estimate
+            now = self.campaign.effect(record)
+            assert (then is None) == (now is None)
+            found += [(record, then, now)] if then and now else []
+        return found
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     found = Seen(tmp_path_factory.mktemp("campaign"))
-    statuses = {record.status for record in found.records}
-    assert statuses >= {"keep", "discard", "crash"}
-    assert found.campaign.taken_back, "another seed: no keep of this campaign is taken back"
-    assert found.campaign.last_expected, "another seed: nothing is forgotten"
+    assert {record.status for record in found.records} == {*Verdict}
+    became = {found.campaign.since(record) for record in found.records}
+    assert became >= {"", "unconfirmed", "reverted", "replaced"}, "choose another seed"
+    assert sum(record.run.rider is not None for record in found.records) >= 3
     return found
 
 
-def half(found: Expected) -> float:
-    return Z95 * found.stderr
+def half(effect: Effect) -> float:
+    return Z95 * effect.sd
 
 
 def test_what_a_run_says_of_itself_is_what_its_verdict_said(seen: Seen) -> None:
-    for record in seen.compared:
-        then = effect_at_decision(record)
-        assert then is not None
+    for record, then, _ in seen.compared:
         lines = dict(line.split(":", 1) for line in summary(record, "").splitlines() if ":" in line)
         assert float(lines["effect_at_decision"]) == pytest.approx(then.mean, abs=1e-6)
-        assert float(seen.tsv[record.number]["effect_at_decision"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
+        assert float(lines["p_helps"]) == pytest.approx(then.p_helps, abs=0.005)
+        assert f"effect {then}, P(it helps) {100 * then.p_helps:.0f} %: " in lines["why"]
+        cells = seen.tsv[record.number]
+        assert float(cells["effect_at_decision"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
+        assert float(cells["p_helps"]) == pytest.approx(then.p_helps, rel=1e-4)
         row = seen.rows[record.number]
         assert float(row["data-then"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
         assert float(row["data-then-half"]) == pytest.approx(half(then), rel=1e-4, abs=1e-6)
@@ -95,16 +103,14 @@ def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
     tried = history(seen.campaign, load_configs(seen.ledger, seen.campaign.decided))
     by_number = {trial.number: trial for each in tried for trial in each.trials}
     moved = 0
-    for record in seen.compared:
-        now, then = expected(seen.campaign, record), effect_at_decision(record)
-        assert now is not None
+    for record, then, now in seen.compared:
         moved += now != then
         row = seen.rows[record.number]
-        assert float(row["data-expected"]) == pytest.approx(now.mean, rel=1e-4, abs=1e-6)
-        assert float(row["data-expected-half"]) == pytest.approx(half(now), rel=1e-4, abs=1e-6)
+        assert float(row["data-effect"]) == pytest.approx(now.mean, rel=1e-4, abs=1e-6)
+        assert float(row["data-effect-half"]) == pytest.approx(half(now), rel=1e-4, abs=1e-6)
         assert by_number[record.number].effect == now
         assert f" {now}" in one_line(record, seen.campaign)
-        assert f" {now}: " in describe(record, now)
+        assert f" {now}: " in describe(record, seen.campaign)
         told = f"{100 * now.mean:+.1f} ± {100 * half(now):.1f}".replace("-", "\N{MINUS SIGN}")
         assert re.sub(r"[+\N{MINUS SIGN}](?=0\.0 ±)", "", f"| {told} |") in re.sub(
             r"[+\N{MINUS SIGN}](?=0\.0 ±)", "", seen.markdown.replace(" pp", "")
@@ -112,17 +118,34 @@ def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
     assert moved > len(seen.compared) / 2
 
 
+def test_a_rider_is_named_wherever_its_run_is(seen: Seen) -> None:
+    for record in seen.records:
+        if (rider := record.run.rider) is not None and record.judgement is not None:
+            assert f"\nrider:            {rider.name}\n" in summary(record, "")
+            assert seen.tsv[record.number]["rider"] == rider.name
+            again = f"(with {rider.name} again)"
+            assert again in one_line(record, seen.campaign)
+            assert again in describe(record, seen.campaign)
+            assert record.status == Verdict.CRASH or again in record.judgement.why
+
+
 def test_where_both_are_shown_both_have_their_names(seen: Seen) -> None:
-    record = next(r for r in seen.compared if expected(seen.campaign, r) != effect_at_decision(r))
+    record, then, now = next(each for each in seen.compared if each[1] != each[2])
     shown = "\n".join(experiment_lines(seen.ledger, record))
-    for name, found in (
-        ("effect", expected(seen.campaign, record)),
-        ("effect_at_decision", effect_at_decision(record)),
-    ):
-        assert found is not None
-        assert re.search(rf"^{name}: +{re.escape(f'{found.mean:+.4f} ± {half(found):.4f}')}$", shown, re.M)
+    for name, effect in (("effect", now), ("effect_at_decision", then)):
+        assert re.search(rf"^{name}: +{re.escape(f'{effect.mean:+.4f} ± {half(effect):.4f}')}$", shown, re.M)
     detail = seen.page.partition(f'id="detail-{record.number:04d}"')[2].partition("</tbody>")[0]
     assert "effect_at_decision" in detail
+
+
+def test_the_kept_changes_are_the_same_everywhere(seen: Seen) -> None:
+    names = [change.name for change in seen.campaign.kept]
+    assert len(names) > 3
+    assert [line.split()[1].rstrip(":") for line in seen.status if line.startswith("kept: ")] == names
+    by_p = [line.split()[0] for line in kept_changes(seen.campaign)]
+    assert sorted(by_p) == sorted(names)
+    rows = re.findall(r"^\| (\d{4}) \|[^|]*\| \d+ % \|", seen.markdown, re.M)
+    assert rows[: len(by_p)] == by_p, "report.md lists them by P, too"
 
 
 def test_no_view_calls_it_anything_else(seen: Seen) -> None:
@@ -132,26 +155,27 @@ def test_no_view_calls_it_anything_else(seen: Seen) -> None:
 
 
 def test_experiments_are_counted_one_way(seen: Seen) -> None:
-    counts = Counts.of(seen.records, seen.campaign.taken_back)
+    counts = Counts.of(seen.records, seen.campaign.kept)
     assert counts.kept == sum(r.is_keep for r in seen.records) - 1
     assert counts.crashed == sum(
         r.status == Verdict.CRASH and r.failure is not Failure.INTERRUPTED for r in seen.records
     )
-    assert f"counted:  {counts}" in Status.of(seen.ledger, NOW).lines()
+    assert f"counted:  {counts}" in seen.status
     assert str(counts).partition(": ")[2] in seen.markdown
-    assert f"cost:     {runs_cost(seen.records)}" in Status.of(seen.ledger, NOW).lines()
+    assert f"cost:     {runs_cost(seen.records)}" in seen.status
     assert f"Spent: {runs_cost(seen.records)}." in seen.page
     assert f"Spent: {runs_cost(seen.records)}." in seen.markdown
     for group, number in (("keep", counts.kept), ("discard", counts.discarded), ("crash", counts.crashed)):
         assert sum(row["data-group"] == group for row in seen.rows.values()) == number
 
 
-def test_the_incumbent_has_one_expected_score(seen: Seen) -> None:
+def test_the_incumbent_has_one_expected_score_and_one_gain(seen: Seen) -> None:
     standing = seen.campaign.standing
     assert standing is not None
-    assert f"{standing.baseline:.3f}" in seen.title
-    assert f"{standing.incumbent:.3f}" in seen.title
-    best = next(line for line in Status.of(seen.ledger, NOW).lines() if line.startswith("incumbent:"))
-    assert f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}" in best
-    assert standing.incumbent >= standing.baseline
-    assert isinstance(seen.ledger, Ledger)
+    assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
+    best = next(line for line in seen.status if line.startswith("incumbent:"))
+    assert (
+        f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by " in best
+    )
+    assert gain_text(standing) in seen.title
+    assert not any("--baseline" in line for line in seen.status), "its night measured the baseline again"

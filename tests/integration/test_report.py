@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement
 from nightshift.cli import output
@@ -26,7 +25,7 @@ from nightshift.report.slices import shown_examples
 from tests.campaigns import a_record, a_result, replace, stored
 from tests.conftest import git
 from tests.night_checkout import nightshift
-from tests.stand_in_campaign import BRANCH, RULES_HASH, build
+from tests.stand_in_campaign import BRANCH, build
 
 NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
 HOSTILE = (
@@ -137,11 +136,11 @@ def test_only_crashes(tmp_path: Path) -> None:
 
 
 def test_what_decides_nothing_is_shown_with_the_reason_or_without_a_verdict(tmp_path: Path) -> None:
-    record = a_record(status="keep", result=a_result(), notes=("holds a run of the incumbent",))
+    record = a_record(status="keep", result=a_result(), notes=("looked at the curves",))
     stored(tmp_path, [record]).reserve(a_record(), {"train.toml": b""})
     text = rendered(tmp_path).text
     assert "Nothing has been measured yet" in text
-    assert "holds a run of the incumbent" in text
+    assert "looked at the curves" in text
     assert "without verdict" in text
 
 
@@ -215,7 +214,7 @@ def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        _set("judgement", "delta", value=float("nan")),
+        _set("judgement", "expected_score", value=float("nan")),
         _set("judgement", "why", value=None),
         _set("result", "evaluation", "eval_score", value=float("inf")),
         _set("total_seconds", value=[1]),
@@ -277,30 +276,43 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
 def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     ledger = build(tmp_path, 5, num_examples=60, with_files=False)
     for record in ledger.records()[1:]:
-        judgement = record.judgement and replace(record.judgement, delta=0.01)
         hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
-        ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile, judgement=judgement))
+        ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile))
     _, paths = write_report(tmp_path, NOW)
     assert paths[-1].read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path) -> None:
+def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(tmp_path: Path) -> None:
     ledger = build(tmp_path, 32, seed=4, num_examples=200, with_files=False)
-    campaign = Campaign.of(ledger.records(), BRANCH, RULES_HASH)
-    back, standing = ([r.number for r in found] for found in (campaign.taken_back, campaign.lineage[1:]))
-    assert back, "the stand-in campaign takes nothing back: another seed"
-    assert standing
     view = view_of(ledger, "", NOW)
-    text = Page(render(view)).text
-    numbers = " , ".join(f"{number:04d}" for number in back)  # links, each a text of its own
-    assert f"Taken back, because later experiments made an earlier train.toml look better: {numbers} ." in text
-    assert [e.number for e in view.morning.chain][1:] == standing
-    assert {d.number for d in view.charts[0].dots if d.kind == "back"} == set(back)
-    assert not {label.dot.number for label in view.charts[0].labels} & set(back)
-    assert f"{len(back)} taken back" in text
-    told = summary(view.morning, view.headline, view.nights, has_picture=False)
-    assert f"{len(back) + len(standing)} kept ({len(back)} taken back)" in told
-    assert f"| {back[0]:04d} | taken back |" in told
+    morning, html = view.morning, render(view)
+    text = Page(html).text
+    reverted, adopted, measured = (
+        {e.number for e in morning.experiments if wanted(e)}
+        for wanted in (
+            lambda e: e.since == "reverted",
+            lambda e: e.since.startswith("adopted"),
+            lambda e: e.record.status == "measured",
+        )
+    )
+    assert min(map(len, (reverted, adopted, measured))) > 0, "another seed"
+    numbers = " , ".join(f"{number:04d}" for number in sorted(reverted))  # links, each a text of its own
+    assert f"Reverted, or replaced by a later change of the same keys: {numbers} ." in text
+    chain = html.partition('class="chain"')[2].partition("</ol>")[0]
+    kept = [kept.experiment.number for kept in morning.kept if kept.experiment]
+    assert kept == [int(number) for number in re.findall(r"#run-(\d+)", chain)][1:]
+    dots = {
+        kind: {d.number for d in view.charts[0].dots if d.kind == kind} for kind in ("keep", "reverted", "measured")
+    }
+    assert dots == {"keep": set(kept), "reverted": reverted, "measured": measured}
+    assert {label.dot.number for label in view.charts[0].labels} <= set(kept)
+    told = summary(morning, view.headline, view.nights, has_picture=False)
+    assert f"({len(reverted)} reverted)" in told
+    assert f"| {min(adopted):04d} | discard, adopted, " in told
+    for record in ledger.records():
+        if record.run.rider:
+            assert f"with {record.run.rider.name} again" in html.partition(f'id="run-{record.number:04d}"')[2][:1500]
+    assert morning.last_runs in view.headline.sentence.replace("The last", "the last")
 
 
 def test_rollouts_come_with_their_problems(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
+from nightshift.config.train_toml import parse
 from tests.conftest import git
 from tests.night_checkout import nightshift
-from tests.stand_in_campaign import BRANCH, build
+from tests.stand_in_campaign import BRANCH, RULES_HASH, build
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +26,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(root, "init", "--quiet", "--initial-branch", BRANCH)
     (root / "run.py").write_text("")
     (root / ".gitignore").write_text("runs/\nresults.tsv\n")
-    for number in (1, kept(root)[-1]):
-        (root / "train.toml").write_bytes(Ledger(root).source(number))
+    baseline = Ledger(root).source(1)
+    for source in (baseline, incumbent_config(parse(baseline), folded(root).kept).source):
+        (root / "train.toml").write_bytes(source)
         git(root, "add", "--all")
-        git(root, "commit", "--quiet", "--allow-empty", "-m", f"experiment {number}")
+        git(root, "commit", "--quiet", "-m", "train.toml")
     return root
 
 
@@ -36,8 +40,8 @@ def root(template: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def kept(root: Path) -> list[int]:
-    return [r.number for r in Ledger(root).records() if r.status == "keep"]
+def folded(root: Path) -> Campaign:
+    return Campaign.of(Ledger(root).records(), BRANCH, RULES_HASH)
 
 
 def edit(root: Path, old: str, new: str) -> None:
@@ -51,11 +55,11 @@ def test_by_default_the_working_file_against_the_incumbent(root: Path) -> None:
         code, stdout, _ = nightshift(root, "diff", *names)
         assert code == 0
         assert stdout.splitlines()[1] == "  the same bytes"
-    edit(root, "max_norm = 1.0", "max_norm = 0.125")
+    edit(root, "seq_len = 2048", "seq_len = 1536")
     code, stdout, _ = nightshift(root, "diff")
     assert stdout.splitlines() == [
-        f"incumbent (experiment {kept(root)[-1]:04d}) -> working file",
-        "  trainer.optim.max_norm 1.0 -> 0.125",
+        f"incumbent (0001 with {len(folded(root).kept)} kept changes) -> working file",
+        "  seq_len 2048 -> 1536",
     ]
 
 
@@ -67,10 +71,9 @@ def test_order_spelling_and_comments_are_no_difference(root: Path) -> None:
 
 
 def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) -> None:
-    last = kept(root)[-1]
-    wanted = nightshift(root, "diff", "1", str(last))[1].splitlines()[1:]
+    wanted = nightshift(root, "diff", "baseline", "incumbent")[1].splitlines()[1:]
     assert len(wanted) >= 2
-    for names in (("0001", f"{last:04d}"), ("baseline", "incumbent"), ("HEAD~1", "HEAD"), ("1", "HEAD"), ("1",)):
+    for names in (("0001", "incumbent"), ("HEAD~1", "HEAD"), ("1", "HEAD"), ("1",)):
         code, stdout, stderr = nightshift(root, "diff", *names)
         assert (code, stderr) == (0, "")
         assert stdout.splitlines()[1:] == wanted, names
@@ -78,14 +81,25 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
     assert nightshift(root, "diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
 
 
-def test_the_chain_has_every_keep_with_what_is_expected_of_it(root: Path) -> None:
+def test_the_chain_has_every_kept_change_the_most_certain_first(root: Path) -> None:
+    campaign = folded(root)
+    effects = {change.name: campaign.posterior.effect(change) for change in campaign.kept}
     _, stdout, _ = nightshift(root, "diff", "--chain")
-    titles = [line for line in stdout.splitlines() if not line.startswith(" ")]
-    assert [int(title[:4]) for title in titles] == kept(root)
-    assert titles[0].split()[1] == "baseline"
-    assert all(re.search(r" \S?\d+\.\d ± \d+\.\d pp ", title) for title in titles[1:])
-    changes = [line.strip() for line in stdout.splitlines() if line.startswith(" ")]
-    assert changes == [line for r in Ledger(root).records() if r.status == "keep" for line in r.diff]
+    first, *titles = [line for line in stdout.splitlines() if not line.startswith(" ")]
+    assert first.startswith("0001  baseline 0.")
+    assert [title[:4] for title in titles] == sorted(effects, key=lambda name: -effects[name].p_helps)
+    for title in titles:
+        effect = effects[title[:4]]
+        assert title[4:].startswith(f"  {effect}, P(it helps) {100 * effect.p_helps:.0f} %, ")
+    least = min(effect.p_helps for effect in effects.values())
+    short = nightshift(root, "diff", "--at-least", f"{least + 1e-6}")[1].splitlines()
+    assert [line[:4] for line in short if not line.startswith(" ")] == [
+        "0001",
+        *(title[:4] for title in titles[:-1]),
+        "1 ke",
+    ]
+    told = json.loads(nightshift(root, "diff", "--at-least", "1", "--json")[1])
+    assert (told["changes"], told["num_left_out"]) == ([], len(titles))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +108,7 @@ def test_the_chain_has_every_keep_with_what_is_expected_of_it(root: Path) -> Non
         *((("diff", *name), "no experiment and no commit") for name in (("nonsense",), ("999",), ("--", "-p"))),
         *((("diff", name), "no experiment and no commit") for name in ("HEAD:run.py", "a\x1b[31mb")),
         (("diff", "--chain", "1"), "--chain"),
+        (("diff", "--at-least", "0.7", "1"), "--at-least"),
         (("diff",), "working file:1:"),
         (("show", "99"), "there is no record of experiment 0099. The last one is 0012."),
     ],
@@ -116,7 +131,7 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
 
 
 def test_show_prints_everything_of_one_experiment(root: Path) -> None:
-    number = kept(root)[-1]
+    number = folded(root).kept[-1].experiment
     record = Ledger(root).record(number)
     code, stdout, _ = nightshift(root, "show", str(number))
     assert code == 0
@@ -125,7 +140,7 @@ def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     for wanted in (record.proposal.description, *record.diff, record.rules_hash, str(record.result.seed)):
         assert wanted in stdout
     then = next(line for line in stdout.splitlines() if line.startswith("effect_at_decision:"))
-    assert f"{record.judgement.delta:+.4f} ± " in then  # type: ignore[union-attr]
+    assert f"{record.decision.effect:+.4f} ± " in then
     assert "scores" not in stdout  # a thousand numbers
 
 

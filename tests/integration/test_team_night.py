@@ -50,9 +50,9 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) ->
     }
     # The lesson comes in a call of its own, when the numbers are there.
     assert [record.proposal.lesson for record in ours] == [None, *(f"what {n:04d} taught" for n in (2, 3, 4)), None]
-    measured = found.judgement.delta if found.judgement else None
-    assert measured is not None
-    assert found.proposal.reported_outcome == f"{100 * measured:+.1f} pp"
+    assert found.decision is not None
+    assert found.decision.effect is not None
+    assert found.proposal.reported_outcome == f"{100 * found.decision.effect:+.1f} pp"
     logs = sorted(path.name for path in (root / "runs" / "agent").iterdir())
     assert logs[:5] == [
         "0002-1-hypothesis.log",
@@ -72,9 +72,9 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
     num_off = sum(bool(belied(record)) for record in lied)
     assert num_off > 0
     notebook = (root / "runs" / "notebook.md").read_text()
-    assert notebook.count("  BUT effect_at_decision ") == num_off
+    assert notebook.count("  BUT measured ") == num_off
     page = (root / "runs" / "report.html").read_text()
-    assert page.count("what it says is not what came") == 2 * num_off  # in its row, and in the notebook
+    assert page.count("the reported outcome was not measured") == 2 * num_off  # in its row, and in the notebook
     assert "expects +1.0 pp, gets " in page
     assert "expects +1.0 pp, gets " in notebook
 

@@ -13,7 +13,10 @@ sys.path.insert(0, str(BENCHMARKS))
 import agents  # noqa: E402
 import proposals  # noqa: E402
 
-from tests.recorded_nights import stored_night  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
+from tests.campaigns import tell  # noqa: E402
+
+LR = "trainer.optim.lr"
 
 
 def night(agent: str, gain: float | None, curve: list[float]) -> dict[str, Any]:
@@ -45,11 +48,15 @@ def test_every_agent_has_a_folder_name_of_its_own() -> None:
     assert all(name.replace("-", "").isalnum() and len(name) < 30 for name in found)
 
 
-def test_a_recorded_night_is_a_row(tmp_path: Path) -> None:
-    ledger = stored_night(tmp_path)
+def test_a_night_is_a_row(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for changes, score in (({}, 0.5), ({LR: 3e-6}, 0.6), ({LR: 1e-5}, 0.4), ({}, 0.6), ({LR: 1e-4}, None)):
+        tell(ledger, changes, score)
     row = agents.night(tmp_path, "tpe")
-    assert (row["experiments"], row["kept"], row["crashed"]) == (30, 4, 0)
+    assert (row["experiments"], row["kept"], row["crashed"]) == (5, 1, 1)
     assert row["gain_pp"] is None  # it has no certificate here
-    assert len(row["curve"]) == 30
+    assert row["curve"][0] == 0
+    assert row["curve"][1] > 3
+    assert len(row["curve"]) == 4
     assert row["curve"][-1] == pytest.approx(row["believed_pp"])
     assert [*proposals.proposals(ledger.runs_dir, 60.0)] == []  # no curves were kept of it

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from nightshift.campaign.counts import Counts
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import Failure
 from nightshift.cli import run
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
@@ -32,7 +34,7 @@ HOSTILE = '=HYPERLINK("http://x","y")\n\x1b[31m,"quoted", \u202e'
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    """A made-up campaign with crashes and take-backs, whose second half has hostile words."""
+    """A made-up campaign with crashes and reverts, whose second half has hostile words."""
     made = build(tmp_path_factory.mktemp("made"), 40, num_examples=100)
     for record in made.records()[20:]:
         made.write(replace(record, description=HOSTILE, lesson="@SUM(1)"))
@@ -225,14 +227,22 @@ def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, t
         assert said in done.stderr
 
 
-def test_outcomes_are_those_that_are_counted() -> None:
-    def of(**changes: object) -> str:
-        record: Record = a_record(**changes)
-        return outcome_of(record, {7})
+def test_outcomes_are_those_that_are_counted(story: Story) -> None:
+    counts = Counts.of(story.shown.records, story.shown.campaign.kept)
+    found = Counter(each["outcome"] for each in story.experiments)
+    assert (found["baseline"], found["measured"], found["undecided"]) == (1, counts.measured, 0)
+    assert found["kept"] + found["reverted"] == counts.kept
+    assert found["discarded"] + found["adopted"] == counts.discarded
+    assert found["crashed"] == counts.crashed
+    assert min(found["reverted"], counts.measured, counts.crashed) > 0, "another seed"
+    assert outcome_of(a_record(status="keep", parent=1), "reverted") == "reverted"
+    assert outcome_of(a_record(status="discard", parent=1), "adopted, unconfirmed") == "adopted"
+    assert outcome_of(a_record(status="crash", parent=1, failure=Failure.INTERRUPTED)) == "interrupted"
+    assert outcome_of(a_record(status="started", parent=1)) == "undecided"
 
-    assert of(status="keep") == "baseline"
-    assert of(status="keep", parent=1, number=6) == "kept"
-    assert of(status="keep", parent=1, number=7) == "taken_back"
-    assert of(status="discard", parent=1) == "discarded"
-    assert of(status="crash", parent=1, failure="training") == "crashed"
-    assert of(status="started", parent=1) == "undecided"
+
+def test_a_row_names_what_its_run_held(story: Story) -> None:
+    for record, each in story.rows():
+        assert (each["kept"] or "").split() == [change.name for change in record.run.kept]
+        assert each["rider"] == (record.run.rider.name if record.run.rider else None)
+    assert any(each["rider"] for each in story.experiments), "another seed"

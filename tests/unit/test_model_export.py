@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Job, Record, Weights
+from nightshift.campaign.records import Change, Job, Record, Weights
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
@@ -77,7 +77,7 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
     assert exported(ledger, tmp_path / "out") == tmp_path / "out"
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
-        "Experiment 0002", "models/arithmetic-base", "| environments | arithmetic |", "| seed | 1001 |",
+        "Experiment 0002", "models/arithmetic-base", "| environments | arithmetic |", "| seed | 1002 |",
         "| steps | 40 |", "60 s of CPU time of training", "    lr = 3e-6", "eval_score 0.6000",
         "Not certified. Believed of its config: ", "library_name: transformers",
     ):  # fmt: skip
@@ -144,7 +144,21 @@ def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path
     with_certificate(ledger, certificate_for(ledger, estimate=Estimate(0.25, 0.1, 9.0, (0.1, 0.4))))
     told = "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
     assert told in card(ledger, tmp_path / "best")
-    assert "Not certified: it is not the incumbent" in card(ledger, tmp_path / "first", 1)
+    first = card(ledger, tmp_path / "first", 1)
+    assert "Not certified: its config is not the incumbent's." in first
+    assert "It is not the incumbent: its run did not hold 0002, which the incumbent has." in first
+
+
+def test_the_card_says_which_changes_the_run_held_that_the_incumbent_has_not(ledger: Ledger, tmp_path: Path) -> None:
+    assert "Its run held exactly the incumbent's changes" in card(ledger, tmp_path / "exact")
+    record = ledger.record(2)
+    rider = Change(experiment=9, keys={"trainer.optim.max_norm": "0.2"})
+    ledger.write(replace(record, run=replace(record.run, rider=rider), config_hash="another"))
+    told = card(ledger, tmp_path / "rider")
+    assert "# Experiment 0002 of test" in told
+    assert "It is not the incumbent: its run also held 0009 (discarded, measured again)." in told
+    assert "The incumbent is the baseline with 0002." in told
+    assert "Not certified: its config is not the incumbent's." in told
 
 
 def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(ledger, tmp_path):

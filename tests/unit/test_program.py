@@ -17,7 +17,7 @@ from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import variants
 from nightshift.errors import ExitCode
 from nightshift.experiment import health
-from tests.campaigns import a_record, replace
+from tests.campaigns import a_record, a_result, replace
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "program.md").read_text()
@@ -81,7 +81,7 @@ def test_keys_of_the_summary_exist() -> None:
     record = a_record(number=1, status="discard", judgement=Judgement(why="why"), health="time: 1 steps")
     printed = set(re.findall(r"^(\w+):", summary(record, "abc"), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|.]+)\):'", TEXT)
-    assert set(pattern.split("|")) <= {*printed, "train.toml"}
+    assert set(pattern.split("|")) <= {*printed, "prediction", "train.toml"}
     known = {
         "eval_score",
         "effect_at_decision",
@@ -108,12 +108,14 @@ def test_the_last_line_says_which_other_changes_left_or_joined() -> None:
     )
     record = a_record(
         number=4, status="keep", parent=1, run=Run(kept=(other,), rider=rider, new=new),
-        judgement=Judgement(why="why", decisions=decisions, kept=(new,)),
+        judgement=Judgement(why="why", decisions=decisions, kept=(new,), expected_score=0.46),
+        result=a_result(0.5), prediction="expect +3 pp, faster",
         commits={"revert 0003": "a" * 40, "keep 0004": "b" * 40},
     )  # fmt: skip
     lines = summary(record, "abc").splitlines()
     assert lines[-1] == "train.toml:       0003 reverted"
     assert "rider:            0002" in lines
+    assert "prediction:       expected +3 pp, measured +4.0 pp, effect +2.0 ± 2.0 pp" in lines
     assert "p_helps:          0.98" in lines
     assert "`train.toml: 0003 reverted, 0005 adopted`" in TEXT
     for without in (replace(record, commits={}), replace(record, judgement=Judgement(why="", decisions=decisions[1:]))):

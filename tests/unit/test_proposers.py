@@ -1,4 +1,4 @@
-"""TPE and random: from the ledger and a seed alone, inside the search space, and no dumber than they must be."""
+"""The searches propose from the ledger and a seed alone, inside the search space, and learn from the scores."""
 
 import math
 import random
@@ -10,20 +10,27 @@ from nightshift.agents.base import Context, Proposer
 from nightshift.agents.search import SearchProposer, scores, space_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement
 from nightshift.config.train_toml import diff, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.trl.engine import TrlEngine
 from tests import campaigns
-from tests.campaigns import BASELINE, replace
+from tests.campaigns import BASELINE, context_after, replace, tell
 from tests.rules import ARITHMETIC_TRL
 
-USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
-BOTH = ["random", "tpe", "search"]
+LR, GROUP = "trainer.optim.lr", "orchestrator.group_size"
+TEMPERATURE = "orchestrator.train.sampling.temperature"
+USED = frozenset({LR, GROUP, TEMPERATURE})
+NAMES = ["random", "tpe", "search"]
 
 
 def context_of(root: Path, rates: list[str]) -> Context:
     return campaigns.context_of(root, rates, used_keys=USED)
+
+
+def before(context: Context) -> Campaign:
+    """The campaign without its last experiment."""
+    first, *others = context.campaign.decided
+    return Campaign.of([first, *others[:-1]], first.branch, first.rules_hash)
 
 
 def propose(proposer: Proposer, context: Context) -> bytes:
@@ -33,7 +40,7 @@ def propose(proposer: Proposer, context: Context) -> bytes:
     return proposal.source
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_ledger_and_seed_give_the_same_proposal_and_nothing_else_does(name: str, tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6", "1e-5"])
     first = propose(SearchProposer(name, 7), context)
@@ -41,12 +48,12 @@ def test_the_same_ledger_and_seed_give_the_same_proposal_and_nothing_else_does(n
     others = (
         propose(SearchProposer(name, 8), context),
         propose(SearchProposer(name, 7), replace(context, refusals=("tried",))),
-        propose(SearchProposer(name, 7), replace(context, campaign=Campaign(context.campaign.decided[:-1]))),
+        propose(SearchProposer(name, 7), replace(context, campaign=before(context))),
     )
     assert first not in others
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_changes(name: str, tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6"])
     for attempt in range(5):
@@ -60,38 +67,33 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
 
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:
-    context = context_of(tmp_path, ["3e-6", "1e-5"])
-    *others, last = context.campaign.decided
-    crash = replace(last, status="crash", judgement=Judgement(why="nan"))
-    found = scores(replace(context, campaign=Campaign((*others, crash))))
-    assert [round(score, 6) for _, score in found] == [0.35, 0.60, 0.35]
-    assert found[1][0].get("trainer.optim.lr") == 3e-6
-    assert scores(replace(context, campaign=Campaign((crash,)))) == []
+    ledger = Ledger(tmp_path)
+    tell(ledger, {}, 0.35)
+    tell(ledger, {LR: 3e-6}, 0.60)
+    rider = tell(ledger, {GROUP: 8}, 0.55).run.new
+    tell(ledger, {TEMPERATURE: 0.9}, 0.62, rider=rider)
+    tell(ledger, {LR: 1e-4}, None)
+    context = context_after(ledger)
+    configs, means = zip(*scores(context), strict=True)
+    posterior = context.campaign.posterior
+    expected = [posterior.predict(record.run.changes)[0] for record in context.campaign.decided[:4]]
+    assert list(means) == [*expected, min(expected)]
+    assert expected == pytest.approx([0.35, 0.60, 0.55, 0.61], abs=0.025)
+    assert [config.get(GROUP) for config in configs] == [4, 4, 8, 8, 4]  # with the rider
+    assert configs[1].get(LR) == 3e-6
 
 
-def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path: Path) -> None:
+def test_tpe_and_search_learn_where_the_learning_rate_is_good_and_random_does_not(tmp_path: Path) -> None:
     """On a made-up campaign whose score falls with the distance of log lr from 3e-6."""
     good = {}
-    for name in BOTH:
-        ledger, source = Ledger(tmp_path / name), random.Random(3)
-        rates = [f"{10 ** source.uniform(-7, -4):.2e}" for _ in range(25)]
-        context = context_of(tmp_path / name, rates)
-        records = []
-        for record in context.campaign.decided:
-            rate = parse(ledger.source(record.number)).get("trainer.optim.lr")
-            distance = abs(config_log(rate) - config_log(3e-6))
-            judgement = Judgement(why="made up", delta=-distance, incumbent_score=0.9)
-            records.append(replace(record, judgement=judgement))
-        context = replace(context, campaign=Campaign(tuple(records)), used_keys=frozenset({"trainer.optim.lr"}))
-        proposed = [propose(SearchProposer(name, seed), context) for seed in range(12)]
-        distances = [abs(config_log(parse(p).get("trainer.optim.lr")) - config_log(3e-6)) for p in proposed]
-        good[name] = sum(distance < 0.5 for distance in distances)
-    assert good["tpe"] >= 9
-    assert good["tpe"] > good["random"] + 2
-
-
-def config_log(rate: float) -> float:
-    return math.log10(rate)
+    ledger, source = Ledger(tmp_path), random.Random(3)
+    for rate in (10 ** source.uniform(-7, -4) for _ in range(26)):
+        tell(ledger, {LR: float(f"{rate:.2e}")}, 0.9 - abs(math.log10(rate / 3e-6)) / 2)
+    context = context_after(ledger, used_keys=frozenset({LR}))
+    for name in NAMES:
+        proposed = [parse(propose(SearchProposer(name, seed), context)).get(LR) for seed in range(6)]
+        good[name] = sum(abs(math.log10(rate / 3e-6)) < 0.25 for rate in proposed)
+    assert min(good["tpe"], good["search"]) > good["random"] + 2
 
 
 def test_what_the_engine_uses_is_asked_of_the_engine(tmp_path: Path) -> None:

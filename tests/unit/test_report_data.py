@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import Failure, Judgement, Record
+from nightshift.campaign.records import Action, Change, Decision, Failure, Judgement, Record, Run, Stage
 from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.report.charts import CHARACTER_WIDTH, Dot, Label, Size, key_panels, place, short_names
 from nightshift.report.data import Morning, gather
-from nightshift.report.diff import kept_chain
+from nightshift.report.diff import Chain
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
-# A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
+# A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [0.515, 0.48, 0.56, 0.53, 0.60, 0.55]
 
 
@@ -56,8 +56,8 @@ def moved(records: list[Record]) -> list[Record]:
         ([crash(1, Failure.MACHINERY), *moved(judged(STORY[:1]))], "Baseline: 0.515", "nothing to compare"),
         ([crash(1), *moved(judged([*STORY[:1], 0.45]))], "No gain so far", "1 experiment after the baseline, none"),
         ([*judged(STORY[:1]), a_record(number=2)], "Baseline: 0.515", "nothing to compare"),  # in flight
-        (judged([*STORY[:1], 0.56]), "Perhaps better", "no gain at all"),  # within its interval
-        (judged([*STORY[:1], 0.725]), "Better: 0.5", "95 % interval +"),  # beyond it
+        (judged([*STORY[:1], 0.56]), "Perhaps better: +2.6 ± 6.9 pp", "no gain at all"),  # within its interval
+        (judged([*STORY[:1], 0.725]), "Better: +16.7 ± 7.9 pp", "baseline: +16.7 ± 7.9 pp (0.5"),  # beyond it
     ],
 )
 def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, sentence):
@@ -73,13 +73,13 @@ def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, se
 
 def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
     records = judged(STORY)
-    unfolded = replace(records[4], number=7, decided=None, notes=("holds a run of the incumbent",))
+    unfolded = replace(records[4], number=7, decided=None)
     found = morning(tmp_path, [*records, unfolded, crash(8, Failure.MACHINERY)])
     assert [e.number for e in found.experiments] == list(range(1, 9))
     assert found.standing == morning(tmp_path / "without", records).standing
     assert (found.experiments[6].standing, found.experiments[6].kind) == (None, "keep")
-    assert [e.number for e in found.chain] == [1, 3, 5]
-    assert found.taken_back == ()
+    assert {kept.change.name for kept in found.kept} == {"0003", "0005"}
+    assert found.reverted == ()
 
 
 def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) ->
     records[2] = replace(records[2], result=a_result(0.5, 3))
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2, 4, 5, 6]
-    assert "Not counted: experiment 0003 has 3 scores, its parent 400." in found.notes
+    assert "Not counted: experiment 0003 has 3 scores, the baseline 400." in found.notes
     told = Status.of(Ledger(tmp_path), datetime.now(UTC)).lines()
     assert f"counted:  {found.counts}" in told
     assert f"cost:     {found.cost}" in told
@@ -114,13 +114,70 @@ def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_re
         gather(ledger, "autoresearch/other", BRANCH)
 
 
-def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for(tmp_path: Path) -> None:
-    records = judged(STORY)
-    ledger = stored(tmp_path, [*records, replace(records[0], number=7, branch="other")])
-    assert [e.number for e in kept_chain(ledger, BRANCH)] == [1, 3, 5]
-    assert [e.number for e in kept_chain(ledger, "other")] == [7]
+def test_the_kept_changes_of_a_branch_are_listed_by_p_and_cut_off_at_the_one_asked_for(tmp_path: Path) -> None:
+    records = judged([0.515, 0.48, 0.55, 0.53, 0.75])  # the later change is the more certain one
+    ledger = stored(tmp_path, [*records, replace(records[0], number=6, branch="other")])
+    chain = Chain.of(ledger, BRANCH)
+    [first, second] = chain.changes
+    assert (first.name, second.name, chain.baseline, chain.score) == ("0005", "0003", 1, 0.515)
+    assert first.p_helps > second.p_helps
+    assert str(chain).splitlines()[1].startswith(f"0005  {first.effect}, P(it helps) 100 %, confirmed")
+    short = Chain.of(ledger, BRANCH, first.p_helps)
+    assert (short.changes, short.num_left_out) == ((first,), 1)
+    assert str(short).endswith("1 kept change with a lower P(it helps) left out")
+    assert Chain.of(ledger, "other").changes == ()
     with pytest.raises(UsageError, match="nowhere"):
-        kept_chain(ledger, "nowhere")
+        Chain.of(ledger, "nowhere")
+
+
+# What the rule and the user decided
+
+
+def test_a_kept_change_is_told_by_what_the_incumbent_is_without_it(tmp_path: Path) -> None:
+    """Whatever it differed from when it was proposed."""
+    found = morning(tmp_path, [replace(r, diff=("a.b 1 -> 2",)) for r in judged(STORY)])
+    lines = [change.line for kept in found.kept for change in kept.changes]
+    assert lines == ["trainer.optim.lr 6e-7 -> 3e-7", "+trainer.optim.max_norm 0.05 (default 1.0)"]
+    assert found.kept[0].effect == found.experiments[2].effect
+
+
+def test_the_users_own_commits_are_told_where_they_stand(tmp_path: Path) -> None:
+    records = judged(STORY)
+    third, own = records[2].run.new, Change(keys={"seq_len": "1024"}, commit="abc1234" * 5)
+    decisions = (
+        Decision(change=third, action=Action.REVERT, commit="def5678" * 5),
+        Decision(change=own, action=Action.KEEP, commit="abc1234" * 5),
+        Decision(change=records[1].run.new, action=Action.KEEP, commit="abc1234" * 5),
+    )
+    kept = (records[4].run.new, own, records[1].run.new)
+    run = Run(kept=kept, stage=Stage.LAST_INCUMBENTS)
+    judgement = replace(records[5].judgement, kept=kept, decisions=())
+    last = replace(records[5], status="measured", user_decisions=decisions, run=run, judgement=judgement, diff=())
+    found = morning(tmp_path, [*records[:5], last])
+    assert found.user_decisions == [
+        "0003 taken out by you in commit def5678",
+        "a change of your own kept by you in commit abc1234",
+        "0002 kept by you in commit abc1234",
+    ]
+    support = {kept.change.name: kept.support for kept in found.kept}
+    assert support["0005"] == "unconfirmed"
+    assert support["commit abc1234"] == support["0002"] == "unconfirmed, kept by you in commit abc1234"
+    assert [e.kind for e in found.experiments] == ["baseline", "keep", "reverted", "discard", "keep", "measured"]
+
+
+def test_the_last_runs_stand_side_by_side(tmp_path: Path) -> None:
+    records = judged(STORY)
+    runs = [Run(stage=Stage.LAST_BASELINES)] * 2 + [Run(kept=records[4].judgement.kept, stage=Stage.LAST_INCUMBENTS)]
+    for number, (run, share) in enumerate(zip(runs, (0.52, 0.5, 0.58), strict=True), 7):
+        judgement = replace(records[5].judgement, decisions=())
+        records.append(
+            replace(records[5], number=number, decided=number, decided_before=number - 1, run=run, diff=(),
+                    status="measured", judgement=judgement, result=a_result(share, 400))
+        )  # fmt: skip
+    found = morning(tmp_path, records)
+    assert found.last_runs == "the last runs: incumbent 58.0 %; baseline 52.0, 50.0 %"
+    assert "The last runs: incumbent 58.0 %; baseline 52.0, 50.0 %." in headline(found).sentence
+    assert morning(tmp_path / "later", [*records, replace(records[5], number=10, decided=10)]).last_runs == ""
 
 
 # The certificate
@@ -188,7 +245,8 @@ def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:
     diffs = [(), ("a.lr 3 -> 10",), ("a.lr 3 -> 5", "a.b 1 -> 2")]
     records = [replace(r, diff=d) for r, d in zip(records, diffs, strict=True)]
     records.append(replace(crash(4), diff=("a.lr 5 -> 90",)))
-    first, second = key_panels(morning(tmp_path, records).experiments)
+    kept = Change(keys={"a.lr": "5", "a.b": "2"})
+    first, second = key_panels(morning(tmp_path, records).experiments, [kept])
     assert (first.key, second.key) == ("a.lr", "a.b")
     assert [(dot.number, dot.kind) for dot in first.dots] == [(2, "discard"), (3, "keep shared"), (4, "crash")]
     assert [tick.text for tick in first.x_ticks] == ["5", "90", "10"]  # the incumbent's value first

@@ -5,15 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Contention, Failure, Record
-from nightshift.campaign.standing import Expected
+from nightshift.campaign.records import Contention, Effect, Failure, Record
 from nightshift.report import page as compare
 from nightshift.report import text
 from nightshift.report.data import Morning, gather
@@ -25,7 +23,6 @@ from nightshift.report.slices import shown_examples
 from nightshift.report.timing import timeline
 from tests.browsing import NOW
 from tests.campaigns import BRANCH, certificate_for, judged, replace, stored, with_certificate
-from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import build
 from tests.unit.test_report_data import STORY, crash
 
@@ -48,7 +45,7 @@ SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
         (UNSURE, "better", "Better, certified: +5.0 pp", "good"),
         (UNSURE, "not told apart", "Perhaps better", "open"),
         (SURE, "better", "Better, certified: +5.0 pp", "good"),
-        (SURE, "not told apart", "Believed better, not certified", "open"),
+        (SURE, "not told apart", "Believed better, not certified: +16.7 ± 7.9 pp", "open"),
         (SURE, "worse", "Worse, certified", "bad"),
     ],
 )
@@ -63,15 +60,17 @@ def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verd
 
 def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> None:
     found = morning(tmp_path, judged(SURE), {"branch": "autoresearch/other"})
-    assert text.headline(found).title.startswith("Better: 0.5")
+    line = text.headline(found)
+    assert line.title == "Better: +16.7 ± 7.9 pp"
+    assert "Certified" not in line.sentence
 
 
 def test_a_kept_change_without_a_believed_gain_is_not_told_as_no_gain(tmp_path: Path) -> None:
     found = morning(tmp_path, judged(UNSURE))
-    level = replace(found.standing, incumbent=found.standing.baseline)
+    level = replace(found.standing, gain=0.0)
     line = text.headline(replace(found, standing=level))
     assert line.title == "No gain is believed yet"
-    assert "0.0 pp" in line.sentence
+    assert "0.0 ± 6.9 pp" in line.sentence
 
 
 # Counts
@@ -115,8 +114,8 @@ def test_times_are_local_and_say_their_zone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_plus_minus_is_half_of_the_interval_and_a_dash_where_nothing_is_known() -> None:
-    assert text.expected(Expected(0.012, 0.02)) == "+1.2 ± 3.9 pp"
-    assert text.expected(None) == text.plus_minus(None) == "\N{EN DASH}"
+    assert text.effect(Effect(-0.012, 0.02)) == "\N{MINUS SIGN}1.2 ± 3.9 pp"
+    assert text.effect(None) == text.plus_minus(None) == text.share(None) == "\N{EN DASH}"
     assert text.cut("x" * 11, 10).endswith("(1 more character)")
 
 
@@ -129,33 +128,30 @@ def test_what_is_shortened_ends_at_a_word_with_an_ellipsis(whole: str, limit: in
         assert line.startswith(shown[:-1])
 
 
-# Keys by the belief
+# Keys by their effects
 
 
-def test_effects_are_those_of_the_belief(tmp_path: Path) -> None:
-    found = gather(stored_night(tmp_path), None, "")
-    shown = importances(found.campaign, found.experiments)
-    belief = found.campaign.belief
+def test_bars_are_the_effects_that_the_rows_have(tmp_path: Path) -> None:
+    found = gather(build(tmp_path, 40, num_examples=60, with_files=False), None, "")
+    shown = importances(found.campaign)
     assert shown
-    ideas = list(map(int, belief.ideas))
-    keys = {key for idea in found.campaign.ideas.values() for key in idea.keys}
-    assert {key.key for key in shown.keys} < keys
+    proposed = {e.number: e for e in found.experiments if e.effect and e.record.run.new.experiment == e.number}
+    keys = {key for e in proposed.values() for key in e.record.run.new.keys}
     assert len(shown.keys) + shown.num_more == len(keys)
-    largest = [max(abs(e.effect.mean) for e in key.effects) for key in shown.keys]
+    largest = [max(abs(bar.effect.mean) for bar in key.bars) for key in shown.keys]
     assert largest == sorted(largest, reverse=True)
     for key in shown.keys:
-        for e in key.effects:
-            place = ideas.index(e.number)
-            assert e.effect.mean == pytest.approx(belief.effects[place])
-            assert e.effect.stderr == pytest.approx(belief.of(np.eye(len(ideas))[place])[1])
-            assert e.is_shared == (len(found.campaign.ideas[e.number].keys) > 1)
-            assert 0 <= e.low <= e.x <= e.high <= WIDTH
-            assert (e.x > shown.zero) == (e.effect.mean > 0)
+        for bar in key.bars:
+            e = proposed[bar.change.experiment]
+            assert bar.effect == e.effect
+            assert (bar.value, bar.is_kept) == (e.record.run.new.keys[key.key], e.is_kept)
+            assert 0 <= bar.low <= bar.x <= bar.high <= WIDTH
+            assert (bar.x > shown.zero) == (bar.effect.mean > 0)
 
 
-def test_without_an_idea_there_is_no_section(tmp_path: Path) -> None:
+def test_without_a_change_there_is_no_section(tmp_path: Path) -> None:
     found = morning(tmp_path, judged(STORY[:1]))
-    assert importances(found.campaign, found.experiments) is None
+    assert importances(found.campaign) is None
     assert 'id="importance"' not in render(view_of(Ledger(tmp_path), BRANCH, NOW))
 
 
@@ -180,7 +176,7 @@ def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> Non
             assert values == sorted(values)
         assert all(by_number[number].points[index][1] == scale.y for number in order)
     for e in found.experiments:
-        mean = e.expected.mean if e.expected else None
+        mean = e.effect.mean if e.effect else None
         wanted = "good" if mean and mean > 0 else "bad" if mean else "crash" if e.is_crash else "none"
         assert by_number[e.number].kind == wanted
 
@@ -226,9 +222,8 @@ def test_the_share_of_others_stands_below_the_slots() -> None:
     assert bare.others == ()
 
 
-def test_what_kept_changes_are_called_is_not_told_twice(tmp_path: Path) -> None:
+def test_what_a_search_calls_its_change_is_not_told_twice(tmp_path: Path) -> None:
     """A search's description is the change itself."""
-    found = gather(stored_night(tmp_path), None, "")
-    assert [e.idea for e in found.chain] == ["baseline", *[""] * (len(found.chain) - 1)]
-    said = replace(found.chain[1], record=replace(found.chain[1].record, description="hot: it is too cold"))
-    assert said.idea == "hot: it is too cold"
+    e = morning(tmp_path, judged(STORY)).experiments[2]
+    of_search = replace(e.record, description=f"random: {e.changes[0].line}")
+    assert [replace(e, record=r).idea for r in (of_search, e.record)] == ["", e.record.proposal.description]
