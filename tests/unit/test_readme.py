@@ -62,7 +62,7 @@ def test_the_rule_beside_others() -> None:
     rows = table_of(
         RULE_PAGE, "| world | this rule | 0.2.0 | best | bar | interval holds | in / out | kept | harmful |"
     )
-    assert len(rows) == 13
+    assert len(rows) == 12
     for line in rows:
         world = line.split(" | ")[0].removeprefix("| ")
         ours = nights("decision_rules_compared", world)
@@ -82,7 +82,7 @@ def test_what_the_page_says_of_the_rule() -> None:
     assert f"{before['gain'] - default['gain']:.1f} of {before['gain']:.1f} pp in the default world" in RULE
     without = [nights("decision_rules_compared", world, "no rider") for world in ("default", "half help", "drawn 5")]
     figures = " pp, ".join(f"{row['minus_kept_set']:+.1f} ± {row['minus_stderr']:.1f}" for row in without)
-    assert f"Without riders: {figures} pp" in RULE
+    assert f"**Without riders**: {figures} pp" in RULE
     rows = result("decision_rules")["worlds"]
     holds = [row["holds"] for row in rows]
     told = f"{min(holds):.0f} to {max(holds):.0f} % of {rows[0]['nights']:,} nights in each of {len(rows)} worlds"
@@ -91,6 +91,8 @@ def test_what_the_page_says_of_the_rule() -> None:
     too_high = {row["world"]: row["told_too_high"] for row in rows}
     assert f"{too_high['nothing helps']:+.1f} pp too high where nothing helps" in RULE
     assert f"{-too_high['drawn 5']:.1f} pp too low in drawn 5" in RULE
+    agreements = [night["other settings"]["median"] for name, night in result("agreement").items() if "-0 " in name]
+    assert " and ".join(f"{1 - agreement:.2f}" for agreement in agreements) in RULE
     aa = result("aa")
     assert f"{aa['kept']} of {aa['decisions']} runs of one config were kept" in RULE
 
@@ -139,6 +141,9 @@ def test_simulated_nights() -> None:
             f"{row['commits_out']:.1f} | {row['changes']:.1f} | {row['harmful']:.0f} % | {missed} |"
         )
     ours, best, bar = (nights("decision_rules_compared", "default", rule) for rule in ("kept-set", "best", "bar"))
+    for page in ("README.md", "docs/using.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert re.findall(r"([\d.]+) times\s+the\s+true\s+gain", text) == [f"{ours['gain'] / best['gain']:.1f}"], page
     assert row_of("decision_rules", "true gain") == (
         f"{ours['gain']:.2f} pp; keep-above-best {best['gain']:.2f} pp, moving bar {bar['gain']:.2f} pp"
     )
