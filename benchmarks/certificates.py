@@ -18,7 +18,7 @@ import click
 import numpy as np
 from machine import RESULTS, machine, table, write_result
 
-from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.decision_rules import RuleConstants
 from nightshift.experiment.estimate import estimate, level_of_access, verdicts
 
 NUM_ACCESSES = 5
@@ -61,7 +61,7 @@ def campaign(case: Case, rng: np.random.Generator) -> list[tuple[bool, bool]]:
             noise = rng.standard_normal((case.num_runs, case.num_examples))
             of_example = math.sqrt(case.between) * difficulty + math.sqrt(case.within - case.between) * config
             sides.append((of_example + math.sqrt(1 - case.within) * noise + seeds > 0).astype(float))
-        result = estimate(sides[0], sides[1], DecisionRules())
+        result = estimate(sides[0], sides[1], RuleConstants())
         low, high = result.interval
         answers.append((verdicts([result], level_of_access(access)) == ["better"], low <= 0 <= high))
     return answers

@@ -18,7 +18,6 @@ from typing import Any
 import click
 import numpy as np
 from machine import RESULTS, machine, write_result
-from replay import campaigns
 
 from nightshift.agents.space import DECAY, DECAYING, KIND, STEPS
 from nightshift.agents.throughput import Throughput
@@ -34,7 +33,8 @@ ROOT = Path(__file__).parents[1]
 def proposals(folder: Path, budget_seconds: float) -> Iterator[dict[str, Any]]:
     """A row a decided proposal of a night that left a curve."""
     ledger, before = Ledger(ROOT, folder), list[Any]()
-    for record in (record for records in campaigns(ledger.records()) for record in records):
+    decided = [record for record in ledger.records() if record.decided is not None]
+    for record in sorted(decided, key=lambda record: record.decided or 0):
         config = parse(ledger.source(record.number))
         if record.parent is not None and record.result and record.diff:
             yield from _row(ledger, record, config, Throughput.of(before, budget_seconds))
@@ -63,12 +63,11 @@ def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput)
     planned, kind = config.get(STEPS), config.get(KIND)
     pace, is_decaying = len(steps) / steps[-1].time, kind in DECAYING and planned is not None
     begins = 0 if kind == "cosine" else (planned or 0) - (config.get(DECAY) or 0)
-    delta = record.judgement.delta if record.judgement else None
     yield {
         "night": ledger.runs_dir.parent.name,
         "number": record.number,
         "keys": sum(not change.lstrip("+-").startswith(STEPS) for change in record.diff),
-        "delta": delta,
+        "delta": record.decision.effect if record.decision else None,
         "planned": planned,
         "steps": run.training.num_steps,
         "used": min(steps[-1].time / throughput.budget_seconds, 1.0) if is_decaying else None,

@@ -1,33 +1,53 @@
 """The runs of two recorded nights, as records and configs: recorded_runs.json says how it writes them.
 
-Nightshift 0.1.0 ran a baseline twice. A record holds the first of the two runs; `runs` has both.
+Version 0.1.0 decided these nights. Here today's rule decides the same runs again: a config is the baseline plus the
+changes of its recorded parents and a change of its own. 0.1.0 ran a baseline twice. A record holds the first of the two
+runs; `runs` has both.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import change_keys
 from nightshift.campaign.records import (
+    Change,
     Evaluation,
-    Judgement,
     Outcome,
     Proposal,
     Record,
     Result,
+    Run,
     Training,
     Weights,
     packed,
 )
-from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse
 
+ROOT = Path(__file__).resolve().parents[1]
 PATH = Path(__file__).with_name("recorded_runs.json")
+ARITHMETIC = ROOT / "environments" / "arithmetic" / "pyproject.toml"
 NIGHTS = ("random-0", "tpe-0")
+
+
+@cache
+def rules() -> Rules:
+    """Return the rules of arithmetic on the CPU, as this checkout has them."""
+    return rules_of(ROOT, Chosen(environments=["arithmetic"]), "trl", 0)
+
+
+@cache
+def scales() -> tuple[float, float]:
+    """Return arithmetic's `prior_sd` and `seed_sd`: the scale of effects, and the noise of seeds."""
+    decision = tomllib.loads(ARITHMETIC.read_text())["tool"]["nightshift"]["decision"]
+    return decision["prior_sd"], decision["seed_sd"]
 
 
 @cache
@@ -53,8 +73,22 @@ def configs(night: str) -> dict[int, Config]:
 
 @cache
 def records(night: str) -> tuple[Record, ...]:
-    """The night's 30 experiments in order, with the constants of the rule that decided them."""
-    return tuple(_record(night, experiment) for experiment in data()["nights"][night]["experiments"])
+    """The night's 30 experiments in order, decided by today's rule with today's constants."""
+    campaign = Campaign()
+    runs_by_number: dict[int, Run] = {}
+    for experiment in data()["nights"][night]["experiments"]:
+        number = experiment["number"]
+        runs_by_number[number] = _run(night, experiment, runs_by_number)
+        parent = campaign.parent.number if campaign.parent else None
+        record = campaign.judge(_record(night, experiment, runs_by_number[number], parent), configs(night)[1])
+        campaign.step(True, record)
+        campaign.step(False, record)
+    return tuple(campaign.decided)
+
+
+def recorded_keeps(night: str) -> list[int]:
+    """The experiments that version 0.1.0 kept, without the baseline. The last one is the certified incumbent."""
+    return [e["number"] for e in data()["nights"][night]["experiments"] if e["status"] == "keep" and e["parent"]]
 
 
 @cache
@@ -73,28 +107,38 @@ def _config(values: dict[str, Any]) -> Config:
     return parse("".join(lines).encode())
 
 
-def _record(night: str, experiment: dict[str, Any]) -> Record:
+def _run(night: str, experiment: dict[str, Any], earlier: dict[int, Run]) -> Run:
+    """What an experiment measured: the changes of its recorded parent, and its own."""
+    number, parent = experiment["number"], experiment["parent"]
+    if parent is None:
+        return Run()
+    keys = change_keys(configs(night)[parent], configs(night)[number])
+    return Run(kept=earlier[parent].changes, new=Change(experiment=number, keys=keys))
+
+
+def _record(night: str, experiment: dict[str, Any], run: Run, parent: int | None) -> Record:
     common = data()["common"]
     return Record(
         number=experiment["number"],
-        status=experiment["status"],
+        status="started",
         branch=data()["nights"][night]["branch"],
         commit=None,
         started=experiment["started"],
-        parent=experiment["parent"],
+        parent=parent,
+        decided_before=experiment["number"] - 1,
         proposal=Proposal(description=experiment["description"]),
+        run=run,
         diff=tuple(experiment["diff"]),
         config_hash=configs(night)[experiment["number"]].hash,
         effective_hash=experiment["settings_hash"],
         effective=experiment["settings"],
         rules_name=common["rules_name"],
         rules_hash=common["rules_hash"],
-        decision_rules=msgspec.convert(common["decision"], DecisionRules),
+        decision_rules=rules().decision,
         engine=common["engine"],
         versions=common["versions"],
         hardware=common["hardware"],
         result=_result(experiment["runs"][0]),
-        judgement=msgspec.convert(experiment["judgement"], Judgement),
         decided=experiment["number"],
         git_action="recorded",
         total_seconds=experiment["total_seconds"],

@@ -1,105 +1,103 @@
-"""Decide recorded campaigns again under the current rule, without training.
+"""Decide recorded nights again with today's rule, beside what the nights' certificates measured.
 
-\b
-    uv run benchmarks/replay.py                                  the nights of recorded_runs.json
-    uv run benchmarks/replay.py runs --constant seed_sd=0.02     the campaigns of a folder runs/, with another constant
+    uv run benchmarks/replay.py
 
-The scores are the recorded ones. The constants are those that this checkout has for the records' environments. A
-baseline is decided with the runs that it has, even where the rule now wants more. After the first verdict that differs
-(*), nobody knows what would have been proposed: the later configs were made from the recorded incumbent.
+The two nights of recorded_runs.json ran on arithmetic under version 0.1.0. Their incumbents were trained again with
+fresh seeds (their certificates). The proposals are the recorded ones, made from the recorded incumbents; a night of
+today's rule would have had other proposals, riders and last runs. Prints the decisions, and writes results/replay.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import recorded
-from msgspec import structs
+from machine import RESULTS, machine, write_result
 
-from nightshift.campaign.campaign import Campaign, ordered
-from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Counts, effect_at_decision
-from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.errors import NightshiftError, UsageError
-
-ROOT = Path(__file__).resolve().parents[1]
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.records import Action, Change, Decision
 
 
-def campaigns(records: Sequence[Record]) -> list[list[Record]]:
-    """The decided experiments by branch and rules hash, in the order of their decisions."""
-    keys = dict.fromkeys((record.branch, record.rules_hash) for record in records)
-    return [campaign for key in keys if (campaign := ordered(records, *key))]
+def replay(night: str) -> Campaign:
+    """Return the recorded night as today's rule decides it."""
+    records = recorded.records(night)
+    return Campaign.of(records, records[0].branch, records[0].rules_hash)
 
 
-def replay(records: Sequence[Record], constants: Mapping[str, Any]) -> Campaign:
-    """Decide one campaign again, with `constants` in place of those fields of DecisionRules.
-
-    An experiment is compared with its recorded parent, or with the incumbent where the parent is not kept now.
-    """
-    campaign = Campaign()
-    for old in records:
-        decision, parent = replace(old.decision_rules, **constants), old.parent
-        if campaign.incumbent and parent not in [kept.number for kept in campaign.kept]:
-            parent = campaign.incumbent.number
-        new = structs.replace(old, decision_rules=decision, parent=parent)
-        if new.evaluation:
-            new = campaign.judge(new)
-        campaign = campaign.step(new)
-    return campaign
+def decisions_of(campaign: Campaign) -> dict[int, list[Decision]]:
+    """Map an experiment to the decisions after it that changed the incumbent."""
+    found: dict[int, list[Decision]] = {}
+    for record in campaign.decided:
+        made = record.judgement.decisions if record.judgement else ()
+        if changed := [decision for decision in made if decision.action is not Action.DISCARD]:
+            found[record.number] = changed
+    return found
 
 
-def current_constants(records: Sequence[Record], changes: Mapping[str, float]) -> dict[str, Any]:
-    """The constants that this checkout has for a campaign's environments, with `changes`.
-
-    Raises:
-        UsageError: an environment that is not in this checkout, or a change of something that is no number.
-    """
-    chosen = Chosen(environments=[*records[0].environments])
-    decision = rules_of(ROOT, chosen, records[0].engine, gpu_count=0).decision
-    constants = {field.name: getattr(decision, field.name) for field in fields(decision)}
-    numbers = [name for name, value in constants.items() if isinstance(value, int | float)]
-    for name in changes.keys() - numbers:
-        raise UsageError(f"the rule has no constant {name!r} that is a number", f"Name one of {', '.join(numbers)}.")
-    return constants | {name: type(constants[name])(value) for name, value in changes.items()}
+def gain_of(campaign: Campaign, changes: tuple[Change, ...]) -> tuple[float, float]:
+    """Return the gain over the baseline that the rule would report of a config, and half of its 95 % interval."""
+    assert campaign.posterior is not None
+    posterior = campaign.posterior.copy()
+    posterior.set_kept(changes)
+    return posterior.gain()
 
 
-def table(records: Sequence[Record], campaign: Campaign) -> str:
-    """A line an experiment; then the counts, and what is expected of the incumbent."""
-    lines = [f"{records[0].branch or '(detached)'}, rules {records[0].rules_hash}"]
-    for old, new in zip(records, campaign.decided, strict=True):
-        verdicts = f"{old.status:8} {new.status:8}{'*' if new.status != old.status else ' '}"
-        lines.append(f"{new.number:04d} {verdicts} {effect_at_decision(new) or ''!s:16} {new.proposal.description}")
-    lines += [f"recorded: {Counts.of(records)}", f"replayed: {Counts.of(campaign.decided)}"]
-    if campaign.incumbent and campaign.standing:
-        score, gain = campaign.standing.incumbent, 100 * campaign.standing.difference
-        lines.append(
-            f"incumbent: {campaign.incumbent.number:04d}, expected {score:.4f}, {gain:+.1f} pp over the baseline"
-        )
-    return "\n".join(lines)
+def compare(night: str) -> dict[str, Any]:
+    """Return the figures of a night; scores in percentage points. `certified`: what the certificate measured of the
+    recorded incumbent; `same_config`: what today's rule reports of that config."""
+    campaign = replay(night)
+    certificate = recorded.certificate(night)
+    incumbent = recorded.recorded_keeps(night)[-1]
+    (changes,) = (record.run.changes for record in campaign.decided if record.number == incumbent)
+    gain, half = gain_of(campaign, campaign.kept)
+    same_gain, same_half = gain_of(campaign, changes)
+    actions = [decision.action for decisions in decisions_of(campaign).values() for decision in decisions]
+    low, high = certificate["interval"]
+    return {
+        "night": night,
+        "experiments": len(campaign.decided),
+        "recorded_keeps": recorded.recorded_keeps(night),
+        "kept": [change.experiment for change in campaign.kept],
+        "commits_in": len(actions) - actions.count(Action.REVERT),
+        "commits_out": actions.count(Action.REVERT),
+        "gain": 100 * gain,
+        "half_interval": 100 * half,
+        "certified_config": incumbent,
+        "same_config": 100 * same_gain,
+        "same_config_half_interval": 100 * same_half,
+        "certified": 100 * certificate["difference"],
+        "certified_interval": [100 * low, 100 * high],
+    }
+
+
+def decision_lines(campaign: Campaign) -> list[str]:
+    """Return a line for each decision that changed the incumbent."""
+    return [
+        f"after {number:04d}: {decision.action.value} {decision.change.experiment:04d}, "
+        f"effect {100 * (decision.effect or 0):+.1f} pp, P(it helps) {100 * (decision.p_helps or 0):.0f} %"
+        for number, decisions in decisions_of(campaign).items()
+        for decision in decisions
+    ]
 
 
 @click.command(help=__doc__)
-@click.argument("runs", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--constant", "changes", multiple=True, metavar="NAME=VALUE", help="A number of the rule; repeatable.")
-def main(runs: Path | None, changes: tuple[str, ...]) -> None:
-    """Read, decide, print."""
-    try:
-        numbers = {name: float(value) for name, _, value in (change.partition("=") for change in changes)}
-    except ValueError:
-        raise click.BadParameter(f"{', '.join(changes)}: write NAME=VALUE, with a number for VALUE") from None
-    try:
-        found = campaigns(Ledger(runs, runs).records()) if runs else [recorded.records(n) for n in recorded.NIGHTS]
-        if not found:
-            raise UsageError(f"{runs} holds no decided experiment", "Name a folder runs/ with records.")
-        for records in found:
-            click.echo(table(records, replay(records, current_constants(records, numbers))))
-    except NightshiftError as error:
-        raise click.ClickException(str(error)) from None
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "replay.json", show_default=True)
+def main(output: Path) -> None:
+    """Decide both nights again, print the decisions and write the figures."""
+    rows = []
+    for night in recorded.NIGHTS:
+        row = compare(night)
+        rows.append(row)
+        click.echo("\n".join([night, *decision_lines(replay(night))]))
+        low, high = row["certified_interval"]
+        click.echo(
+            f"kept {row['kept']}: reported {row['gain']:+.1f} ± {row['half_interval']:.1f} pp\n"
+            f"the config of {row['certified_config']:04d}: reported {row['same_config']:+.1f} ± "
+            f"{row['same_config_half_interval']:.1f} pp, certified {row['certified']:+.1f} ({low:+.1f} to {high:+.1f})"
+        )
+    write_result(output, "uv run benchmarks/replay.py", {"nights": rows}, machine())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""benchmarks/seeds.py, agreement.py and aa.py: what two runs have in common, of made-up runs of which it is known."""
+"""benchmarks/seeds.py and aa.py: what two runs have in common, of made-up runs of which it is known."""
 
 import sys
 from pathlib import Path
@@ -9,11 +9,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import aa
-import agreement
 import seeds
 
-from nightshift.campaign.records import packed
-from tests.campaigns import a_record, a_result, judged, replace
+from nightshift.config.decision_rules import RuleConstants
 
 
 def scores_of(common: float, num_seeds: int) -> list[dict[int, float]]:
@@ -36,29 +34,14 @@ def test_two_seeds_tell_nothing() -> None:
         seeds.worth({0: 0.5, 1: 0.6, 2: 0.5}, {1: 0.5, 2: 0.6})
 
 
-def test_runs_of_the_same_settings_agree_more_than_others() -> None:
-    rng = np.random.default_rng(0)
-    records = []
-    for pair in range(4):
-        base = rng.random(2000) < 0.5
-        for seed in (1, 2):
-            answers = np.where(rng.random(2000) < 0.2, rng.random(2000) < 0.5, base).astype(float)
-            one = a_result(0.5, 2000, seed)
-            object.__setattr__(one.evaluation, "scores", packed(answers.tolist()))
-            number = len(records) + 1
-            records.append(a_record(number=number, decided=number, effective_hash=f"{pair}", result=one))
-    found = agreement.agreements(records)
-    assert found["same settings"]["median"] == pytest.approx(0.64, abs=0.06)  # (1 - 0.2)^2
-    assert found["other settings"]["median"] == pytest.approx(0.0, abs=0.06)
-    assert (found["same settings"]["pairs"], found["other settings"]["pairs"]) == (4, 1)
+def test_changes_that_do_nothing_are_decided_one_by_one() -> None:
+    """Of four runs of one config the second scores far above the others, and the third far below."""
+    figures = aa.decide([0.50, 0.56, 0.44, 0.50], RuleConstants())
+    assert figures["kept"] == 1
+    assert figures["standing"] == figures["kept"] + figures["adopted"] - figures["reverted"]
 
 
-def test_runs_of_equal_settings_are_decided_as_changes_that_do_nothing() -> None:
-    """As a ledger has them: made from the incumbent's own set of ideas, with no key changed."""
-    story = judged([0.505, *(0.50 + 0.02 * (number % 3 - 1) for number in range(9))])
-    recorded = [replace(record, effective_hash="same", diff=(), base=()) for record in story]
-    found = aa.decided_anew(recorded)
-    said = [record.judgement.p_better for record in found[1:] if record.judgement]
-    assert len(said) == 9
-    assert all(p is not None and p != 0.5 for p in said), said
-    assert {record.status for record in found} == {"keep", "discard"}
+def test_the_simulated_share_is_that_of_the_rule() -> None:
+    shares = aa.simulate([0.49, 0.51] * 10, RuleConstants(), repetitions=20)
+    assert shares.shape == (20,)
+    assert 0.02 < shares.mean() < 0.4

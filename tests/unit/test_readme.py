@@ -1,34 +1,31 @@
-"""README and docs quote result files and recorded campaigns; here the quotes are compared with them."""
+"""The docs quote result files and recorded campaigns; here the quotes are compared with them."""
 
-import dataclasses
 import json
+import math
 import re
 import statistics
 import sys
 from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nightshift_tictactoe import ratings
 
+from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
 from tests.cheats.__main__ import totals
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import recorded  # noqa: E402
-import replay as replays  # noqa: E402
 from budget_clock import CLOCKS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-USING = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
 TASKS = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
-RULE_LINES = (ROOT / "docs" / "decision-rule.md").read_text(encoding="utf-8").splitlines()
-RULE = " ".join(" ".join(RULE_LINES).split())
+RULE_PAGE = (ROOT / "docs" / "decision-rule.md").read_text(encoding="utf-8")
+RULE = " ".join(RULE_PAGE.split())
 
 
 def result(name: str) -> Any:
@@ -42,18 +39,40 @@ def row_of(name: str, start: str) -> str:
     return row.rpartition(" |")[0].rpartition(" | ")[0].split(" | ", 1)[1]
 
 
-def test_simulated_nights() -> None:
-    data = result("decision_rules")
-    ours, seed, all_problems = (
-        data["rules"][name] for name in ("ours", "keep above best, n=200", "keep above best, n=1319")
+def nights(name: str, world: str, rule: str = "kept-set", **wanted: Any) -> dict[str, Any]:
+    """The row of a world and a rule in a file of simulated nights."""
+    rows = result(name)["worlds"]
+    found = [row for row in rows if (row["world"], row["rule"]) == (world, rule)]
+    (row,) = (row for row in found if wanted.items() <= row.items())
+    return row
+
+
+def table_of(page: str, head: str) -> list[str]:
+    """The rows of the table whose first line is `head`."""
+    lines = page.partition(f"{head}\n")[2].splitlines()
+    return list(takewhile(lambda line: line.startswith("|"), lines[1:]))
+
+
+def gain(row: dict[str, Any]) -> str:
+    return f"{row['gain']:.2f} ± {row['stderr']:.2f}"
+
+
+def test_the_rule_beside_others() -> None:
+    """A row a world: the gain of this rule, 0.2.0 and two simple rules; the interval; the commits."""
+    rows = table_of(
+        RULE_PAGE, "| world | this rule | 0.2.0 | best | bar | interval holds | in / out | kept | harmful |"
     )
-    gains = [f"{rule['gain']:.2f}" for rule in (ours, seed, all_problems)]
-    assert re.findall(r"[\d.]+(?= pp)", row_of("decision_rules", "true gain")) == gains
-    ends = [f"{100 * rule['ends_worse']:.0f}" for rule in (ours, seed)]
-    assert re.findall(r"\d+(?= %)", row_of("decision_rules", "simulated nights")) == ends
-    errors = data["calibration_error"]["ours"]
-    quoted = [f"{100 * errors[world]:.0f}" for world in ("default", "hard")]
-    assert re.findall(r"by (\d+)", row_of("decision_rules", "`p_better`")) == quoted
+    assert len(rows) == 12
+    for line in rows:
+        world = line.split(" | ")[0].removeprefix("| ")
+        ours = nights("decision_rules_compared", world)
+        before = nights("decision_rules_0.2.0", world, "0.2.0")
+        others = [nights("decision_rules_compared", world, rule)["gain"] for rule in ("best", "bar")]
+        assert line == (
+            f"| {world} | **{ours['gain']:.2f}** ± {ours['stderr']:.2f} | {before['gain']:.2f} | {others[0]:.2f} | "
+            f"{others[1]:.2f} | {before['holds']:.0f} → {ours['holds']:.0f} % | {ours['commits_in']:.0f} / "
+            f"{ours['commits_out']:.0f} | {ours['changes']:.0f} | {ours['harmful']:.0f} % |"
+        )
 
 
 def test_the_lead_over_keep_above_best() -> None:
@@ -62,82 +81,134 @@ def test_the_lead_over_keep_above_best() -> None:
     assert re.findall(r"([\d.]+) times", README) == re.findall(r"([\d.]+) times", USING) == [ratio]
 
 
-def test_the_rule_and_where_it_fails() -> None:
-    data, aa = result("decision_rules"), result("aa")
-    gains, intervals = data["gains"], data["interval"]
-    ours, errors = data["rules"]["ours"], data["calibration_error"]["ours"]
-    names = ("ours", "keep above best, n=200", "keep above best, n=1319", "moving bar, n=1319")
-    gain, few, many, bar = (f"{data['rules'][name]['gain']:.2f} pp" for name in names)
-    assert f"of a night: {gain}. Keeping what scores above the best: {few} on 200 examples, {many} on all" in RULE
-    assert f"in two lines, makes {bar}, and {gains['moving bar, n=1319']['hard']:.2f} in the hard world" in RULE
-    assert f"60 s instead of 15 makes {gains['ours']['agent 60 s']:.2f} pp" in RULE
-    assert f"{100 * ours['missed']:.0f} % of the ideas that are worth" in RULE
-    assert f"{100 * ours['kept_worse']:.0f} % of the keeps are worse" in RULE
-    assert f"A keep is taken back {ours['taken_back']:.1f} times a night" in RULE
-    assert f"{aa['kept']} times of {aa['decisions']} on the real engine" in RULE
-    assert f"it is never kept: {aa['kept_as_equal_settings']} of {aa['decisions']}" in RULE
-    assert f"ends {-gains['ours']['helpful 0%']:.2f} pp worse" in RULE
-    off = [round(100 * errors[world]) for world in ("helpful 0%", "hard", "helpful 50%", "default")]
-    assert list(map(int, re.findall(r"(?:off by|help by|world by) (\d+)", RULE))) == off
-    too_high = (f"{intervals['ours'][world]['bias']:.1f}" for world in ("default", "helpful 10%"))
-    assert "by {} pp in the default world, by {} where a tenth".format(*too_high) in RULE
+def test_what_the_page_says_of_the_rule() -> None:
+    default, before = (nights(name, "default", rule) for name, rule in (
+        ("decision_rules_compared", "kept-set"), ("decision_rules_0.2.0", "0.2.0")
+    ))  # fmt: skip
+    assert f"{before['gain'] - default['gain']:.1f} of {before['gain']:.1f} pp in the default world" in RULE
+    without = [nights("decision_rules_compared", world, "no rider") for world in ("default", "half help", "drawn 5")]
+    figures = " pp, ".join(f"{row['minus_kept_set']:+.1f} ± {row['minus_stderr']:.1f}" for row in without)
+    assert f"**Without riders**: {figures} pp" in RULE
+    rows = result("decision_rules")["worlds"]
+    holds = [row["holds"] for row in rows]
+    told = f"{min(holds):.0f} to {max(holds):.0f} % of {rows[0]['nights']:,} nights in each of {len(rows)} worlds"
+    assert told in RULE
+    assert told in " ".join(MEASURED.split())
+    too_high = {row["world"]: row["told_too_high"] for row in rows}
+    assert f"{too_high['nothing helps']:+.1f} pp too high where nothing helps" in RULE
+    assert f"{-too_high['drawn 5']:.1f} pp too low in drawn 5" in RULE
+    agreements = [night["other settings"]["median"] for name, night in result("agreement").items() if "-0 " in name]
+    assert " and ".join(f"{1 - agreement:.2f}" for agreement in agreements) in RULE
+    aa = result("aa")
+    assert f"{aa['kept']} of {aa['decisions']} runs of one config were kept" in RULE
 
 
-def test_the_worlds_of_the_rule() -> None:
-    """A row a world: gains of ours, by hand, version 0.1.0's and the oracle's; how often the interval holds; width."""
-    data = result("decision_rules")
-    one, rules = "version 0.1.0", ("ours", "ours, on the incumbent", "version 0.1.0", "oracle")
-    told = {
-        row.split("|")[1].strip(): re.findall(r"-?[\d.]+", row.split("|", 2)[2])
-        for row in RULE_LINES
-        if row.startswith("| ")
-    }
-    worlds = [world for world in data["gains"]["ours"] if world in told]
-    assert len(worlds) == 16
-    for world in worlds:
-        ours, single = (data["interval"][rule][world] for rule in ("ours", one))
-        gains = [f"{data['gains'][rule][world]:.2f}" for rule in rules]
-        shares = [f"{100 * each['coverage']:.1f}" for each in (ours, single)]
-        assert told[world] == [*gains, *shares, *(f"{each['width']:.2f}" for each in (ours, single))], world
-    holds = {world: round(100 * each["coverage"]) for world, each in data["interval"]["ours"].items()}
-    none = holds.pop("helpful 0%")
-    low, high = min(holds.values()), max(holds.values())
-    assert f"holds in {none} % of nights**; in every other world of the command in {low} to {high} %" in RULE
-    page = (ROOT / "nightshift" / "report" / "templates" / "report.html.j2").read_text(encoding="utf-8")
-    assert f"held the truth in {low} to {high} % of cases, but in {none} % where no idea helps" in page
+def test_the_constants_of_the_page() -> None:
+    rules = RuleConstants()
+    assert f"In at P >= {rules.keep_at:g}, out at P < {rules.revert_below:g}" in RULE
+    assert f"P > {rules.confirmed_above:g} is called *confirmed*" in RULE
+    assert f"if that is at least {100 * rules.least_worth:.2f} pp" in RULE
+    assert f"The drift is N(0, {100 * rules.drift_sd:g} pp)" in RULE
+    assert f"with seed_sd = {100 * rules.seed_sd:g} pp" in RULE
+    assert f"+ {rules.examples_share:g} p (1 - p) / n" in RULE
+    for mean, sd, share in rules.kinds:
+        assert f"N({100 * mean:g}, {100 * sd:g})" in RULE
+        assert f"({100 * share:g} %)" in RULE
+    factors, priors = zip(*rules.noises, strict=True)
+    assert ", ".join(f"{factor:g}" for factor in factors[:-1]) + f" and {factors[-1]:g}" in RULE
+    assert ", ".join(f"{100 * prior:g}" for prior in priors[:-1]) + f" and {100 * priors[-1]:g} %" in RULE
+    less, more, usual = rules.shrink
+    assert f"mean minus {less:g} sd" in RULE
+    assert f"beyond {usual:g} changes {more:g} sd more" in RULE
+    assert f"widened by {rules.widen[0]:g}, at several slots by {rules.widen[1]:g}" in RULE
+    assert f"`prior_sd` / {100 * GSM8K_PRIOR_SD:g} pp" in RULE
 
 
-@pytest.mark.parametrize("name", ["random-0", "tpe-0"])
-def test_the_recorded_nights_are_believed_as_they_were_certified(name: str) -> None:
+@pytest.mark.parametrize("page", ["RULE", "MEASURED"])
+def test_the_recorded_nights_are_believed_as_they_were_certified(page: str) -> None:
     """Gains, never levels: the sealed set is another one than the selection set."""
-    records, constants = recorded.records(name), ARITHMETIC_TRL.decision
-    today = {field.name: getattr(constants, field.name) for field in dataclasses.fields(constants)}
-    then, now = (replays.replay(records, changes).standing for changes in ({}, today))
-    (night,) = (night for night in result("recorded_nights")["nights"] if night["name"] == name)
-    assert now.difference == pytest.approx(night["difference"], abs=0.03)
-    believed, certified = (f"{100 * value:+.1f}" for value in (now.difference, night["difference"]))
-    assert re.search(
-        rf"{name} (?:is believed )?{re.escape(believed)} pp[^.]*?certified {re.escape(certified)} pp", RULE
+    text = " ".join({"RULE": RULE, "MEASURED": MEASURED}[page].split())
+    for night in result("replay")["nights"]:
+        low, high = night["certified_interval"]
+        assert (
+            f"{night['night']} {night['gain']:+.1f} ± {night['half_interval']:.1f} pp, certified "
+            f"{night['certified']:+.1f} ({low:+.1f} to {high:+.1f})"
+        ) in text
+
+
+def test_simulated_nights() -> None:
+    rows = table_of(MEASURED, "| world | gain | holds | too high | ± told | in / out | kept | harmful | missed |")
+    assert len(rows) == len(result("decision_rules")["worlds"]) == 16
+    for line, row in zip(rows, result("decision_rules")["worlds"], strict=True):
+        missed = "" if row["missed"] is None else f"{row['missed']:.0f} %"
+        assert line == (
+            f"| {row['world']} | {gain(row)} | {row['holds']:.1f} ± {row['holds_stderr']:.1f} % | "
+            f"{row['told_too_high']:+.2f} | {row['half_interval']:.1f} | {row['commits_in']:.1f} / "
+            f"{row['commits_out']:.1f} | {row['changes']:.1f} | {row['harmful']:.0f} % | {missed} |"
+        )
+    ours, best, bar = (nights("decision_rules_compared", "default", rule) for rule in ("kept-set", "best", "bar"))
+    for page in ("README.md", "docs/using.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert re.findall(r"([\d.]+) times\s+the\s+true\s+gain", text) == [f"{ours['gain'] / best['gain']:.1f}"], page
+    assert row_of("decision_rules", "true gain") == (
+        f"{ours['gain']:.2f} pp; keep-above-best {best['gain']:.2f} pp, moving bar {bar['gain']:.2f} pp"
     )
-    assert f"{100 * then.difference:+.1f}" in RULE.partition("dragged a good parent down")[2][:40]
-    if name == "random-0":
-        low, high = (f"{100 * bound:+.1f}" for bound in night["95 % interval"])
-        assert f"certified {certified} pp (95 % interval {low} to {high})" in RULE
 
 
-def test_the_rule_is_told_with_its_constants() -> None:
-    for name, unit in (("prior_sd", ", the unit of effects"), ("seed_sd", " with seed_df = 8"), ("take_back", "")):
-        values = [f"{100 * getattr(rules.decision, name):.4g}" for rules in (GSM8K_PRIME_RL, ARITHMETIC_TRL)]
-        told = re.findall(rf"\| {name}{unit} \| ([\d.]+) pp \| ([\d.]+) pp \|", RULE)
-        assert [float(value) for value in told[0]] == [float(value) for value in values]
-    assert GSM8K_PRIME_RL.decision.seed_df == 8
-    rules = GSM8K_PRIME_RL.decision
-    weights, *kinds = (line.split("|")[1:-1] for line in RULE_LINES if re.match(r"\| (kind|\w+ N\()", line))
-    assert [float(re.findall(r"[\d.]+", cell)[0]) / 100 for cell in weights[1:]] == [one for one, _ in rules.priors]
-    for (kind, *shares), told, *expected in zip(kinds, rules.kinds, *(of for _, of in rules.priors), strict=True):
-        assert f"N({told[0]:g}, {told[1]:g})" in kind
-        assert [float(share.strip(" %")) for share in shares] == pytest.approx([100 * one for one in expected])
-    assert len(rules.priors) * len(rules.noises) == 18
+def test_slow_proposers() -> None:
+    rows = table_of(MEASURED, "| world | answer | after the run | ahead | runs | holds |")
+    assert len(rows) == 6
+    for line in rows:
+        world, answer = line.removeprefix("| ").split(" | ")[:2]
+        seconds = float(answer.removesuffix(" s"))
+        after, ahead = (
+            nights(f"decision_rules_answers{name}", world, answer_seconds=seconds) for name in ("", "_ahead")
+        )
+        assert line == (
+            f"| {world} | {answer} | {gain(after)} | {gain(ahead)} | {after['runs']:.0f}, {ahead['runs']:.0f} | "
+            f"{after['holds']:.0f}, {ahead['holds']:.0f} % |"
+        )
+
+
+def test_bounds_at_four_slots() -> None:
+    """Gains are less those of the shipped bounds in the rows of other bounds."""
+    worlds = [row["world"] for row in result("decision_rules_4_slots")["worlds"] if row["rule"] == "kept-set"]
+    rows = table_of(
+        MEASURED,
+        "| bounds | default | hard | bad changes | nothing helps | drawn 6 | mean of 15 | commits | harmful | holds |",
+    )
+    for line in rows:
+        bounds = line.removeprefix("| ").split(" | ")[0]
+        rule = "kept-set" if bounds == "in 0.6 out 0.5" else bounds
+        found = {world: nights("decision_rules_4_slots", world, rule) for world in worlds if world != "arithmetic"}
+        cells = [
+            f"{row['gain']:.2f}" if rule == "kept-set" else f"{row['minus_kept_set']:+.2f}"
+            for row in (found[world] for world in ("default", "hard", "bad changes", "nothing helps", "drawn 6"))
+        ]
+        mean = statistics.fmean(row["minus_kept_set"] or 0.0 for row in found.values())
+        stderr = math.hypot(*(row["minus_stderr"] or 0.0 for row in found.values())) / len(found)
+        commits = found["default"]["commits_in"] + found["default"]["commits_out"]
+        harmful = statistics.fmean(row["harmful"] for row in found.values())
+        holds = [row["holds"] for row in found.values()]
+        assert line == (
+            f"| {bounds} | {' | '.join(cells)} | {mean:+.2f} ± {stderr:.2f} | {commits:.0f} | {harmful:.1f} % | "
+            f"{min(holds):.0f} to {max(holds):.0f} % |"
+        )
+    assert len(rows) == 6
+
+
+def test_several_slots() -> None:
+    old = {(row["world"], row["slots"]): row for row in result("parallel_nights_0.2.0")["rows"]}
+    rows = table_of(MEASURED, "| slots | world | this rule | 0.2.0 | holds | in / out | kept |")
+    for line in rows:
+        slots, world = line.removeprefix("| ").split(" | ")[:2]
+        row = nights("decision_rules" if slots == "1" else f"decision_rules_{slots}_slots", world)
+        before = old[world, int(slots)]
+        assert line == (
+            f"| {slots} | {world} | {gain(row)} | {gain(before)} | {row['holds']:.0f} ± {row['holds_stderr']:.0f} % | "
+            f"{row['commits_in']:.0f} / {row['commits_out']:.0f} | {row['changes']:.0f} |"
+        )
+    assert len(rows) == 6
 
 
 def test_cheats() -> None:
@@ -162,12 +233,13 @@ def test_certificates_of_equal_configs() -> None:
 
 def test_the_same_config_against_itself() -> None:
     data = result("aa")
-    assert data["predicted_inside"]
-    row = row_of("aa", f"the unchanged train.toml tried {data['decisions']} times")
-    shares = [data["kept_share"], 0.95, *data["interval_95"]]
-    percent = [round(100 * share) for share in shares]
-    told = [data["kept"], *percent, data["taken_back"], round(100 * data["predicted_share"])]
-    assert list(map(int, re.findall(r"\d+", row))) == told
+    row = row_of("aa", f"{data['decisions']} runs of the unchanged train.toml")
+    low, high = (round(100 * share) for share in data["interval_95"])
+    assert row == (
+        f"kept at once {data['kept']} times, {100 * data['kept_share']:.0f} % (95 % interval {low} to {high}); later "
+        f"{data['adopted']} adopted and {data['reverted']} reverted, so that {data['standing']} are kept at the end; "
+        f"simulated campaigns keep {100 * data['predicted_share']:.0f} % at once"
+    )
 
 
 def test_faults() -> None:
@@ -315,24 +387,29 @@ def test_what_is_proposed() -> None:
         f"on both cores of {100 * busy['median']:.0f} %, and its schedules used {loaded['busy']['used_median']:.2f} of",
     ):
         assert text in told
+
+
+def test_proposers_in_the_emulator() -> None:
     ranking = result("proposers")
-    for row in ranking["summary"]:
-        lead, stderr = ("", "") if row["proposer"] == "random" else (f"{row['lead']:+.2f}", f"{row['lead_stderr']:.2f}")
-        line = (
-            f"| {row['landscape']} | {row['proposer']} | {row['gain']:.2f} | {row['stderr']:.2f} | {lead} | {stderr} |"
+    rows = table_of(MEASURED, "| proposer | rider | gain | by the rider | lead over random | holds | in / out | kept |")
+    assert len(rows) == len(ranking["summary"]) == 6
+    for line, row in zip(rows, ranking["summary"], strict=True):
+        by_rider, lead = (
+            "" if row[name] is None else f"{row[name]:+.2f} ± {row[f'{name}_stderr']:.2f}"
+            for name in ("by_rider", "lead")
         )
-        assert f"{line} {100 * row['far_worse']:.0f} % | {row['used_median']:.2f} |\n" in MEASURED
+        assert line == (
+            f"| {row['proposer']} | {'yes' if row['rider'] else 'no'} | {row['gain']:.2f} ± {row['gain_stderr']:.2f} | "
+            f"{by_rider} | {lead} | {row['holds']:.0f} ± {row['holds_stderr']:.0f} % | {row['commits_in']:.1f} / "
+            f"{row['commits_out']:.1f} | {row['changes']:.1f} |"
+        )
+    told = " ".join(MEASURED.split())
     assert f"{ranking['emulator_explains']:.2f} of the variance" in told
-
-
-def test_what_runs_side_by_side_gain() -> None:
-    data = result("parallel_nights")
-    assert f"(`{data['command'].removeprefix('uv run ').replace(' --seed 404', '')}`: " in MEASURED
-    for row in data["rows"]:
-        world, slots, gain, stderr, apart = (row[name] for name in ("world", "slots", "gain", "stderr", "apart"))
-        told = f"{row['reported_too_high']:+.2f} | {100 * row['coverage']:.0f} % | {row['ideas']:.0f} |\n"
-        assert f"| {world} | {slots} | {gain:.2f} | {stderr:.2f} | {apart:.2f} | {told}" in MEASURED
-    assert len(data["rows"]) == 15
+    assert f"{ranking['summary'][0]['nights']} nights of 40 runs" in told
+    old = {
+        row["proposer"]: row["gain"] for row in result("proposers_0.2.0")["summary"] if row["landscape"] == "emulator"
+    }
+    assert f"0.2.0 made {old['search']:.2f}, {old['tpe']:.2f} and {old['random']:.2f} pp" in told
 
 
 def test_both_agents_of_the_comparison_are_recorded() -> None:
