@@ -101,7 +101,7 @@ def _restore(repo: Repo, candidate: Config, before: Mapping[str, Value]) -> str:
         if is_ours and source is not None:
             write_atomically(path, source)
             return "restored the incumbent's train.toml"
-    return "left train.toml alone: it was edited while the experiment ran"
+    return "left train.toml alone: it is neither the config that ran nor the incumbent"
 
 
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:

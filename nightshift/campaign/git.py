@@ -22,7 +22,6 @@ from subprocess import PIPE
 from typing import Any, NamedTuple
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import write_atomically
 from nightshift.signals import unblocked
 from nightshift.waiting import waiting
 
@@ -157,35 +156,6 @@ class Repo:
         except OSError:
             return True
         return object_id(b"blob", data, len(blob.id)) != blob.id
-
-    def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str, str]:
-        """Commit the candidate's bytes on the campaign branch, unless an agent did. Returns (commit, what was done)."""
-        now = self._commit_on(head.branch)
-        if self.config_at(now) == candidate:
-            return now, f"adopted commit {now[:7]}, which already holds the candidate"
-        commit = self._commit(head.branch, now, candidate, message)
-        return commit, f"committed {commit[:7]} on {head.branch}"
-
-    def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str, before: bytes | None = None) -> str:
-        """Put the incumbent back, in the working file and on the branch; what was done. UsageError as `keep`.
-
-        The branch needs a commit only if the agent committed the candidate, or if it holds a later incumbent, `before`.
-        """
-        now, done = self._commit_on(head.branch), []
-        held = self.config_at(now)
-        if held is not None and held != incumbent and held in (candidate, before):
-            commit = self._commit(head.branch, now, incumbent, message)
-            done.append(f"committed {commit[:7]}, which restores the incumbent's train.toml")
-        path = self.root / CONFIG_NAME
-        there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
-        if there == candidate:
-            write_atomically(path, incumbent)
-            done.append("restored the incumbent's train.toml")
-        elif there == incumbent:  # by a harness that was killed here, or by the agent
-            done.append("train.toml is the incumbent's already")
-        else:
-            done.append("left train.toml alone: it was edited while the experiment ran")
-        return "; ".join(done)
 
     def commit_config(self, head: Head, config: bytes, message: str) -> Head:
         """Commit train.toml on top of `head`; return the new head. UsageError if the branch has moved."""

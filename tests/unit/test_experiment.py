@@ -30,6 +30,7 @@ from tests.stand_in_setup import during, furnish, make_setup
 from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
+UNTOUCHED = "left train.toml alone: it is neither the config that ran nor the incumbent"
 GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
 
 
@@ -195,7 +196,29 @@ def test_the_baseline_runs_once_more_whatever_train_toml_holds(setup: Setup) -> 
     assert (record.status, record.run.is_baseline, record.proposal.description) == ("measured", True, "baseline again")
     assert record.effective == setup.ledger.record(1).effective
     assert (setup.root / "train.toml").read_bytes() == candidate
+    assert record.git_action == UNTOUCHED
     assert "expected of the baseline" in record.judgement.why
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(
+    setup: Setup, tmp_path: Path, is_link: bool
+) -> None:
+    baseline(setup)
+    path, outside = setup.root / "train.toml", tmp_path / "outside.toml"
+    candidate = write(setup, BAD)
+
+    def edit(folder: Path) -> None:
+        if is_link:
+            path.rename(outside)
+            path.symlink_to(outside)
+        else:
+            path.write_bytes(b"lr = 9\n")
+
+    with during(setup, edit):
+        record = run(setup)
+    assert (record.status, record.git_action) == ("discard", UNTOUCHED)
+    assert path.read_bytes() == (candidate if is_link else b"lr = 9\n")
 
 
 def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> None:

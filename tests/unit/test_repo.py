@@ -33,13 +33,13 @@ def commits(repo: Repo) -> list[str]:
     return git(repo.root, "log", "--format=%s").splitlines()
 
 
-def test_keep_commits_the_submitted_bytes_and_nothing_else(repo: Repo) -> None:
+def test_a_commit_holds_the_submitted_bytes_and_nothing_else(repo: Repo) -> None:
     (repo.root / "train.toml").write_bytes(b"lr = 3 # edited meanwhile\n")
     (repo.root / "prepare.py").write_text("staged = True\n")
     (repo.root / "new.txt").write_text("untracked\n")
     git(repo.root, "add", "prepare.py")
-    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
-    assert commit == repo.head().commit
+    commit = repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
+    assert commit == repo.head()
     assert repo.config_at("HEAD") == CANDIDATE
     assert git(repo.root, "show", "--name-only", "--format=", "HEAD").split() == ["train.toml"]
     assert git(repo.root, "log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip() == "0007"
@@ -48,31 +48,14 @@ def test_keep_commits_the_submitted_bytes_and_nothing_else(repo: Repo) -> None:
     assert (repo.root / "train.toml").read_bytes() == b"lr = 3 # edited meanwhile\n"
 
 
-def test_discard_leaves_a_file_that_was_edited_meanwhile(repo: Repo) -> None:
-    (repo.root / "train.toml").write_bytes(b"lr = 9\n")
-    done = repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)
-    assert (repo.root / "train.toml").read_bytes() == b"lr = 9\n"
-    assert "left train.toml alone" in done
-
-
-def test_discard_does_not_write_through_a_symlink(repo: Repo, tmp_path: Path) -> None:
-    outside = tmp_path / "outside.toml"
-    outside.write_bytes(CANDIDATE)
-    (repo.root / "train.toml").unlink()
-    (repo.root / "train.toml").symlink_to(outside)
-    repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)
-    assert outside.read_bytes() == CANDIDATE
-
-
 @pytest.mark.parametrize("move", [("switch", "main"), ("switch", "--detach"), ("switch", "-c", "autoresearch/other")])
-def test_nothing_is_settled_after_the_checkout_moved(repo: Repo, move: tuple[str, ...]) -> None:
+def test_nothing_is_committed_after_the_checkout_moved(repo: Repo, move: tuple[str, ...]) -> None:
     head = repo.head()
     git(repo.root, "branch", "--force", "main", "HEAD")
     git(repo.root, *move, "--quiet")
     (repo.root / "train.toml").write_bytes(CANDIDATE)
-    for settle in (lambda: repo.keep(head, CANDIDATE, MESSAGE), lambda: repo.discard(head, CANDIDATE, INCUMBENT, "")):
-        with pytest.raises(UsageError, match="the checkout moved from autoresearch/"):
-            settle()
+    with pytest.raises(UsageError, match="the checkout moved from autoresearch/"):
+        repo.commit_config(head, CANDIDATE, MESSAGE)
     assert (repo.root / "train.toml").read_bytes() == CANDIDATE
     assert len(commits(repo)) == 2
 
@@ -89,7 +72,7 @@ def test_hooks_signing_filters_and_missing_identity_do_not_matter(repo: Repo, mo
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     monkeypatch.setenv("HOME", str(root))
-    repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
     monkeypatch.delenv("GIT_DIR")
     assert repo.config_at("HEAD") == CANDIDATE
     assert not (root / "HOOKED").exists()
@@ -130,24 +113,24 @@ def test_a_lock_that_stays_is_named_with_its_age_and_nothing_is_committed(repo, 
     for is_known in (False, True):
         began = time.monotonic()
         with pytest.raises(GitLockedError, match=f"^{re.escape(cause)}") as refused:
-            repo.keep(before, CANDIDATE, MESSAGE)
+            repo.commit_config(before, CANDIDATE, MESSAGE)
         assert refused.value.is_known is is_known
         assert is_known or time.monotonic() - began >= 0.3
     assert repo.head() == before
     lock.unlink()
-    commit, _ = repo.keep(before, CANDIDATE, MESSAGE)
-    assert repo.config_at(commit) == CANDIDATE
+    repo.commit_config(before, CANDIDATE, MESSAGE)
+    assert repo.config_at("HEAD") == CANDIDATE
     assert git(repo.root, "diff", "--cached", "--name-only") == ""  # else the user's next commit would take it back
 
 
 @pytest.mark.parametrize("name", LOCK_FILES)
-def test_a_lock_that_goes_in_time_only_delays_a_keep(repo: Repo, name: str) -> None:
+def test_a_lock_that_goes_in_time_only_delays_a_commit(repo: Repo, name: str) -> None:
     lock = repo.root / ".git" / name
     lock.touch()
     Timer(0.5, lock.unlink).start()
-    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    commit = repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
     assert repo.config_at("HEAD") == CANDIDATE
-    assert repo.head().commit == commit
+    assert repo.head() == commit
     assert git(repo.root, "diff", "--cached", "--name-only") == ""
 
 
@@ -159,7 +142,7 @@ def test_a_git_that_is_ended_removes_its_lock_file(repo: Repo, tmp_path: Path, m
     monkeypatch.setattr(git_module, "_program", lambda: str(program))
     Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(Interrupted), interruptible():
-        repo.keep(Head(CAMPAIGN, "0" * 40), CANDIDATE, MESSAGE)
+        repo.commit_config(Head(CAMPAIGN, "0" * 40), CANDIDATE, MESSAGE)
     assert not lock.exists()
 
 
@@ -168,10 +151,10 @@ def test_a_wait_that_ctrl_c_cut_short_is_not_begun_again(repo: Repo) -> None:
     (repo.root / ".git" / "index.lock").touch()
     Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(Interrupted), interruptible():
-        repo.keep(repo.head(), CANDIDATE, MESSAGE)
+        repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
     began = time.monotonic()
     with pytest.raises(GitLockedError):
-        repo.keep(repo.head(), CANDIDATE, MESSAGE)
+        repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
     assert time.monotonic() - began < 10
 
 
