@@ -3,9 +3,8 @@
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
-What others took of a run: Neighbours in stand_ins.py. `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer
-asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as
-the flag.
+`deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer asks for in turn, which thinks
+for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as the flag.
 """
 
 from __future__ import annotations

@@ -43,16 +43,10 @@ def quick(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
 
 
 class Neighbours(Watch):
-    """A stand-in for what others take: nothing, whatever tests run beside; or what `stand-in-load.json` lists, of each
-    run in turn."""
-
-    asked: Path | None = None
+    """A stand-in for what others take: nothing, whatever tests run beside."""
 
     def taken(self) -> Contention:
-        shares = json.loads(self.asked.read_text()) if self.asked and self.asked.exists() else []
-        if self.asked and shares:
-            self.asked.write_text(json.dumps(shares[1:]))
-        return Contention(2, others_share=shares[0] if shares else 0.0, stolen_share=0.0)
+        return Contention(2, others_share=0.0, stolen_share=0.0)
 
 
 def fault(folder: Path, name: str, once: bool = True) -> None:
@@ -121,6 +115,5 @@ if __name__ == "__main__":
     from nightshift.experiment import worker
 
     _put_into(worker, sys.argv[1])
-    Neighbours.asked = Path(sys.argv[2]) / "stand-in-load.json"
     worker.Watch = Neighbours  # type: ignore[misc]
     sys.exit(worker.main(Path(sys.argv[2]), Path(sys.argv[3])))

@@ -110,13 +110,14 @@ def plan(
 def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Decision], Reason]) -> list[str | None]:
     """Commit each step on the campaign's branch. Returns: the id of each commit, None for a step that changes no value.
 
-    A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet.
+    A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet. Keys that the
+    user set meanwhile stay.
 
     Args:
         head: the branch, and a commit on it from before the steps.
 
     Raises:
-        UsageError: the checkout left the branch, or train.toml at HEAD holds another value than after any step.
+        UsageError: the checkout left the branch, or train.toml at HEAD would not be valid after a step.
     """
     if not steps:
         return []
@@ -124,11 +125,15 @@ def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Deci
     config = parse(repo.config_at(tip.commit or "") or b"")
     ids = _ids_of_done(config, steps, history)
     for step in steps[len(ids) :]:
-        if step.after != step.before:
-            edited = _edit(config, step.after)
+        held: dict[str, Any] = dict(incumbent_values(config))
+        changed = _changed(step.before, step.after)
+        for key in [key for key in changed if held.get(key, ABSENT) != step.before.get(key, ABSENT)]:
+            del changed[key]  # the user set it meanwhile
+        if changed:
+            edited = _edit(config, {key: value for key, value in (held | changed).items() if value is not ABSENT})
             tip = repo.commit_config(tip, edited.source, message(step, config, edited, reason(step.decision)))
             config = edited
-        ids.append(None if step.after == step.before else tip.commit)
+        ids.append(tip.commit if changed else None)
     return ids
 
 
@@ -252,15 +257,16 @@ def _edit(config: Config, values: Values) -> Config:
 
 
 def _ids_of_done(config: Config, steps: Sequence[Step], history: Sequence[ConfigCommit]) -> list[str | None]:
-    """The commits of the first steps, as many as train.toml at HEAD holds."""
+    """The commits of the first steps, as many as train.toml at HEAD holds. If the user edited it meanwhile, the
+    subjects of the commits tell how many."""
     values = incumbent_values(config)
+    subjects = [entry.subject.partition(":")[0] for entry in history]
     done = [n for n, step in enumerate(steps, 1) if step.after == values]
     if steps[0].before == values:
         # Steps that cancel each other leave the same values twice: the last commit's subject tells.
-        done = [n for n in done if history and history[-1].subject.startswith(f"{steps[n - 1].name}:")]
+        done = [n for n in done if [steps[n - 1].name] == subjects[-1:]]
     elif not done:
-        key = next(iter(_changed(steps[0].before, values)))
-        raise UsageError(f"train.toml at HEAD is not the incumbent's: {key} differs", "Run the same command again.")
+        done = [n for n, step in enumerate(steps, 1) if step.name in subjects]
     ids = {entry.subject.partition(":")[0]: entry.id for entry in history}
     return [None if step.after == step.before else ids.get(step.name) for step in steps[: max(done, default=0)]]
 

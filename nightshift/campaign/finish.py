@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nightshift.campaign.campaign import Campaign, events_of, fold
+from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import Reason, commit, incumbent_values, plan
 from nightshift.campaign.git import CONFIG_NAME, GitLockedError, Head, Repo
 from nightshift.campaign.ledger import STARTED, Ledger
@@ -65,12 +65,13 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def _campaign_before(ledger: Ledger, record: Record) -> Campaign:
     """The campaign as it was when the record was decided."""
-    campaign = Campaign()
-    for is_start, event in events_of(ledger.records(), record.branch, record.rules_hash):
-        if not is_start and event.number == record.number:
-            break
-        campaign.step(is_start, event)
-    return campaign
+    place = record.decided or ledger.num_decided() + 1
+    before = [
+        each if (each.decided or 0) < place else replace(each, decided=None)
+        for each in ledger.records()
+        if each.decided_before < place
+    ]
+    return fold(ledger, before, record.branch, record.rules_hash)
 
 
 def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledger) -> Reason:

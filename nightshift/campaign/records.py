@@ -525,7 +525,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def is_keep(self) -> bool:
-        """True if its config was kept, also if that was taken back since."""
+        """True if its new change was kept, also if it was reverted since; and for the baseline."""
         return self.status == Verdict.KEEP
 
     @property

@@ -11,6 +11,7 @@ Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # nothing that the rule could n
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 _Units = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
+_Probability = Annotated[float, Meta(gt=0, lt=1)]
 _Some = Meta(min_length=1)
 GSM8K_PRIOR_SD = 0.008  # scale of effects for which the constants of RuleConstants were chosen
 
@@ -56,9 +57,9 @@ class RuleConstants:
     # nights that drifted by 3 pp.
     drift_sd: Scale = 0.02
     # P(it helps) at which a change comes in. 0.5 makes 0.3 pp more and twice the commits; 0.7 makes 0.5 pp less.
-    keep_at: _Share = 0.6
+    keep_at: _Probability = 0.6
     # P(it helps) below which a kept change goes out. The gap to `keep_at` prevents a commit for every new run.
-    revert_below: _Share = 0.5
+    revert_below: _Probability = 0.5
     # P(it helps) above which a kept change is confirmed.
     confirmed_above: _Share = 0.95
     # Least expected improvement of a rider: less is not worth a less certain result of the new change.
@@ -70,6 +71,12 @@ class RuleConstants:
     shrink: tuple[_Units, _Units, Scale] = (0.5, 0.25, 47.0)
     # Factor of the reported interval at one slot, and at several: effects do not add up exactly.
     widen: tuple[Scale, Scale] = (1.1, 1.3)
+
+    def __post_init__(self) -> None:
+        """ValueError for shares that sum to 0: records lie where agents can write."""
+        for name in ("kinds", "accidents"):
+            if not sum(share for _, _, share in getattr(self, name)) > 0:
+                raise ValueError(f"the shares of {name} sum to 0")
 
     def scaled(self, prior_sd: float, seed_sd: float) -> RuleConstants:
         """Return the constants for another environment: `prior_sd` scales effects, `seed_sd` is the noise of seeds."""

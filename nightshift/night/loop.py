@@ -205,7 +205,7 @@ class Night:
             return True
         stage = self._stage(own)
         if num_free and stage is not Stage.SEARCH:
-            self._measure(measuring_run(campaign.kept, stage))
+            self._measure(measuring_run(incumbent_now(campaign, self._setup)[0], stage))
             return True
         if num_free and queued:
             self._start(queued[0], campaign)

@@ -79,10 +79,12 @@ class NightState:
     version: Literal[3] = 3
 
     def __post_init__(self) -> None:
-        """ValueError for a start with which nothing can be reckoned: the file lies where agents write."""
+        """ValueError for a start or an answer with which nothing can be done: the file lies where agents write."""
         start = datetime.fromisoformat(self.started)
         if start.tzinfo is None or not 2000 < start.year < 9000:
             raise ValueError(f"started = {self.started[:40]!r} is no time with its zone")
+        if any(answer.change is None for answer in self.pending):
+            raise ValueError("a pending answer has no change")
 
     @property
     def deadline(self) -> datetime | None:

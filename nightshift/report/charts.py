@@ -167,7 +167,7 @@ class Dot:
     number: int
     x: float
     y: float
-    kind: str  # baseline | keep | reverted | discard | measured | crash
+    kind: str  # baseline | keep | left | discard | measured | crash
     title: str
     low: float | None = None
     high: float | None = None

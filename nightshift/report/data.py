@@ -80,9 +80,9 @@ class Experiment:
         return self.since.endswith("confirmed")
 
     @property
-    def is_reverted(self) -> bool:
-        """True if its change was kept, and the incumbent does not hold it any more."""
-        return self.since == "reverted"
+    def has_left(self) -> bool:
+        """True if its change was kept, and was reverted or replaced."""
+        return self.since in ("reverted", "replaced")
 
     @property
     def spread(self) -> float | None:
@@ -91,7 +91,7 @@ class Experiment:
 
     @property
     def group(self) -> str:
-        """What it is counted as: baseline, started, keep, also if reverted, discard, measured, crash or interrupted."""
+        """What it is counted as: baseline, started, keep, also if it left, discard, measured, crash or interrupted."""
         is_interrupted = self.record.status == Verdict.CRASH and self.record.failure is Failure.INTERRUPTED
         return "baseline" if self.is_baseline else "interrupted" if is_interrupted else str(self.record.status)
 
@@ -103,8 +103,8 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """How it is drawn: as a keep if the incumbent holds its change, as reverted if that left, else as its group."""
-        return "keep" if self.is_kept else "reverted" if self.is_reverted else self.group
+        """How it is drawn: as a keep if the incumbent holds its change, as left if it did, else as its group."""
+        return "keep" if self.is_kept else "left" if self.has_left else self.group
 
     @property
     def effect_at_decision(self) -> Effect | None:
@@ -157,9 +157,9 @@ class Morning:
         return next((e for e in self.experiments if e.is_baseline), None)
 
     @property
-    def reverted(self) -> tuple[Experiment, ...]:
+    def left(self) -> tuple[Experiment, ...]:
         """The experiments whose change was kept, and is not any more."""
-        return tuple(e for e in self.experiments if e.is_reverted)
+        return tuple(e for e in self.experiments if e.has_left)
 
     @property
     def counts(self) -> Counts:

@@ -245,7 +245,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     names = (
-        "score", "signed", "points", "duration", "short_number", "cut", "brief", "plus_minus", "effect", "share",
+        "score", "signed", "duration", "short_number", "cut", "brief", "plus_minus", "effect", "share",
         "contents", "besides", "local", "half", "counts", "certificate_line", "elsewhere_lines",
     )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}

@@ -8,7 +8,7 @@ from nightshift.report.charts import LABEL_SIZE, Chart
 _INK, _MUTED, _LINE, _GRID = "#1c2128", "#667080", "#2459d3", "#e6e9ee"
 _KINDS = {  # face, edge and size in radii of every dot
     "baseline": ("white", _LINE, 1.3),
-    "reverted": ("white", "#14804a", 1.2),
+    "left": ("white", "#14804a", 1.2),
     "keep": ("#14804a", "white", 1.4),
     "discard": ("white", "#8b95a3", 1.0),
     "measured": ("#8b95a3", "white", 1.0),
@@ -78,9 +78,9 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
 
 def _legend(chart: Chart) -> str:
     crashed = "   \u00d7 crashed" if any(dot.kind == "crash" for dot in chart.dots) else ""
-    reverted = "   \u25ce reverted" if any(dot.kind == "reverted" for dot in chart.dots) else ""
+    left = "   \u25ce reverted or replaced" if any(dot.kind == "left" for dot in chart.dots) else ""
     line = "line: believed score of the incumbent, its 95 % band; bars: 95 % of a score"
-    return f"\u25cf kept{reverted}   \u25cb discarded{crashed}   {line}"
+    return f"\u25cf kept{left}   \u25cb discarded{crashed}   {line}"
 
 
 def _drawable(text: str) -> str:

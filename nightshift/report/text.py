@@ -96,11 +96,13 @@ def _with_last_runs(sentence: str, morning: Morning) -> str:
 def counts(morning: Morning) -> list[tuple[str, int, str, str]]:
     """What the experiments came to: group, how many, the word for it, and what is to be said beside it or "".
 
-    A kept change is counted also when it is reverted.
+    A kept change is counted also when it left the incumbent.
     """
     found = morning.counts
+    left = [f"{found.reverted} reverted"] if found.reverted else []
+    left += [f"{found.replaced} replaced"] if found.replaced else []
     return [
-        ("keep", found.kept, "kept", f"{found.reverted} reverted" if found.reverted else ""),
+        ("keep", found.kept, "kept", ", ".join(left)),
         ("discard", found.discarded, "discarded", f"{found.adopted} adopted later" if found.adopted else ""),
         ("measured", found.measured, "measured again", ""),
         ("crash", found.crashed, "crashed", ", ".join(f"{n} by {cause}" for cause, n in morning.crash_causes.items())),
@@ -185,8 +187,7 @@ def contents(record: Record) -> str:
 
 def besides(record: Record) -> str:
     """What an experiment was besides its new change: `with 0007 again; 0003 reverted`; empty where it was nothing."""
-    rider = f"with {record.run.rider.name} again" if record.run.rider else ""
-    return "; ".join(filter(None, (rider, others_told(record))))
+    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), others_told(record))))
 
 
 def half(stderr: float) -> float:

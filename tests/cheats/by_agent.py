@@ -51,8 +51,8 @@ for name in ('pre-commit', 'post-commit', 'reference-transaction', 'post-checkou
     shutil.copy(program(), REAL / '.git/hooks' / name)
 """),
     "untracked module in the checkout": (
-        "a package decision/ that Python prefers to decision.py",
-        "put('nightshift/decision/__init__.py')",
+        "a package posterior/ that Python prefers to posterior.py",
+        "put('nightshift/campaign/posterior/__init__.py')",
     ),
     "sitecustomize in the checkout": ("code that the next worker runs first", "put('sitecustomize.py', EVIL_MATH)"),
     "library of the environment": (

@@ -126,12 +126,13 @@ def lottery(c: Checkout) -> Finding:
         ended = c.run()
         if ended.returncode != 0:
             return Finding("unclear", ended.stderr)
-    believed = [r.judgement.incumbent_score if r.judgement else None for r in c.records()]
-    if believed[0] is None or believed[-1] is None:
+    records = c.records()
+    standing = records[-1].judgement.standing if records[-1].judgement else None
+    if standing is None:
         return Finding("unclear", "no belief was recorded")
-    num_kept = sum(r.status == "keep" for r in c.records()) - 1
-    told = f"the reported score went from {believed[0]:.4f} to {believed[-1]:.4f} in six draws, {num_kept} of them kept"
-    return Finding("harmless" if believed[-1] - believed[0] < 0.02 else "succeeded", told)
+    num_kept = sum(r.is_keep for r in records) - 1
+    told = f"a gain of {100 * standing.gain:+.1f} pp is reported after six draws, {num_kept} of them kept"
+    return Finding("harmless" if standing.gain < 0.02 else "succeeded", told)
 
 
 @attempt("no plain file", "refused")

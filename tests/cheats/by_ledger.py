@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 
-from tests.cheats.attempt import Collection
-from tests.cheats.checkout import CANDIDATE, Checkout, Finding
+from tests.cheats.attempt import Act, Collection
+from tests.cheats.checkout import CANDIDATE, Checkout, Finding, last_line
 
 attempt = Collection("checkout", "records, flags, results")
 # Python, with `root` and `time` at hand, that reads the token of the job and writes a result of its own.
@@ -80,7 +80,6 @@ def forged_record(c: Checkout) -> Finding:
     data = json.loads(path.read_text())
     evaluation = data["result"]["evaluation"]
     evaluation |= {"scores": [0.0] * len(evaluation["scores"]), "eval_score": 0.0}
-    data["judgement"]["incumbent_score"] = 0.0
     path.write_text(json.dumps(data))
     c.submit(CANDIDATE.replace("6e-7", "1e-7"))  # worse: without the forgery it is discarded
     ended = c.run()
@@ -99,3 +98,28 @@ def deleted_record(c: Checkout) -> Finding:
     numbers = [r.number for r in c.records()]
     outcome = "succeeded" if ended.returncode == 0 and numbers == [1, 2] else "refused"
     return Finding(outcome, f"experiments {numbers}: {ended.stderr}")
+
+
+_CHANGE = {"experiment": 2, "keys": {"trainer.optim.weight_decay": "0.02"}}
+FORGERIES = {
+    "forged decision of the user": ("user_decisions", [{"change": _CHANGE, "action": "keep", "commit": "f" * 40}]),
+    "forged kept changes": ("run", {"kept": [_CHANGE], "new": None}),
+}
+
+
+def _forge(field: str, value: object) -> Act:
+    def act(c: Checkout) -> Finding:
+        c.hand_in()
+        path = c.root / "runs" / "0002" / "record.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+        ended = c.call([f"{c.root}/.venv/bin/nightshift", "verify"], {})
+        is_named = ended.returncode == 1 and "runs/0002/record.json was changed since" in ended.stdout
+        return Finding("named" if is_named else "succeeded", f"verify, exit {ended.returncode}: {last_line(ended)}")
+
+    return act
+
+
+for _name, (_field, _value) in FORGERIES.items():
+    attempt(_name, "named", action=f"writes another `{_field}` into a record: `nightshift verify` tells")(
+        _forge(_field, _value)
+    )

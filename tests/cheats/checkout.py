@@ -38,7 +38,7 @@ lr = 6e-7
 # A change that the stand-in does not feel: whatever moves this candidate's score is a trick.
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
 BETTER = BASELINE.replace("6e-7", "6e-6")  # truly better: the harness keeps and commits it
-HARNESS = "nightshift/campaign/decision.py"  # a measuring file
+HARNESS = "nightshift/campaign/posterior.py"  # a measuring file
 TRAINER = "nightshift/engines/trl/trainer.py"
 SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
 EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one

@@ -38,7 +38,7 @@ PRIME_RL_RULES = prime_rl_rules()
 STEPS = {
     "open_setup": "set up", "TrlEngine.prepare_at_start": "prepare", "resume": "recover", "admit": "admit",
     "Ledger.reserve": "reserve", "submit": "submit", "LocalExecutor.result": "collect", "Ledger.write": "write",
-    "settle": "settle", "Ledger.close": "close", "keep_model": "keep model",
+    "_settle": "settle", "Ledger.close": "close", "keep_model": "keep model",
 }  # fmt: skip
 WORKER_STEPS = {
     "TrlEngine.open": "open", "PrimeRlEngine.open": "open", "TrlSession.train": "train",

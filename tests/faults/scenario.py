@@ -126,7 +126,7 @@ def seconds_until_gone(root: Path) -> float | None:
 def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
     """Run experiments as an agent would until one is measured: (what it was told to do first, problems)."""
     told: list[str] = []
-    is_first = not any(r.status in ("keep", "discard") for r in readable(root))
+    is_first = not any(r.is_keep for r in readable(root))
     source = git(root, "show", "HEAD:train.toml").encode() if is_first or scenario == "prime-rl" else None
     flags = flags_of("baseline" if scenario == "again" else scenario)
     if scenario == "prime-rl":

@@ -104,7 +104,7 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)
     assert code == 0, stderr
     last = records(root)[5:]
-    assert [record.proposal.description for record in last][0] == "baseline again"
+    assert last[0].proposal.description == "baseline again"
     assert [bool(record.run.new) for record in last] == [False, True, True]
     assert {record.run.rider for record in last} == {None}
 

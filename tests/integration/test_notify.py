@@ -155,13 +155,14 @@ def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path
     assert [message["event"] for message in messages] == ["keep"] * len(keeps) + ["end"]
     for message, record in zip(messages, keeps, strict=False):
         assert record.judgement is not None
+        assert record.decision is not None
         assert message == {
             "version": 1,
             "event": "keep",
             "campaign": "autoresearch/test",
             "experiment": record.number,
             "verdict": "keep",
-            "effect_at_decision": record.judgement.delta,
+            "effect_at_decision": record.decision.effect,
             "why": record.judgement.why,
             "counts": message["counts"],
             "page": str(root / "runs" / "report.html"),

@@ -287,27 +287,25 @@ def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(t
     view = view_of(ledger, "", NOW)
     morning, html = view.morning, render(view)
     text = Page(html).text
-    reverted, adopted, measured = (
+    left, adopted, measured = (
         {e.number for e in morning.experiments if wanted(e)}
         for wanted in (
-            lambda e: e.since == "reverted",
+            lambda e: e.since in ("reverted", "replaced"),
             lambda e: e.since.startswith("adopted"),
             lambda e: e.record.status == "measured",
         )
     )
-    assert min(map(len, (reverted, adopted, measured))) > 0, "another seed"
-    numbers = " , ".join(f"{number:04d}" for number in sorted(reverted))  # links, each a text of its own
-    assert f"Reverted, or replaced by a later change of the same keys: {numbers} ." in text
+    assert min(map(len, (left, adopted, measured))) > 0, "another seed"
+    once = ", ".join(f"{e.number:04d} {e.since}" for e in morning.experiments if e.number in left)
+    assert f"Kept once: {once}." in text
     chain = html.partition('class="chain"')[2].partition("</ol>")[0]
     kept = [kept.experiment.number for kept in morning.kept if kept.experiment]
     assert kept == [int(number) for number in re.findall(r"#run-(\d+)", chain)][1:]
-    dots = {
-        kind: {d.number for d in view.charts[0].dots if d.kind == kind} for kind in ("keep", "reverted", "measured")
-    }
-    assert dots == {"keep": set(kept), "reverted": reverted, "measured": measured}
+    dots = {kind: {d.number for d in view.charts[0].dots if d.kind == kind} for kind in ("keep", "left", "measured")}
+    assert dots == {"keep": set(kept), "left": left, "measured": measured}
     assert {label.dot.number for label in view.charts[0].labels} <= set(kept)
     told = summary(morning, view.headline, view.nights, has_picture=False)
-    assert f"({len(reverted)} reverted)" in told
+    assert str(morning.counts).partition(": ")[2] in told
     assert f"| {min(adopted):04d} | discard, adopted, " in told
     for record in ledger.records():
         if record.run.rider:

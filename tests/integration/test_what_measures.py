@@ -19,7 +19,17 @@ from tests.rules import ARITHMETIC_TRL
 EXCEPTIONS = {
     **{
         f"nightshift/{folder}__init__.py": "a docstring"
-        for folder in ("", "agents/", "campaign/", "cli/", "config/", "engines/", "evaluation/", "executors/", "experiment/")
+        for folder in (
+            "",
+            "agents/",
+            "campaign/",
+            "cli/",
+            "config/",
+            "engines/",
+            "evaluation/",
+            "executors/",
+            "experiment/",
+        )
     },
     "nightshift/campaign/same_setup.py": "refuses what would not compare with the campaign",
     "nightshift/campaign/journal.py": "one line for what was recorded, with its hash",

@@ -303,7 +303,7 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
     )
     (task,) = tasks(kept)
     lines = task.describe()
-    assert lines[0] == "certify:  experiment 0002 (incumbent) against experiment 0001 (baseline)"
+    assert lines[0] == "certify:  incumbent after experiment 0002 (incumbent) against experiment 0001 (baseline)"
     assert "runs:     3 new seeds each, 400 examples of the test split" in lines
     assert kept.ledger.journal.accesses() == []
     assert not (kept.ledger.runs_dir / "certify").exists()
@@ -389,7 +389,7 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     bad = kept.repo.head().commit
     path.write_text(good)
     git(kept.root, "commit", "--quiet", "--all", "-m", "good again")
-    best = kept.campaign(branch).incumbent
+    best = kept.campaign(branch).parent
     assert best is not None
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
     assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Not certified")

@@ -181,10 +181,15 @@ def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num
 
 
 def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
-    steps = plan(BASELINE, (), [keep(change(1, lr="5e-6"))])[0]
-    branch.edit({LR: 9e-6})
-    with pytest.raises(UsageError, match=r"is not the incumbent's: trainer\.optim\.lr differs"):
-        commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    steps = plan(BASELINE, (), [keep(change(1, lr="5e-6"), 0.03), keep(change(2, kl="0.01", batch="512"))])[0]
+    mine = branch.edit({LR: 9e-6, BATCH: 128})
+    done = commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    assert done == [None, branch.repo.head().commit]
+    assert commit(branch.repo, branch.start, steps, lambda _: Reason(run=1)) == done
+    assert [branch.config().get(key) for key in (LR, BATCH, KL)] == [9e-6, 128, 0.01]
+    branch.kept, branch.ours = steps[-1].kept, [done[1]]
+    assert branch.by_user() == [("keep", mine, {LR: "9e-6", BATCH: "128"})]
+    (branch.repo.root / "train.toml").write_bytes(branch.config().source)
     with pytest.raises(UsageError, match="moved to"):
         branch.repo.commit_config(branch.start, SHIPPED, "lost")
     git(branch.repo.root, "switch", "--quiet", "main")

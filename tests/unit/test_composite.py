@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import scores as composite
-from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Evaluation, Part, Record, Verdict, packed
+from nightshift.campaign.records import Evaluation, Part, Record, Run, Verdict, packed
 from nightshift.campaign.results import columns, row
 from nightshift.campaign.scores import run_scores
 from nightshift.cli.output import summary
@@ -26,7 +25,7 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.certify import _by_environment
-from tests.campaigns import a_record, a_result, replace
+from tests.campaigns import BASELINE, a_change, a_record, a_result, folded, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.unit.test_form import Parrot
 
@@ -109,8 +108,9 @@ def test_the_verdict_follows_the_weights() -> None:
         baseline = measured({"a": (worse * 4, 1.0), "b": (better, weight)})
         child = measured({"a": (better * 4, 1.0), "b": (worse, weight)}, parent=1)
         child = replace(child, number=2, decided=2, effective_hash="2")
-        record = Campaign().step(replace(baseline, status="keep")).judge(child)
-        verdicts[weight], deltas[weight] = record.status, record.judgement.delta if record.judgement else None
+        child = replace(child, decided_before=1, run=Run(new=a_change(2)))
+        record = folded([replace(baseline, status="keep")]).judge(child, parse(BASELINE))
+        verdicts[weight], deltas[weight] = record.status, record.decision.effect
     assert deltas[1.0] == pytest.approx(0.0, abs=0.01)
     assert deltas[9.0] < -0.1
     assert verdicts[9.0] == Verdict.DISCARD
@@ -118,7 +118,7 @@ def test_the_verdict_follows_the_weights() -> None:
 
 def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
     baseline = measured({"a": ([1.0] * 50 + [0.0] * 50, 1.0), "b": ([1.0] * 60 + [0.0] * 40, 1.0)}, status="keep")
-    campaign = Campaign().step(baseline)
+    campaign = folded([baseline])
     child = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 40 + [0.0] * 60, 1.0)}, parent=1)
     (said,) = campaign.remarks(child)
     assert said.startswith("b falls: 0.600 -> 0.400, -20.0 ± ")
@@ -135,9 +135,9 @@ def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
 
 def test_a_baseline_says_which_environment_gives_most_of_the_noise() -> None:
     lopsided = measured({"a": ([1.0, 0.0] * 500, 1.0), "b": ([1.0, 0.0] * 20, 1.0)})
-    (said,) = Campaign().remarks(lopsided)
+    (said,) = folded([]).remarks(lopsided)
     assert said.startswith("b gives 96% of the score's variance: a larger set of it, or a smaller weight")
-    assert Campaign().remarks(measured({"a": ([1.0, 0.0] * 50, 1.0), "b": ([1.0, 0.0] * 40, 1.0)})) == []
+    assert folded([]).remarks(measured({"a": ([1.0, 0.0] * 50, 1.0), "b": ([1.0, 0.0] * 40, 1.0)})) == []
 
 
 def test_results_and_summary_have_a_score_for_each(tmp_path: Path) -> None:

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift.config.decision_rules import DecisionRules
-from nightshift.experiment.estimate import Estimate, estimate, level_of_access, t_probability, t_quantile, verdicts
+from nightshift.config.decision_rules import RuleConstants
+from nightshift.experiment.estimate import (
+    SEED_DF,
+    Estimate,
+    estimate,
+    level_of_access,
+    t_probability,
+    t_quantile,
+    verdicts,
+)
 
-RULES = DecisionRules()
+RULES = RuleConstants()
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half
 Runs = NDArray[np.int8]
 
@@ -60,8 +68,8 @@ def test_with_one_seed_each_the_interval_covers_if_the_prior_is_right() -> None:
     rng = np.random.default_rng(6)
     covered = 0
     for _ in range(500):
-        # The prior says: sd^2 is seed_df seed_sd^2 / chi2.
-        sd = RULES.seed_sd * math.sqrt(RULES.seed_df / rng.chisquare(RULES.seed_df))
+        # The prior says: sd^2 is SEED_DF seed_sd^2 / chi2.
+        sd = RULES.seed_sd * math.sqrt(SEED_DF / rng.chisquare(SEED_DF))
         result = estimate(*draw(rng, (1, 1), 1319, sd, 0.85, 0.80), RULES)
         covered += result.interval[0] <= 0 <= result.interval[1]
         assert "too few runs to measure the spread of seeds: its prior was taken, sd 1.25 pp" in result.note

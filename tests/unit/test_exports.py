@@ -231,10 +231,11 @@ def test_outcomes_are_those_that_are_counted(story: Story) -> None:
     counts = Counts.of(story.shown.records, story.shown.campaign.kept)
     found = Counter(each["outcome"] for each in story.experiments)
     assert (found["baseline"], found["measured"], found["undecided"]) == (1, counts.measured, 0)
-    assert found["kept"] + found["reverted"] == counts.kept
+    assert (found["reverted"], found["replaced"]) == (counts.reverted, counts.replaced)
+    assert found["kept"] + found["reverted"] + found["replaced"] == counts.kept
     assert found["discarded"] + found["adopted"] == counts.discarded
     assert found["crashed"] == counts.crashed
-    assert min(found["reverted"], counts.measured, counts.crashed) > 0, "another seed"
+    assert min(found["replaced"], counts.measured, counts.crashed) > 0, "another seed"
     assert outcome_of(a_record(status="keep", parent=1), "reverted") == "reverted"
     assert outcome_of(a_record(status="discard", parent=1), "adopted, unconfirmed") == "adopted"
     assert outcome_of(a_record(status="crash", parent=1, failure=Failure.INTERRUPTED)) == "interrupted"

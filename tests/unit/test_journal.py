@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from nightshift.campaign import journal
-from nightshift.campaign.index import fold, last_campaign
+from nightshift.campaign.campaign import fold, last_campaign
 from nightshift.campaign.journal import Access, Journal, Line
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement, Record
@@ -276,7 +276,8 @@ def test_records_that_are_older_than_the_journal_enter_as_recovered(ledger: Ledg
 
 def test_an_outcome_and_a_lesson_are_written_after_the_decision_and_change_no_hash(ledger: Ledger) -> None:
     record = ledger.record(2)
-    ledger.write(replace(record, git_action="by hand", kept_commit="f" * 40, lesson="x", reported_outcome="better"))
+    written = {"git_action": "by hand", "commits": {"keep 0002": "f" * 40}, "lesson": "x"}
+    ledger.write(replace(record, **written, reported_outcome="better"))
     assert len(lines(ledger)) == 13
     assert problems(ledger) == []
 
@@ -335,8 +336,8 @@ def a_life(ledger: Ledger) -> Record:
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "config.json": b"{}"})
     record = replace(record, status="keep", judgement=Judgement(why="why"), result=a_result(), decided=5)
     ledger.write(record)
-    ledger.close(replace(record, git_action="committed", kept_commit="a" * 40))
-    ledger.write(replace(record, git_action="committed", kept_commit="a" * 40, lesson="a lesson"))
+    ledger.close(replace(record, git_action="committed", commits={"keep 0002": "a" * 40}))
+    ledger.write(replace(record, git_action="committed", commits={"keep 0002": "a" * 40}, lesson="a lesson"))
     return record
 
 
@@ -432,12 +433,13 @@ CHANGES = {
     "a place without end": ('"decided":3', '"decided":9223372036854775807'),
     "another's number": ('"number":3', '"number":2'),
     "no kinds of ideas": ('"kinds":[[', '"kinds":[],"x":[['),
-    "no priors": ('"priors":[[', '"priors":[],"x":[['),
+    "no kinds": ('"kinds":[[', '"kinds":[],"x":[['),
     "no noises": ('"noises":[[', '"noises":[],"x":[['),
-    "a share too few": ('"priors":[[0.37,[0.27,', '"priors":[[0.37,['),
-    "a share below 0": ('"priors":[[0.37,[0.27,', '"priors":[[0.37,[-0.27,'),
-    "a noise of 0": ('"noises":[[0.25,0.6]', '"noises":[[0.25,0.0]'),
-    "no spread": ('"prior_sd":0.08', '"prior_sd":0'),
+    "a share below 0": ('"kinds":[[0.03,0.07,0.5]', '"kinds":[[0.03,0.07,-0.5]'),
+    "no share above 0": ('"accidents":[[0.0,0.0,0.97],[-0.12,0.1,0.03]]', '"accidents":[[0.0,0.0,0.0]]'),
+    "a noise of 0": ('"noises":[[0.5,0.08]', '"noises":[[0.0,0.08]'),
+    "no spread": ('"seed_sd":0.013', '"seed_sd":0'),
+    "a certain keep": ('"keep_at":0.6', '"keep_at":1.0'),
     "endless": ('"total_seconds":75.0', '"total_seconds":1e300'),
     "an unknown status": ('"status":"discard"', '"status":"best"'),
     "another version": ('"version":3', '"version":99'),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.base import Answer
-from nightshift.campaign.campaign import Campaign, expected
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import NOTHING, Cost, Failure, Judgement, Proposal, Record
+from nightshift.campaign.records import NOTHING, Change, Cost, Failure, Judgement, Proposal, Record
 from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.night import state as states
@@ -67,7 +67,8 @@ def test_dollars_are_a_rule_where_they_are_told_and_what_they_bought_is_run_firs
     assert stop is not None
     assert stop.cause == "--max-cost 2: its proposals cost $2.25"
     assert stop_rule(replace(asked, pending=(Answer(b"lr = 1\n"),)), records, NOW, 75, cost) is None
-    assert "at $2.00 of the agents' own figures" in summary(asked, [], Campaign.of(records, BRANCH, "rules"), NOW, "")
+    text = summary(asked, records, Campaign.of(records, BRANCH, "rules"), NOW, "")
+    assert "at $2.00 of the agents' own figures" in text
     assert stop_rule(state_of(), records, NOW, 75, cost) is None
 
 
@@ -118,7 +119,12 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     state = replace(
         state_of(hours=8.0, gpus="2,3"),
         pending=(
-            Answer(b"lr = 1\n", Proposal(description="why", prediction="+1 pp", notes=("a note",)), repeats=2),
+            Answer(
+                b"lr = 1\n",
+                Proposal(description="why", prediction="+1 pp", notes=("a note",)),
+                number=2,
+                change=Change(keys={"trainer.optim.lr": "1e-6"}),
+            ),
             Answer(b"lr = 2\n"),
         ),
         refusals=("no edit", "locked"),
@@ -137,10 +143,12 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     own = [*records, crash(replace(records[-1], description="bad\x1b[2J\nidea"), Failure.INTERRUPTED)]
     text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2), "abc123")
     assert "counted:      6 experiments: the baseline, 1 kept, 3 discarded, 0 crashed, 1 interrupted\n" in text
-    assert "incumbent:    0002, expected score 0." in text
-    assert f", baseline {campaign_now.standing.baseline:.4f}  idea 2" in text
-    assert "(in 6.0 h), or after 15 more experiments, or file STOP, or Ctrl-C" in text
-    now = expected(campaign_now, records[1])
+    standing = campaign_now.standing
+    line = f"incumbent:    expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: +"
+    assert line in text
+    assert " pp by 0002\n" in text
+    assert "(in 6.0 h), or after 15 more experiments (the last 4 of them measure baseline and incumbent), or " in text
+    now = campaign_now.effect(records[1])
     assert f"\n  0002 keep        {now!s:16}idea 2" in text
     assert "bad idea" in text
     assert "\x1b" not in text
@@ -173,7 +181,7 @@ def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record])
     late = [records[0], replace(records[1], decided=5), *(replace(r, decided=r.number - 1) for r in records[2:])]
     assert states.num_since_keep(late) == 0
     assert states.num_since_keep(records) == 3
-    repeat = [replace(r, judgement=replace(r.judgement, delta=None)) for r in records[2:] if r.judgement]
+    repeat = [replace(r, status="measured") for r in records[2:]]
     assert states.num_since_keep([*records[:2], *repeat]) == 0, "a repeat tries nothing"
     start = datetime.fromisoformat(records[0].started)
     first = replace(crash(records[2], Failure.TRAINING), started=start.isoformat(), total_seconds=9000.0)

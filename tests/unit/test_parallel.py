@@ -9,7 +9,8 @@ import pytest
 
 from nightshift.agents.base import Answer, Context
 from nightshift.campaign import finish
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, contradictions
+from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Job, Outcome, Proposal, Record, Request, Result, Training
@@ -26,7 +27,7 @@ from tests.campaigns import a_result, replace
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_pool import StandInExecutor
-from tests.stand_in_setup import SilentReporter, make_poor
+from tests.stand_in_setup import make_poor
 from tests.stand_in_trainer import right_of
 from tests.stand_ins import small
 
@@ -174,17 +175,12 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert max(proposer.in_flight) >= executor.num_slots - 1
     assert max(proposer.waiting) == (executor.num_slots + 1) // 2 - 1, "proposals are made ahead"
     assert len(set(executor.seen)) == len(executor.seen), "a config saw a seed twice"
-    campaign = Campaign()
-    for record in decided:
-        assert record.parent in {kept.number for kept in campaign.kept} or not campaign.kept
-        if record.judgement and record.judgement.incumbent is not None:
-            assert (record.judgement.incumbent, record.judgement.incumbent != record.parent) == (
-                campaign.incumbent.number,
-                True,
-            )
-        campaign = campaign.step(record)
-    assert (setup.root / "train.toml").read_bytes() == setup.ledger.source(campaign.incumbent.number)
-    assert git(setup.root, "show", "HEAD:train.toml").encode() == setup.ledger.source(campaign.incumbent.number)
+    campaign = setup.campaign(CAMPAIGN)
+    assert campaign.standing == Campaign.of(ours, CAMPAIGN, setup.rules_hash).standing
+    baseline = setup.ledger.stored_config(ours[0])
+    assert incumbent_values(parse(setup.repo.config_at("HEAD"))) == incumbent_values(baseline, campaign.kept)
+    assert (setup.root / "train.toml").read_bytes() == setup.repo.config_at("HEAD")
+    assert contradictions(ours, setup.ledger.stored_config) == []
     assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
 
 
@@ -241,15 +237,6 @@ def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
     record = start(Request(), config, setup)
     with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
         admit(config, Request(), setup)
-
-
-def test_a_slow_proposer_leaves_idle_slots_to_the_incumbent(setup: Setup) -> None:
-    clock = iter(range(0, 10**9, 40))  # whoever looks finds 40 s later: a proposal takes as much
-    slow = replace(setup, clock=lambda: float(next(clock)), reporter=SilentReporter())
-    ours, _ = night(slow, AnyOrder(num_slots=4, seed=3), num_experiments=8)
-    again = [r for r in ours if "again, in an idle slot" in r.proposal.description]
-    assert again
-    assert all(r.effective_hash in {k.effective_hash for k in ours if k.is_keep} for r in again)
 
 
 def test_slots_divide_a_machine() -> None:

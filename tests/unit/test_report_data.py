@@ -79,7 +79,7 @@ def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
     assert found.standing == morning(tmp_path / "without", records).standing
     assert (found.experiments[6].standing, found.experiments[6].kind) == (None, "keep")
     assert {kept.change.name for kept in found.kept} == {"0003", "0005"}
-    assert found.reverted == ()
+    assert found.left == ()
 
 
 def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_users_own_commits_are_told_where_they_stand(tmp_path: Path) -> None
     support = {kept.change.name: kept.support for kept in found.kept}
     assert support["0005"] == "unconfirmed"
     assert support["commit abc1234"] == support["0002"] == "unconfirmed, kept by you in commit abc1234"
-    assert [e.kind for e in found.experiments] == ["baseline", "keep", "reverted", "discard", "keep", "measured"]
+    assert [e.kind for e in found.experiments] == ["baseline", "keep", "left", "discard", "keep", "measured"]
 
 
 def test_the_last_runs_stand_side_by_side(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def against_incumbent(story: Story, record: Record) -> str:
 def _role(change: Change, record: Record) -> str:
     if change == record.run.rider:
         return "discarded, measured again"
-    return "not kept" if change == record.run.new and not record.is_keep else "reverted since"
+    return "not kept" if change == record.run.new and not record.is_keep else "not kept any more"
 
 
 def certified(story: Story, record: Record) -> str:

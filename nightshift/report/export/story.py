@@ -48,7 +48,7 @@ def outcome_of(record: Record, since: str = "") -> str:
         return "baseline"
     if record.failure is Failure.INTERRUPTED:
         return "interrupted"
-    if since == "reverted" or since.startswith("adopted"):
+    if since.startswith(("reverted", "replaced", "adopted")):
         return since.partition(",")[0]
     return _OUTCOMES.get(Verdict(record.status), "undecided") if record.status in {*Verdict} else "undecided"
 
