@@ -249,7 +249,8 @@ def _edit(config: Config, values: Values) -> Config:
     try:
         edited = parse(set_values(config.source, _changed(incumbent_values(config), values)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # tables that do not fit into each other
-        raise UsageError(f"no train.toml holds these values: {error}") from None
+        fix = "Write each table of train.toml in one place, its keys before its sub-tables."
+        raise UsageError(f"train.toml cannot be edited: {error}", fix) from None
     # To take a table out takes the keys in it along, and a key in a table switches the table on.
     if wrong := _changed(values, incumbent_values(edited)):
         raise UsageError(f"{next(iter(wrong))} does not fit the other kept changes")

@@ -66,7 +66,16 @@ def test_dollars_are_a_rule_where_they_are_told_and_what_they_bought_is_run_firs
     stop = stop_rule(asked, records, NOW, 75, Cost(dollars=2.25))
     assert stop is not None
     assert stop.cause == "--max-cost 2: its proposals cost $2.25"
-    assert stop_rule(replace(asked, pending=(Answer(b"lr = 1\n"),)), records, NOW, 75, cost) is None
+    assert (
+        stop_rule(
+            replace(asked, pending=(Answer(b"lr = 1\n", change=Change(keys={"trainer.optim.lr": "1"})),)),
+            records,
+            NOW,
+            75,
+            cost,
+        )
+        is None
+    )
     text = summary(asked, records, Campaign.of(records, BRANCH, "rules"), NOW, "")
     assert "at $2.00 of the agents' own figures" in text
     assert stop_rule(state_of(), records, NOW, 75, cost) is None
@@ -125,7 +134,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
                 number=2,
                 change=Change(keys={"trainer.optim.lr": "1e-6"}),
             ),
-            Answer(b"lr = 2\n"),
+            Answer(b"lr = 2\n", change=Change(keys={"trainer.optim.lr": "2"})),
         ),
         refusals=("no edit", "locked"),
     )
