@@ -70,25 +70,6 @@ def test_searching_numbers_words_keys_and_values_beside_the_filters(tab: Tab) ->
     assert tab.column("number") == everything
 
 
-def test_columns_are_chosen(open_tab: Callable[..., Tab], path: Path) -> None:
-    for width in (1280, 390):
-        tab = open_tab(path, width)
-        head = tab.page.locator("th.c-then")
-        assert not head.is_visible()
-        tab.page.locator("#fold-columns summary").click()
-        assert not tab.page.locator("#column-then").is_checked()
-        assert tab.page.locator("#column-score").is_checked() is (width == 1280)
-        for name in ("keys", "score", "then", "helps", "seconds"):
-            tab.page.locator(f"#column-{name}").check()
-        assert head.is_visible()
-        tab.page.locator("#column-text").uncheck()
-        assert not tab.page.locator("th.c-text").is_visible()
-        assert tab.page.locator("th.c-effect").is_visible()
-        assert tab.width() <= width
-        tab.page.reload()
-        assert not head.is_visible()  # remembered while the page is open
-
-
 def test_the_table_folds_and_a_link_to_a_row_unfolds_it(tab: Tab) -> None:
     table = tab.page.locator("table.experiments")
     tab.page.locator("#fold-experiments > summary").press("Enter")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -168,28 +167,3 @@ def test_a_dry_run_of_another_engine_shows_its_plan_and_that_it_would_not_join(r
     assert "rules: gsm8k-prime-rl " in told
     assert "against: nothing: this is the baseline" in told
     assert len(Ledger(root).records()) == 1
-
-
-@pytest.fixture
-def small_disk(root: Path) -> Iterator[Path]:
-    """`runs/` on a file system of half a megabyte."""
-    (root / "runs").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(root / "runs")]
-    if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield root
-    subprocess.run(["umount", "-l", str(root / "runs")], check=True)
-
-
-@pytest.mark.parametrize("free_kilobytes", [0, 8, 100])
-def test_a_full_disk_is_one_line_or_a_recorded_crash(small_disk: Path, free_kilobytes: int) -> None:
-    ballast = small_disk / "runs" / "ballast"
-    ballast.write_bytes(b"x" * (512 - free_kilobytes) * 1024)
-    code, _, stderr = finish(start(small_disk, "--budget-seconds", "1"))
-    assert code in (1, 2)
-    assert "Traceback" not in stderr
-    no_process_left(small_disk)
-    ballast.unlink()
-    code, _, stderr = finish(start(small_disk, "--budget-seconds", "1"))
-    assert code == 0, stderr
-    assert {r.status for r in Ledger(small_disk).records()} <= {"crash", "keep"}

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from nightshift.engines.base import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, Doctor, checks
 from nightshift.engines.prime_rl import installation
 from nightshift.engines.prime_rl.installation import check_machine
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
-from tests.unit.test_gpus import CARDS, Card, StandInNvml
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.unit.test_gpus import Card, StandInNvml
 from tests.waiting import cpu_seconds_of_children
 
 ROOT = Path(__file__).parents[2]
@@ -86,14 +85,6 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tm
     fix = "Run: uv run prepare.py --engine prime-rl."
     assert str(checkout.problem) == f"prime-rl is not installed in {tmp_path / 'none'}. {fix}"
     assert Doctor.of(found, GSM8K_PRIME_RL).table().splitlines()[-1].startswith("not ready: --engine prime-rl")
-
-
-def test_one_gpu_is_described_for_the_engine_that_uses_one(root: Path, cards: list[Card]) -> None:
-    cards += [replace(CARDS["T4"]), replace(CARDS["A6000"])]
-    [trl] = [check for check in checks(root, GSM8K_TRL, {}, PrepareFlags(gpus="1")) if check.name == "installation"]
-    assert trl.detail == "gsm8k-trl: 1 x NVIDIA RTX A6000, memory preset 1 x 48 GB, base model, disk"
-    [trl] = [check for check in checks(root, GSM8K_TRL, {}, PrepareFlags(gpus="0")) if check.name == "installation"]
-    assert "compute capability 7.5" in str(trl.problem)
 
 
 # What a machine may lack: where it is looked up, what is found there, words of the line.

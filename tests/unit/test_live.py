@@ -15,7 +15,7 @@ import pytest
 
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
-from nightshift.cli import output, progress, running
+from nightshift.cli import progress, running
 from nightshift.cli.progress import TerminalReporter, live_line
 from nightshift.cli.running import RunLine
 from nightshift.errors import Interrupted
@@ -150,15 +150,3 @@ def test_a_signal_is_told_by_the_thread_which_takes_none(pipe: Pipe) -> None:
         with pytest.raises(Interrupted, match="stopped by SIGINT"), interruptible("this is all"):
             signal.raise_signal(signal.SIGINT)
         wait_for(lambda: "SIGINT: this is all\n" in pipe.said)
-
-
-def test_all_that_is_printed_is_made_printable(capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = "a\x1b[31m\x1b]0;t\x07\u202e\u2066\u200b\u2028\udcff\x9b2J\x00b"
-    output.print_error(f"{hostile}\n{hostile}")
-    output.print_text(hostile)
-    output.print_lines([hostile, f"two\n{hostile}"])
-    said = capsys.readouterr()
-    assert (said.err.count("\n"), said.out.count("\n")) == (2, 4)
-    for text in said:
-        assert all(line.isprintable() for line in text.split("\n"))
-        assert "[31m" not in text

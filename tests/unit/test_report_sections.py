@@ -1,7 +1,6 @@
 """What the sections of the morning page say: headline beside certificate, counts, keys by the belief, coordinates."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +91,6 @@ def test_interrupted_is_no_crash_and_the_machinery_says_so_everywhere(tmp_path: 
 # Words
 
 
-def test_times_are_local_and_say_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "CET-1")
-    time.tzset()
-    try:
-        assert text.local(NOW) == "2026-11-21 08:00 CET"
-        assert text.local("2026-11-21T23:30:00+00:00") == "2026-11-22 00:30 CET"
-        assert text.local("some day") == "some day"
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
 # Keys by their effects
 
 
@@ -149,14 +136,6 @@ def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> Non
         mean = e.effect.mean if e.effect else None
         wanted = "good" if mean and mean > 0 else "bad" if mean else "crash" if e.is_crash else "none"
         assert by_number[e.number].kind == wanted
-
-
-def test_a_train_toml_that_is_gone_leaves_its_experiment_out_of_what_needs_it(tmp_path: Path) -> None:
-    ledger = build(tmp_path, 6, num_examples=60, with_files=False)
-    (tmp_path / "runs/0003/train.toml").write_bytes(b"\xff = [[")
-    found = settings(load_configs(ledger, ledger.records()))
-    assert sorted(found) == [1, 2, 4, 5, 6]
-    assert "settings: a train.toml" in render(view_of(ledger, "", NOW))
 
 
 # The data of the comparison

@@ -39,14 +39,6 @@ def test_one_run_tells_how_many_steps_its_config_makes() -> None:
     )
 
 
-def test_it_learns_what_a_batch_costs_here() -> None:
-    """On a machine where a step takes as long whatever the batch is."""
-    runs = [(config(orchestrator__batch_size=size), run(100)) for size in (64, 128, 256, 512) for _ in range(8)]
-    found = Throughput.of(runs, 60.0)
-    for size in (64, 512):
-        assert found.plan(config(orchestrator__batch_size=size).resolved).num_steps == pytest.approx(100, rel=0.12)
-
-
 def test_a_run_on_a_busy_machine_says_little() -> None:
     calm, busy = run(150, taken=0.01), run(60, taken=0.6)
     plan = Throughput.of([(config(), calm), (config(), busy)], 60.0).plan(config().resolved)

@@ -11,7 +11,7 @@ import pytest
 from nightshift_tictactoe import data, ratings
 from nightshift_tictactoe.board import START, moves, written
 from nightshift_tictactoe.game import Match, episodes, practice
-from nightshift_tictactoe.players import POOL, value
+from nightshift_tictactoe.players import POOL
 
 from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -54,10 +54,6 @@ def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
         data.load("sealed", 101)
     with pytest.raises(ValueError, match=r"split = 'test' does not exist\. Use one of: train, selection, sealed"):
         data.load("test")
-
-
-def test_perfect_play_from_the_empty_board_is_a_draw() -> None:
-    assert value(START, "X") == value(START, "O") == 0
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,6 @@ def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
     assert found.slow == ""
 
 
-def test_runs_that_share_a_node_do_not_lie_on_each_other(record: Record) -> None:
-    runs = (run(0, 60, "n1"), run(10, 60, "n1"), run(65, 10, "n1"), run(0, 75, "n2"))
-    found = timeline(records_of(record, *runs))
-    assert [(lane.place, len(lane.bars)) for lane in found.lanes] == [("n1", 2), ("n1 (2)", 1), ("n2", 1)]
-
-
 def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
     runs = [run(10 * n, 10, f"slot {s}", 2.0 if s == 2 else 1.0) for n in range(3) for s in (1, 2, 3)]
     found = timeline(records_of(record, *runs))
