@@ -71,7 +71,7 @@ class Campaign:
         elif is_start:
             for decision in record.user_decisions:
                 self.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-            self.posterior.begin(record.run)
+            self.posterior.stage = record.run.stage
         elif record.judgement is not None and record.status != Verdict.CRASH:
             self._observe(self.posterior, record)
             if self.posterior.kept != record.judgement.kept:
