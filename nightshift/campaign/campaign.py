@@ -100,8 +100,7 @@ class Campaign:
         kept = posterior.kept
         decisions = self._observe(posterior, record)
         steps, refused = plan(baseline, kept, decisions)
-        if refused:
-            posterior.set_kept(steps[-1].kept if steps else kept)
+        posterior.set_kept(steps[-1].kept if steps else kept)  # in the order of the commits, without what is refused
         made = [step.decision for step in steps]
         made += [d for d in decisions if d.action is Action.DISCARD]
         made += [
