@@ -13,12 +13,12 @@ from nightshift.campaign.campaign import Campaign, contradictions
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Job, Outcome, Proposal, Record, Request, Result, Training
+from nightshift.campaign.records import Change, Failure, Job, Outcome, Proposal, Record, Request, Result, Training
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide, layout, num_slots_of
-from nightshift.experiment.experiment import admit, require_ready, start
+from nightshift.experiment.experiment import admit, compose, require_ready, start
 from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night
@@ -237,6 +237,10 @@ def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
     record = start(Request(), config, setup)
     with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
         admit(config, Request(), setup)
+    rider = Change(keys={"trainer.optim.weight_decay": "0.1"})
+    run = replace(record.run, rider=rider, new=replace(record.run.new, experiment=0))
+    with pytest.raises(UsageError, match="is in flight"):  # whatever it runs with
+        admit(compose(run.changes, setup.campaign(CAMPAIGN), setup), Request(run=run), setup)
 
 
 def test_slots_divide_a_machine() -> None:
