@@ -139,6 +139,27 @@ def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(s
     assert max(proposer.waiting) < MAX_REFUSALS
 
 
+def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(setup: Setup):
+    decay = "trainer.optim.weight_decay"
+
+    class Slow(Rates):
+        def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
+            answer = super().propose(context, is_stopping)
+            if context.number == 3:
+                (setup.root / "train.toml").write_bytes(set_values(context.source, {decay: 0.5}))
+                git(setup.root, "commit", "--quiet", "--all", "-m", "mine")
+            return answer
+
+    ours, _ = night(setup, AnyOrder(num_slots=1, seed=0), 5, proposer=Slow(1))
+    assert [list(record.run.new.keys) for record in ours[1:]] == [[LR]] * 4
+    assert [change.keys for change in ours[2].run.kept if change.commit] == [{decay: "0.5"}]
+    assert parse(setup.repo.config_at("HEAD")).get(decay) == 0.5
+    executor = AnyOrder(num_slots=1, seed=0)
+    answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
+    night_of(setup, executor)._start(answer, setup.campaign(CAMPAIGN))
+    assert setup.ledger.records()[-1].run.rider is None
+
+
 class Full(AnyOrder):
     """A stand-in for a cluster where nothing begins but a baseline, as one is told at the second look after STOP."""
 
