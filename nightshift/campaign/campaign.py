@@ -100,20 +100,10 @@ class Campaign:
         kept = posterior.kept
         decisions = self._observe(posterior, record)
         steps, refused = plan(baseline, kept, decisions)
-        if refused:
-            posterior.set_kept(steps[-1].kept if steps else kept)
+        posterior.set_kept(steps[-1].kept if steps else kept)  # in the order of the commits, without what is refused
         made = [step.decision for step in steps]
         made += [d for d in decisions if d.action is Action.DISCARD]
-        made += [
-            replace(decision, action=Action.DISCARD)
-            for decision, _ in refused
-            if decision.change == record.run.new and decision.action is not Action.REVERT
-        ]
-        own = next((d for d in made if d.change == record.run.new), None)
-        if record.run.new is None:
-            verdict = Verdict.MEASURED
-        else:
-            verdict = Verdict.KEEP if own is not None and own.action is not Action.DISCARD else Verdict.DISCARD
+        made += [replace(decision, action=Action.DISCARD) for decision, _ in refused if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
             decisions=tuple(made),
@@ -122,7 +112,11 @@ class Campaign:
             expected_stderr=expected.sd,
             standing=_standing(posterior, self._num_slots(record)),
         )
-        record = replace(record, status=verdict, judgement=judgement)
+        record = replace(record, judgement=judgement)
+        verdict = Verdict.MEASURED  # also if its change was kept while it ran
+        if (own := record.decision) is not None:
+            verdict = Verdict.KEEP if own.action is Action.KEEP else Verdict.DISCARD
+        record = replace(record, status=verdict)
         why = [told(record, float(scores.mean()))]
         why += [others] if (others := others_told(record)) else []
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]

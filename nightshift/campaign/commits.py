@@ -80,7 +80,7 @@ def change_keys(before: Config, after: Config) -> dict[str, str | None]:
 def plan(
     baseline: Config, kept: Sequence[Change], decisions: Iterable[Decision]
 ) -> tuple[list[Step], list[tuple[Decision, str]]]:
-    """Order the decisions of one round: reverts first, then the largest effect first.
+    """Plan the commits of one round's decisions, in their order: each change was judged on those before it.
 
     Each commit must leave a valid train.toml. A decision whose commit would not waits for the others. If its commit is
     still invalid after them, the decision is refused, and the others are made. So a change cannot leave while a kept
@@ -91,7 +91,7 @@ def plan(
     steps: list[Step] = []
     refused: list[tuple[Decision, str]] = []
     kept, before = tuple(kept), incumbent_values(baseline, kept)
-    waiting = sorted((d for d in decisions if d.action is not Action.DISCARD), key=_order)
+    waiting = [decision for decision in decisions if decision.action is not Action.DISCARD]
     while waiting:
         decision = waiting.pop(0)
         try:
@@ -212,12 +212,6 @@ def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Va
         if changed and not changed.keys() & _changed(without, wanted).keys():
             return change
     return None
-
-
-def _order(decision: Decision) -> tuple[bool, float, int]:
-    """Reverts first, the most harmful change first; then the others, the largest effect first."""
-    is_revert, effect = decision.action is Action.REVERT, decision.effect or 0.0
-    return not is_revert, effect if is_revert else -effect, decision.change.experiment
 
 
 def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, ...]:

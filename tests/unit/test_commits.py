@@ -94,14 +94,14 @@ def test_a_commit_changes_the_lines_of_its_change_only(branch: Branch) -> None:
     assert branch.subjects() == ["keep 0012: lr 3e-6 → 5e-6", "revert 0012: lr 5e-6 → 3e-6"]
 
 
-def test_reverts_come_first_and_then_the_largest_effect(branch: Branch) -> None:
+def test_commits_come_in_the_order_of_the_decisions(branch: Branch) -> None:
     first, second = change(1, lr="1e-6"), change(2, decay="0.1")
     branch.decide(keep(first, 0.01), keep(second, 0.02))
     adopted = decision(Action.ADOPT, change(3, kl="0.01"), 0.03)
     discarded = decision(Action.DISCARD, change(5, kl="0.5"), 0.09)
-    branch.decide(discarded, keep(change(4, batch="512"), 0.02), adopted, revert(first, -0.01), revert(second, -0.02))
+    branch.decide(discarded, revert(second, -0.02), revert(first, -0.03), keep(change(4, batch="512"), 0.02), adopted)
     names = [subject.partition(":")[0] for subject in branch.subjects()]
-    assert names == ["keep 0002", "keep 0001", "revert 0002", "revert 0001", "adopt 0003", "keep 0004"]
+    assert names == ["keep 0001", "keep 0002", "revert 0002", "revert 0001", "keep 0004", "adopt 0003"]
 
 
 def test_a_shared_key_goes_back_to_the_kept_change_below(branch: Branch) -> None:
