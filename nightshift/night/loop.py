@@ -201,6 +201,9 @@ class Night:
         own, queued, campaign = self._own(), self._not_started(), self._setup.campaign(self.state.branch)
         if campaign.baseline is None:
             return not self._setup.executor.in_flight() and self._first_baseline(own)
+        most, num_begun = self.state.request.experiments, len(decided(own)) + len(self._setup.in_flight)
+        if most is not None and num_begun >= most:
+            return False
         if num_free and self._needs_baseline(own, campaign):
             self._measure(Run())
             return True
@@ -212,9 +215,7 @@ class Night:
             self._start(queued[0], campaign)
             return True
         self._tell_news()  # a page takes a second: not before what waits was started
-        num_experiments = len(decided(own)) + len(self._setup.in_flight) + len(queued)
-        most = self.state.request.experiments
-        is_enough = most is not None and num_experiments >= most
+        is_enough = most is not None and num_begun + len(queued) >= most
         if is_enough or is_spent(self.state, self._cost()) or self._stage(own, len(queued)) is not Stage.SEARCH:
             return False
         self._propose(campaign, queued)

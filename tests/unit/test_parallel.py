@@ -13,7 +13,18 @@ from nightshift.campaign.campaign import Campaign, contradictions
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Failure, Job, Outcome, Proposal, Record, Request, Result, Training
+from nightshift.campaign.records import (
+    Change,
+    Failure,
+    Job,
+    Outcome,
+    Proposal,
+    Record,
+    Request,
+    Result,
+    Stage,
+    Training,
+)
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
@@ -203,6 +214,12 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert (setup.root / "train.toml").read_bytes() == setup.repo.config_at("HEAD")
     assert contradictions(ours, setup.ledger.stored_config) == []
     assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
+
+
+def test_the_last_runs_of_a_night_are_no_more_than_its_experiments(setup: Setup) -> None:
+    ours, _ = night(setup, AnyOrder(num_slots=2, seed=0, lost=0.08), num_experiments=20)
+    stages = [record.run.stage for record in ours if record.decided]
+    assert [stages.count(stage) for stage in Stage] == [16, 2, 2]
 
 
 class Killed(BaseException):
