@@ -137,10 +137,3 @@ def test_it_prints(open_tab: Callable[..., Tab], path: Path) -> None:
 def test_without_scripts_everything_is_there(open_tab: Callable[..., Tab], path: Path) -> None:
     tab = open_tab(path, java_script_enabled=False)
     assert tab.page.locator("#detail-0005").is_visible()
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_experiments_say_nothing_wrong(open_tab: Callable[..., Tab], tmp_path: Path, count: int) -> None:
-    build(tmp_path, count, num_examples=60)
-    tab = open_tab(written(tmp_path), 390)
-    assert tab.page.locator("h1").is_visible()

@@ -10,8 +10,6 @@ import pytest
 
 from tests.checkouts import names_no_place, run_module
 from tests.fuzz.__main__ import Answer, Tally, make_checkout, try_one
-from tests.fuzz.mutants import SHIPPED
-from tests.fuzz.oracle import doubts, doubts_of_values
 
 
 def test_ten_mutants_and_a_whole_process(tmp_path: Path) -> None:
@@ -71,27 +69,3 @@ def test_what_is_wrong_is_found(tmp_path: Path, ask: Callable[[Path], Answer], c
     make_checkout(root)
     try_one(root, tally, ask, b"[model]\nname = 'x'\n")
     assert [found.partition(": '")[0] for found, _ in tally.wrong] == [cause]
-
-
-@pytest.mark.parametrize(
-    ("text", "doubt"),
-    [
-        ("model.name = 'x'", "model is locked"),
-        ("trainer.optim.lr = 2.0", "trainer.optim.lr = 2.0 is not what the key takes"),
-        ("trainer.optim.lr = 0", "trainer.optim.lr = 0 is not what the key takes"),
-        ("max_steps = true", "max_steps = True is not what the key takes"),
-        ("trainer.optim.type = 'adam'", "trainer.optim.type = 'adam' is not what the key takes"),
-        ("trainer.model.lora.target_modules = []", "trainer.model.lora.target_modules = [] is not what the key takes"),
-        ("orchestrator.env_vars.A = 'x'", "env_vars is locked"),
-        ("trainer.max_steps = 3", "trainer.max_steps is locked"),
-        ("'trainer.optim'.lr = 0.1", "trainer.optim.lr is no open key"),
-        ("orchestrator.batch_size = 3\norchestrator.group_size = 2", "groups of 2 do not divide a batch of 3"),
-        ("seq_len = 64\norchestrator.train.sampling.max_completion_tokens = 64", "completions of 64 do not fit"),
-    ],
-)
-def test_the_second_opinion_doubts_what_is_refused(text: str, doubt: str) -> None:
-    assert doubt in list(doubts_of_values(text.encode()))
-
-
-def test_the_second_opinion_has_no_doubts_about_the_shipped_file() -> None:
-    assert list(doubts(SHIPPED.encode())) == []

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from nightshift.errors import ExitCode
 from tests.conftest import git
@@ -76,26 +73,6 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, 
     assert " ".join(" ".join(terminal.screen).split()).endswith(f"does not wait {left} stopped by Ctrl-C")
     assert git(root, "checkout", "train.toml") == ""
     assert b"3e-6" in (root / "train.toml").read_bytes()
-
-
-def test_a_run_ticks_while_it_starts_and_says_at_most_how_long(root: Path) -> None:
-    fault(root, "silent_start", once=False)
-    terminal = run_py(root)
-    ticks(terminal, "starting: loading torch and the model,")
-    assert re.search(r"loading torch and the model, \d+ s of at most 120 s", terminal.said)
-    terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C: stopping")
-    assert terminal.finish() == ExitCode.INTERRUPTED
-    assert "train.toml still holds" not in terminal.said  # it is the committed one
-    is_plain(terminal)
-
-
-def test_a_lock_that_another_process_holds_is_named(root: Path) -> None:
-    (root / "runs").mkdir()
-    with FileLock(root / "runs" / ".lock"):
-        terminal = run_py(root)
-        ticks(terminal, "waiting for runs/.lock, which another process holds,")
-    assert terminal.finish() == ExitCode.MEASURED
 
 
 def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path) -> None:
@@ -169,13 +146,6 @@ def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
     is_plain(terminal)
 
 
-def subprocess_text(command: list[str], root: Path, environment: dict[str, str]) -> str:
-    """What a command says on stdout, in a pipe."""
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
-    return done.stdout
-
-
 COMMANDS = (
     "certify", "diff", "doctor", "history", "new", "night", "report", "show", "status",
     "verify", "wait",
@@ -193,22 +163,3 @@ def test_every_command_answers_and_says_whole_sentences_in_80_columns(root: Path
         assert "..." not in terminal.said.replace("[ARGS]...", "")
         wanted = "nightshift 0." if flag == "--version" else "Usage: "
         assert wanted in terminal.said
-
-
-@pytest.mark.parametrize("columns", ["", "100"])
-def test_what_is_for_people_fits_and_breaks_between_words_only(root: Path, columns: str) -> None:
-    assert run_py(root).finish() == ExitCode.MEASURED
-    (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"5e-6"))
-    long = "a hypothesis of many words that does not fit into a line " * 3
-    assert run_py(root, 80, "-m", long).finish() == ExitCode.MEASURED
-    width = int(columns or 80)
-    for words in ("status", "show 2", "history", "doctor", "--keys", "--dry-run --again"):
-        program = [sys.executable, str(root / "run.py")] if words.startswith("--") else ["nightshift"]
-        command = [*program, *words.split()]
-        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-        piped = subprocess_text(command, root, {**environment, **({"COLUMNS": columns} if columns else {})})
-        wide = subprocess_text(command, root, {**environment, "COLUMNS": "119"})
-        assert [line for line in piped.splitlines() if len(line) > width and " " in line.strip()] == [], words
-        assert "\x1b" not in piped + wide
-        if words != "--dry-run --again":  # its ports are other ones each time
-            assert piped.split() == wide.split()

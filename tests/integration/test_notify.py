@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import threading
@@ -12,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.errors import Interrupted, UsageError
-from nightshift.night.notify import END, MAX_WAITING, REPEATED_CRASH, Notifier, words_of
+from nightshift.errors import Interrupted
+from nightshift.night.notify import END, MAX_WAITING, REPEATED_CRASH, Notifier
 from tests.night_checkout import leftovers, records, whole_night
 from tests.notify_commands import command, heard, left
 from tests.waiting import HANG_SECONDS, wait_for
-
-LATIN = os.fsdecode(b"caf\xe9")  # as a shell hands it over
 
 
 def test_a_command_gets_the_message_and_your_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,22 +113,6 @@ def test_after_ctrl_c_the_last_word_is_waited_for_briefly(folder: Path) -> None:
     assert time.monotonic() - began < HANG_SECONDS
     assert left(folder) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "notify"]
-
-
-def test_words_and_messages_that_are_no_text(folder: Path) -> None:
-    news = list[str]()
-    script = f'cat > {folder}/message; printf %s "$1" > {folder}/word'
-    with Notifier(shlex.join(["sh", "-c", script, "sh", LATIN]), news.append) as notifier:
-        notifier.send(END, {"page": f"/home/{LATIN}/report.html", "counts": {"line": "é", "kept": 1}})
-    assert news == []
-    assert (folder / "word").read_bytes() == b"caf\xe9"
-    assert (folder / "message").read_text() == '{"page": "/home/caf?/report.html", "counts": {"line": "é", "kept": 1}}'
-
-
-@pytest.mark.parametrize("wrong", ["no-such-program --to me", "", "'open"])
-def test_a_command_that_cannot_be_run_is_refused(wrong: str) -> None:
-    with pytest.raises(UsageError, match="--notify"):
-        words_of(wrong)
 
 
 def test_a_night_whose_command_is_missing_does_not_begin(root: Path) -> None:

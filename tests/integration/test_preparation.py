@@ -164,24 +164,6 @@ def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(
         prepared.prepare()
 
 
-def test_what_comes_first_on_a_box_has_the_time_of_a_cold_start() -> None:
-    """`--smoke` comes before the caches are warm, and the trainer compiles within its first step."""
-    smoke, warm_up = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL), preparation.warm_up_rules(GSM8K_PRIME_RL)
-    assert smoke.startup_seconds == warm_up.startup_seconds == 1200 > GSM8K_PRIME_RL.startup_seconds
-    assert min(smoke.budget_seconds, warm_up.budget_seconds) >= 120
-    assert "limits: 20 min for the start" in (ROOT / "docs" / "gpus.md").read_text()
-
-
-def test_the_smoke_run_rehearses_the_trainer_that_experiments_use() -> None:
-    lora = b"[trainer.model.lora]\nrank = 8\n"
-    for source in (SHIPPED, SHIPPED + lora, CONFIG.source):
-        config = parse(source)
-        smoke = preparation.smoke_config(config)
-        for path in config.resolved:
-            if path.startswith(("trainer.model.", "trainer.optim.", "trainer.loss.")):
-                assert smoke.get(path) == config.get(path), path
-
-
 def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
     rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})

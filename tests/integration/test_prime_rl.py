@@ -29,7 +29,7 @@ from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
 from nightshift.experiment.worker import ending
-from tests import stand_in_prime_rl, waiting
+from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, Clock
@@ -251,15 +251,6 @@ def test_steps_without_a_gradient_end_a_run_after_half_of_its_budget(start: Open
     assert training.outcome is Outcome.NO_GRADIENT
     assert training.num_steps >= 11
     assert 300.0 <= (training.training_seconds or 0.0) < BUDGET_SECONDS
-
-
-def test_what_came_before_a_death_was_there(start: Open) -> None:
-    session = start("empty_batches")
-    waiting.wait_for(session._dead)
-    looks = iter([False, True, False, False])
-    session._wait_for("too late", "orchestrator", lambda: next(looks))
-    with pytest.raises(EngineError, match="all rewards of every group were equal"):
-        session._wait_for("too late", "orchestrator", lambda: next(looks))
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nightshift.engines.prime_rl.weights import EarlierWeights, check_weights
-from tests.unit.test_prime_rl_weights import TRAIN, full
+from nightshift.engines.prime_rl.weights import EarlierWeights
 
 
 @pytest.fixture
@@ -60,17 +57,3 @@ def test_a_step_that_is_being_deleted_is_passed_over_and_what_is_kept_is_a_link(
     assert list(earlier.folders) == [4]
     assert kept(tmp_path) == ["step_4"]
     assert (earlier.folders[4] / "model.safetensors").samefile(whole)
-
-
-def test_looking_while_the_trainer_publishes_and_deletes(broadcasts: Path, tmp_path: Path) -> None:
-    source = full(tmp_path / "source")
-    whole = check_weights(source)
-    argv = [sys.executable, "-I", "-c", TRAIN, broadcasts, source / "model.safetensors"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as trainer:
-        assert trainer.stdout is not None
-        trainer.stdout.readline()
-        for index in range(60):
-            earlier = EarlierWeights(broadcasts, tmp_path / f"earlier-{index}")
-            earlier.look(0.5)
-            assert [check_weights(folder) for folder in earlier.folders.values()] in ([whole], [])
-        trainer.kill()

@@ -103,12 +103,6 @@ def test_the_stand_in_answers_what_was_recorded(weights: Path) -> None:
 # --- health, models, weights -----------------------------------------------------------------------------
 
 
-def test_health(stand_in: StandInServer, server: Server) -> None:
-    assert server.is_healthy()
-    stand_in.fault = "unhealthy"
-    assert not server.is_healthy()
-
-
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -183,10 +177,6 @@ def test_every_prompt_is_answered_once_in_order(stand_in: StandInServer, server:
     assert stand_in.num_chats == num
     assert readings == sorted(readings)
     assert readings[-1] == num
-
-
-def test_no_prompts_are_no_completions(server: Server) -> None:
-    assert complete(server, 0) == []
 
 
 def test_nothing_of_the_sampling_is_left_to_the_server(stand_in: StandInServer, server: Server) -> None:
@@ -278,18 +268,6 @@ def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weight
     with pytest.raises(EngineError, match="no time is left for /resume"):
         server.load_weights(weights, MODEL)
     server.close()
-
-
-def test_requests_sent_while_paused_are_answered_after_resume(stand_in: StandInServer, server: Server) -> None:
-    server.post("/pause")
-    server.post("/pause")
-    assert server.is_healthy()
-    resume = threading.Timer(0.3, server.post, ("/resume",))
-    began = time.monotonic()
-    resume.start()
-    assert len(complete(server)) == 3
-    assert time.monotonic() - began >= 0.25
-    resume.join()
 
 
 def test_what_progress_raises_ends_the_call(stand_in: StandInServer, server: Server) -> None:

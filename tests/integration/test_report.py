@@ -5,23 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec import Raw
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement
 from nightshift.cli import output
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
-from nightshift.report.slices import shown_examples
 from tests.campaigns import a_record, a_result, replace, stored
 from tests.conftest import git
 from tests.night_checkout import nightshift
@@ -144,98 +139,7 @@ def test_what_decides_nothing_is_shown_with_the_reason_or_without_a_verdict(tmp_
     assert "without verdict" in text
 
 
-def _each(name: str, act: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Damage to that file of every run."""
-    return lambda root: [act(path) for path in (root / "runs").glob(f"*/{name}")]
-
-
-def _tear(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3] + b'{"torn')
-
-
-def _write(data: bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(data)
-
-
-def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda path: (path.unlink(), make(path))
-
-
 METRICS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl"
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "answers are gone": lambda root: (root / "runs" / "0002" / "evaluation.jsonl").unlink(),
-    "metrics torn": _each(METRICS, _tear),
-    "metrics empty": _each(METRICS, _write(b"")),
-    "metrics binary": _each(METRICS, _write(bytes(range(256)) * 20)),
-    "metrics of other types": _each(METRICS, _write(b'[]\n{"step": "one"}\n{"step": 1, "reward_mean": NaN}\n')),
-    "metrics of huge numbers": _each(
-        METRICS, _write(b"".join(b'{"step": %d, "kl": -1e308}\n' % n for n in range(200)))
-    ),
-    "metrics nested": _each(METRICS, _write(b"[" * 100_000)),
-    "metrics a folder": _each(METRICS, _instead(Path.mkdir)),
-    "metrics a pipe": _each(METRICS, _instead(os.mkfifo)),
-    "rollouts torn": _each(ROLLOUTS, _tear),
-    "rollouts empty": _each(ROLLOUTS, _write(b"")),
-    "rollouts of other types": _each(ROLLOUTS, _write(b'{"score": "1"}\n3\n{"completion": 4, "score": 1}\n')),
-    "rollouts nested": _each(ROLLOUTS, _write(b"[" * 100_000)),
-    "rollouts a folder": _each(ROLLOUTS, _instead(Path.mkdir)),
-    "rollouts a link": _each(ROLLOUTS, _instead(lambda path: path.symlink_to("/dev/zero"))),
-    "a record torn": lambda root: (root / "runs" / "0002" / "record.json").write_bytes(b'{"version": 1'),
-    "the baseline's record gone": lambda root: (root / "runs" / "0001" / "record.json").unlink(),
-    "a train.toml gone": lambda root: (root / "runs" / "0003" / "train.toml").unlink(),
-    "a strange folder": lambda root: (root / "runs" / "9999").mkdir(),
-    "certificate torn": lambda root: (
-        (root / "runs" / "certify" / "0001").mkdir(parents=True),
-        (root / "runs" / "certify" / "0001" / "comparison.json").write_bytes(b"{"),
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_files_are_absent_not_fatal(tmp_path: Path, damage: str) -> None:
-    build(tmp_path, 5, num_examples=60)
-    DAMAGE[damage](tmp_path)
-    page = rendered(tmp_path)
-    assert "0003" in page.text
-    if damage.startswith("metrics") and "torn" not in damage and "huge" not in damage:
-        assert "not measured" in page.text
-
-
-def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
-    def change(data: dict[str, Any]) -> None:
-        node: Any = data
-        for name in path[:-1]:
-            node = node[int(name)] if isinstance(node, list) else node[name]
-        node[path[-1]] = value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _set("judgement", "expected_score", value=float("nan")),
-        _set("judgement", "why", value=None),
-        _set("result", "evaluation", "eval_score", value=float("inf")),
-        _set("total_seconds", value=[1]),
-        _set("proposal", "description", value=3),
-        _set("number", value="two"),
-        _set("diff", value=[1, 2]),
-        *(_set("result", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
-        *(_set("result", "evaluation", "scores", value=[score] * 60) for score in (2.0, None)),
-    ],
-)
-def test_a_record_with_values_of_a_wrong_kind_is_left_out_and_named(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None]
-) -> None:
-    build(tmp_path, 3, num_examples=60, with_files=False)
-    path = tmp_path / "runs" / "0002" / "record.json"
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
-    page = rendered(tmp_path)
-    assert "0002/record.json is damaged" in page.text or "Not counted: experiment 0002" in page.text
-    assert page.rows == ["run-0001", "run-0003"]
 
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -313,16 +217,6 @@ def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(t
     assert morning.last_runs in view.headline.sentence.replace("The last", "the last")
 
 
-def test_rollouts_come_with_their_problems(tmp_path: Path) -> None:
-    build(tmp_path, 3, num_examples=400)
-    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
-    (tmp_path / "rules.toml").touch()
-    view = view_of(Ledger(tmp_path), "", NOW)
-    kinds = [rollout.kind for row in view.rows for rollout in row.rollouts or ()]
-    assert {"right", "wrong"} <= set(kinds)
-    assert all(rollout.problem for row in view.rows for rollout in row.rollouts or ())
-
-
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
     ledger = build(tmp_path, 4)
     (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
@@ -350,25 +244,6 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
             '{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 1000
         )
     assert [row.slices for row in view_of(ledger, "", NOW).rows if row.slices] == [row.slices for row in rows]
-
-
-@pytest.mark.parametrize("scores", [b"[1.0]", b"[]", b'["x"]', b"[[[[", b"null", b"[" + b"2," * 999 + b"2]"])
-def test_damaged_scores_tell_no_flips(tmp_path: Path, scores: bytes) -> None:
-    ledger = build(tmp_path, 2)
-    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
-    (tmp_path / "rules.toml").touch()
-    whole, (parent, record) = shown_examples(("arithmetic",), tmp_path), ledger.records()
-    assert whole.flips(record, parent)
-    run = record.result
-    damaged = replace(record, result=replace(run, evaluation=replace(run.evaluation, scores=Raw(scores))))
-    assert whole.flips(damaged, parent) == whole.flips(record, damaged) == ()
-
-
-def test_no_flips_are_told_of_other_examples(tmp_path: Path) -> None:
-    build(tmp_path, 4, num_examples=400)
-    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
-    (tmp_path / "rules.toml").write_text("")
-    assert not any(row.slices for row in view_of(Ledger(tmp_path), "", NOW).rows)
 
 
 @pytest.fixture

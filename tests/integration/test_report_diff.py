@@ -128,23 +128,3 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
     assert code == 2
     assert "no experiment ran on autoresearch/fresh" in stderr
     assert nightshift(root, "diff", "--chain")[0] == 2
-
-
-def test_show_prints_everything_of_one_experiment(root: Path) -> None:
-    number = folded(root).kept[-1].experiment
-    record = Ledger(root).record(number)
-    code, stdout, _ = nightshift(root, "show", str(number))
-    assert code == 0
-    values = [line.split(":", 1) for line in stdout.splitlines() if line]
-    assert ["number", str(number)] in [[name, value.strip()] for name, value in values]
-    for wanted in (record.proposal.description, *record.diff, record.rules_hash, str(record.result.seed)):
-        assert wanted in stdout
-    then = next(line for line in stdout.splitlines() if line.startswith("effect_at_decision:"))
-    assert f"{record.decision.effect:+.4f} ± " in then
-    assert "scores" not in stdout  # a thousand numbers
-
-
-def test_show_says_what_was_not_measured(root: Path) -> None:
-    lines = nightshift(root, "show", "1")[1].splitlines()
-    assert {line.split()[0]: line.split()[-1] for line in lines}["effect_at_decision:"] == "none"
-    assert "parent:                 none" in lines

@@ -14,7 +14,6 @@ import pytest
 
 from nightshift.campaign.records import Failure, Job
 from nightshift.errors import EngineError
-from nightshift.executors import slurm
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
@@ -176,21 +175,6 @@ def test_slots_hold_no_more_and_gpus_are_their_own(
     for folder in folders:
         until_over(executor, folder)
         assert executor.result(folder).evaluation
-
-
-def test_a_job_starts_within_two_seconds_on_an_idle_cluster(root: Path, cluster: Cluster) -> None:
-    """Once in several tries: what else this machine does takes its time."""
-    executor, seconds = SlurmExecutor(root, dict(os.environ), CONFIG), list[float]()
-    slurm.PROGRAM = (str(stand_ins.HERE / "stand_ins.py"), "trl")
-    for number in range(1, 9):
-        folder, began = folder_of(root, number), time.monotonic()
-        executor.submit(folder, job_in(root), lambda: None)
-        wait_for(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"))
-        seconds.append(time.monotonic() - began)
-        executor.cancel([folder])
-        if seconds[-1] < 2.0:
-            return
-    raise AssertionError(seconds)
 
 
 def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(root: Path, cluster: Cluster) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents import brief, team
-from nightshift.config.rules import is_covered
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "CLAUDE.md"  # to change them all: change this one and copy it
@@ -25,14 +23,6 @@ def test_all_are_made_of_one() -> None:
     assert 0 < len(fields["description"]) <= 1024  # the most that Claude Code takes
 
 
-def test_they_are_short_and_lead_on() -> None:
-    assert len(TEXT.splitlines()) <= 30
-    assert "read program.md and follow it to the letter" in TEXT
-    agents = (ROOT / "AGENTS.md").read_text().splitlines()[:6]  # Codex reads that one
-    assert any("Read program.md instead" in line for line in agents)
-    assert any("overnight campaign" in line for line in agents)
-
-
 @pytest.mark.parametrize("page", [SOURCE, "AGENTS.md"])
 def test_a_nights_brief_goes_before_them(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
@@ -44,10 +34,3 @@ def test_a_nights_brief_goes_before_them(page: str) -> None:
     assert "says and nothing else" in text
     # It comes before everything that could be taken for a task.
     assert text.index("overnight campaign") < min(text.index("uv run"), 800)
-
-
-@pytest.mark.parametrize("rules", [ARITHMETIC_TRL, GSM8K_PRIME_RL], ids=lambda rules: rules.name)
-def test_they_are_documents_and_part_of_no_rules(rules: object) -> None:
-    for name in (SOURCE, "GEMINI.md", "AGENTS.md", "program.md", SKILL):
-        assert (ROOT / name).is_file()
-        assert not is_covered(name, rules.measuring), name

@@ -109,12 +109,6 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_no_two_test_files_have_one_name() -> None:
-    """pytest takes the second for the first, and collects neither."""
-    names = sorted(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
-    assert names == sorted(set(names))
-
-
 def test_only_the_console_prints() -> None:
     for name, tree in sources().items():
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

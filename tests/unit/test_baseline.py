@@ -73,14 +73,6 @@ def test_a_change_is_compared_with_it_at_once(setup: Setup) -> None:
     assert (made.result.seed, record.result.seed) == (RULES.seed(0), RULES.seed(1))
 
 
-def test_more_runs_of_it_take_new_seeds(setup: Setup) -> None:
-    run(setup)
-    branched(setup)
-    record = run(setup, again=True)
-    assert (record.number, record.parent) == (3, 2)
-    assert record.result.seed == RULES.seed(1)
-
-
 def _other_commit(setup: Setup) -> Setup:
     (setup.root / "program.md").write_text("Be lazy.\n")
     git(setup.root, "commit", "--quiet", "--all", "-m", "another commit")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nightshift.campaign.records import Contention, Record
-from nightshift.campaign.scores import BUSY, remark, taken
+from nightshift.campaign.scores import BUSY, remark
 from tests.campaigns import folded, judged, replace
 
 STORY = [0.50, 0.60, 0.40, 0.58]
@@ -25,11 +25,6 @@ def test_a_run_is_busy_from_a_quarter_on(share: float, is_busy: bool) -> None:
     assert (remark(record) is not None) == is_busy
 
 
-def test_a_run_without_a_load_is_calm() -> None:
-    (first,) = judged(STORY[:1])
-    assert taken(first) == taken(loaded(first, None)) == 0.0
-
-
 def test_the_remark_says_what_was_taken_and_only_that() -> None:
     record = judged(STORY)[1]
     full = loaded(record, 0.42, stolen_share=0.1, gpu_shared=0.5, throttled=0.0)
@@ -42,13 +37,3 @@ def test_the_remark_says_what_was_taken_and_only_that() -> None:
     campaign = folded(judged(STORY)[:1])
     assert campaign.remarks(replace(full, parent=1))[0] == remark(full)
     assert campaign.remarks(record) == []
-
-
-def test_what_is_slow_by_itself_is_no_busy_machine() -> None:
-    """Steps of a quarter of an hour and fifty processes that wait: all its own."""
-    records = judged(STORY)
-    slow = {"load_average": 50.0, "step_seconds": 900.0, "stolen_share": 0.0}
-    records[3] = loaded(records[3], 0.05, **slow)
-    assert remark(records[3]) is None
-    unknown = replace(records[3], result=replace(records[3].result, contention=Contention(2, 50.0, 900.0)))
-    assert remark(unknown) is None

@@ -8,8 +8,7 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.campaign.journal import Access, Event, Journal
-from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Contention, Proposal, Request, Weights
+from nightshift.campaign.records import Proposal, Request, Weights
 from nightshift.campaign.verify import verify
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
@@ -330,16 +329,6 @@ def test_a_journal_that_was_set_aside_is_said(kept: Setup) -> None:
     assert note in certified(kept, num_seeds=1).notes
 
 
-def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = kept.executor.result
-    monkeypatch.setattr(
-        kept.executor, "result", lambda folder: replace(result(folder), contention=Contention(2, others_share=0.4))
-    )
-    made = certified(kept, num_seeds=1)
-    said = [note for note in made.notes if "contention: others used 40% of the machine" in note]
-    assert len(said) == 2
-
-
 def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kept: Setup) -> None:
     places = tasks(kept, 1, budget_seconds=2.0)
     (answer,) = certify(places)
@@ -409,22 +398,6 @@ def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monk
     assert {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")} == before
     with pytest.raises(UsageError, match="began with 1 seeds"):
         tasks(kept, 3, budget_seconds=2.0)
-
-
-def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(kept, monkeypatch):
-    enter = Ledger.enter
-
-    def killed(ledger: Ledger, path: Path) -> None:
-        if path.name == PLAN_NAME:
-            raise KeyboardInterrupt
-        enter(ledger, path)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "enter", killed)
-        with pytest.raises(KeyboardInterrupt):
-            certified(kept, 1)
-    assert certified(kept, 1).access == 1
-    assert verify(kept.ledger).problems == []
 
 
 def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, notebook, monkeypatch):

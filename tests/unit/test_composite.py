@@ -133,13 +133,6 @@ def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
     assert campaign.remarks(a_record(parent=1, result=run)) == ["mine: the reward of 3 answers failed"]
 
 
-def test_a_baseline_says_which_environment_gives_most_of_the_noise() -> None:
-    lopsided = measured({"a": ([1.0, 0.0] * 500, 1.0), "b": ([1.0, 0.0] * 20, 1.0)})
-    (said,) = folded([]).remarks(lopsided)
-    assert said.startswith("b gives 96% of the score's variance: a larger set of it, or a smaller weight")
-    assert folded([]).remarks(measured({"a": ([1.0, 0.0] * 50, 1.0), "b": ([1.0, 0.0] * 40, 1.0)})) == []
-
-
 def test_results_and_summary_have_a_score_for_each(tmp_path: Path) -> None:
     record = replace(measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)}), status="keep")
     plain = replace(a_record(number=2, result=a_result()), status="discard")
@@ -227,14 +220,3 @@ def test_a_ratio_of_nothing_is_refused(rules: Rules, text: str, said: str) -> No
     with pytest.raises(ConfigError) as raised:
         ratios(parse(GROUPS + f"[orchestrator.train.ratio]\n{text}\n".encode()), rules)
     assert said in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("value", "said"), [("0", "above 0"), ("-1", "above 0"), ('"x"', "number"), ("nan", "not allowed")]
-)
-def test_a_ratio_is_above_zero(value: str, said: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        parse(f"[orchestrator.train.ratio]\ngsm8k = {value}\n".encode())
-    assert "orchestrator.train.ratio.gsm8k" in str(raised.value)
-    assert "gsm8k = " in raised.value.fix
-    assert said in str(raised.value), said

@@ -65,15 +65,6 @@ def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", stand_in)
 
 
-def test_a_second_controller_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
-    with another_controller(tmp_path) as first:
-        line = refusal(tmp_path)
-        assert Ledger(tmp_path).is_running()
-    cause = f"another controller works in this checkout: process {first.pid} (uv run nightshift night --agent tpe), "
-    assert line.startswith(f"{cause}since ")
-    assert line.endswith(". Wait for it (uv run nightshift wait), or use one clone each.")
-
-
 def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     with another_controller(tmp_path):
         pass  # killed, so that the file still names it
@@ -83,24 +74,6 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
         assert Ledger(tmp_path).is_running()
         assert f'"pid":{os.getpid()}' in (tmp_path / "runs" / HOLDER_NAME).read_text()
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
-
-
-@pytest.mark.parametrize("what", ["removed", "replaced", "a link", "a folder", "a FIFO"])
-def test_no_second_controller_gets_in_by_the_file(tmp_path: Path, what: str) -> None:
-    with another_controller(tmp_path):
-        path = tmp_path / "runs" / HOLDER_NAME
-        path.unlink()
-        match what:
-            case "replaced":
-                path.write_text("{}")
-            case "a link":
-                path.symlink_to("/dev/zero")
-            case "a folder":
-                path.mkdir()
-            case "a FIFO":
-                os.mkfifo(path)
-        assert Ledger(tmp_path).is_running()
-        assert refusal(tmp_path).startswith("another controller works in this checkout. Wait for it ")
 
 
 @pytest.mark.usefixtures("on_nfs")
@@ -185,14 +158,3 @@ def test_what_lies_in_place_of_the_file_keeps_no_controller_out(
     with Ledger(tmp_path).controller():
         assert f"process {os.getpid()} (" in refusal(tmp_path)
     assert (tmp_path / "private").read_text() == "mine"
-
-
-def test_a_controller_does_not_write_into_another_runs_folder(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    with Ledger(tmp_path).controller():
-        runs.rename(tmp_path / "aside")
-        for make in (lambda: None, runs.mkdir):
-            make()
-            with pytest.raises(UsageError, match="runs was moved away or replaced"), Ledger(tmp_path).lock():
-                pass
-    assert list(runs.iterdir()) == []

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 from msgspec import json
 
-from nightshift.campaign.cost import PROPOSALS_NAME, campaign_cost, gpus_of, log_proposal, proposals_cost, runs_cost
+from nightshift.campaign.cost import PROPOSALS_NAME, campaign_cost, log_proposal, proposals_cost, runs_cost
 from nightshift.campaign.records import NOTHING, Cost, Outcome, Record, Result, Training, together
 from tests.campaigns import BRANCH, a_record, replace
 
@@ -13,22 +12,6 @@ from tests.campaigns import BRANCH, a_record, replace
 def record_of(hardware: str, seconds: float | None = None, cost: Cost | None = None) -> Record:
     result = None if seconds is None else Result(1, Training(Outcome.BUDGET, 10), total_seconds=seconds)
     return replace(a_record(number=2), hardware=hardware, result=result, cost=cost)
-
-
-@pytest.mark.parametrize(
-    ("hardware", "number"),
-    [
-        ("cpu x86_64, 2 cores", None),
-        ("cpu x86_64, 8 cores, 2 side by side, 4 cores each", None),
-        ("1 x NVIDIA H100 80GB HBM3", 1),
-        ("2 x NVIDIA H100 80GB HBM3, 2 side by side, 8 cores each", 2),
-        ("NVIDIA A100-SXM4-80GB + NVIDIA H100 80GB HBM3", 2),
-        ("no GPU", None),
-        ("", None),
-    ],
-)
-def test_gpus_of_a_run(hardware: str, number: int | None) -> None:
-    assert gpus_of(hardware) == number
 
 
 def test_nothing_is_none_and_never_zero() -> None:
@@ -55,18 +38,6 @@ def test_runs_gpus_and_agents_are_summed() -> None:
         "1.50 h of runs, 3.00 GPU-hours; 1 proposal: 0.01 h, tokens not reported, dollars not reported"
     )
     assert "? tokens in, 7 out" in str(Cost(tokens_out=7))
-
-
-def test_a_record_holds_its_cost_and_an_old_one_is_read_without() -> None:
-    record = record_of("cpu", 1.0, cost=Cost(5, 6, 0.25, 7.5))
-    data = json.encode(record)
-    assert json.decode(data, type=Record).proposal.cost == record.proposal.cost
-    old = json.decode(data)
-    del old["proposal"]["cost"]
-    assert json.decode(json.encode(old), type=Record).proposal.cost is None
-    for wrong in ({"dollars": -1.0}, {"tokens_in": -1}, {"dollars": 1e300}, {"seconds": "1"}):
-        with pytest.raises(ValueError, match=r"cost"):
-            json.decode(json.encode({**old, "proposal": {"cost": wrong}}), type=Record)
 
 
 def test_what_one_of_a_team_does_not_tell_is_said_as_at_least() -> None:

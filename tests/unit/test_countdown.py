@@ -122,12 +122,6 @@ def test_hostile_text_of_any_length_is_answered_at_once(piece: str) -> None:
     assert time.process_time() - began < 5, "linear: about 0.1 s"
 
 
-def test_what_counts_as_formatted_is_what_is_read() -> None:
-    assert is_formatted("I try.\n(13-4)*6\n")
-    for text in ("", "(13-4)*6 is it", "#### (13-4)*6", "#### (13-4)*6\n1+2", "So:\n\\boxed{(13-4)*6}"):
-        assert not is_formatted(text), text
-
-
 def test_documents_are_legal_expressions_that_are_right_as_often_as_their_pair_is_believed() -> None:
     rights: dict[bool, list[float]] = {True: [], False: []}
     for ((_, answer),), problem in islice(zip(documents(3), data.problems("train", 3), strict=False), 4000):

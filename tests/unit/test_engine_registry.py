@@ -10,28 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.config.rules import Rules
 from nightshift.config.train_toml import load
 from nightshift.engines.base import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.prime_rl import engine as prime_rl
-from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR
 from tests.recorded_nights import records
-from tests.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, StandInNvml
 
 ROOT = Path(__file__).parents[2]
-BATCH = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
-
-
-@pytest.mark.parametrize("rules", ALL_RULES, ids=lambda rules: rules.name)
-def test_an_engine_needs_only_what_another_process_can_be_told(rules: Rules, tmp_path: Path) -> None:
-    engine = open_engine(rules, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}, None, True)
-    assert (engine.name, engine.rules) == (rules.engine, rules)
-    assert engine.name in ENGINES
-    assert json.loads(json.dumps(engine.versions())) == engine.versions()
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:
@@ -129,14 +118,3 @@ def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.M
     assert engine.versions() == found
     monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
     assert engine.versions() == found | {"driver": "570.86"}
-
-
-@pytest.mark.parametrize("run", ["", "incumbent"])
-def test_a_refusal_is_explained_with_the_experiment_s_train_toml(tmp_path: Path, run: str) -> None:
-    run_dir = tmp_path / "runs" / "0042" / run
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "train.toml").write_text(f"max_steps = 5\n{BATCH}")  # of the checkout: may have been edited since
-    assert _submitted(run_dir) is None
-    (tmp_path / "runs" / "0042" / "train.toml").write_text(f"max_steps = 7\n{BATCH}")
-    submitted = _submitted(run_dir)
-    assert submitted.values["max_steps"] == 7

@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from nightshift.config.rules import EnvironmentRules
-from nightshift.engines.downloads import data_problem
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
@@ -51,17 +50,6 @@ def test_an_episode_asks_once_and_scores_the_answer() -> None:
     episode.answer(f"#### {example.answer}")
     assert (episode.ask(), episode.score()) == (None, 1.0)
     assert environment.episode(example).ask() == [message]  # a fresh one
-
-
-def test_missing_data_is_one_line_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
-    gsm8k, arithmetic = environments.load(ROOT, [*GSM8K_TRL.environments, *ARITHMETIC_TRL.environments])
-    assert "uv run prepare.py --gsm8k" in str(data_problem(ROOT, GSM8K_TRL))
-    for act in (lambda: gsm8k.examples("selection"), lambda: gsm8k.prepare(None, print)):
-        with pytest.raises(EngineError, match="cannot be read: No such file"):
-            act()
-    assert data_problem(ROOT, ARITHMETIC_TRL) is None
-    arithmetic.prepare(None, print)
 
 
 @pytest.mark.parametrize(

@@ -134,25 +134,6 @@ def test_event_files_are_read_by_tensorboard(story: Story, tmp_path: Path) -> No
     ]
 
 
-def test_an_experiment_that_runs_has_no_end_in_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-
-    from nightshift.report.export.event_files import write_events
-
-    ledger = build(tmp_path / "it", 3, num_examples=50, with_files=False)
-    last = ledger.records()[-1]
-    begun = a_record(branch=BRANCH, rules_hash=last.rules_hash, parent=1)
-    running = ledger.reserve(begun, {"train.toml": ledger.source(last.number)})
-    folder = write_events(Story.of(ledger, BRANCH, BRANCH), tmp_path / "events")
-    for number, ends in ((last.number, True), (running.number, False)):
-        found = EventAccumulator(str(folder / f"{number:04d}"))
-        found.Reload()
-        told = found.PluginTagToContent("hparams")
-        assert "_hparams_/session_start_info" in told
-        assert ("_hparams_/session_end_info" in told) == ends
-
-
 def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2

@@ -6,14 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Completion, Progress, Record, Run, Weights
-from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.campaign.scores import compare
-from nightshift.cli.output import summary
 from nightshift.config.rules import Decoding
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError
@@ -86,26 +83,6 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
     assert compare(measured(2, ONLY_FORM[1]), a_record(result=few)) is None
     assert compare(a_record(), measured(1, ONLY_FORM[0])) is None
     assert compare(measured(2, (0.5, 0.45, 0.51)), measured(1, (0.5, 0.44, 0.50))) is None
-
-
-def test_a_record_without_a_strict_score_has_none_and_never_zero() -> None:
-    record = measured(1, (0.4, 0.1, 0.12))
-    data = json.loads(msgspec.json.encode(record))
-    for name in ("strict_score", "format_rate"):
-        del data["result"]["evaluation"][name]
-    old = msgspec.json.decode(json.dumps(data).encode(), type=Record)
-    assert (old.evaluation.strict_score, old.evaluation.format_rate) == (None, None)
-    assert figures(old)["strict_score"] is None
-    assert "\nstrict_score:\n" in summary(old, "")
-    assert "\nstrict_score:     0.100000\n" in summary(record, "")
-
-
-def test_neither_results_tsv_nor_the_verdict_knows_the_strict_score() -> None:
-    plain = [(score, None, None) for score, *_ in ONLY_FORM[:2]]
-    with_strict, without = pair(*ONLY_FORM[:2])[1], pair(*plain)[1]
-    assert with_strict.status == without.status
-    assert row(with_strict) == row(without)
-    assert not {"strict_score", "format_rate"} & set(COLUMNS)
 
 
 def test_the_digest_has_a_line_for_it() -> None:

@@ -3,15 +3,12 @@
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.gpus import (
@@ -167,14 +164,6 @@ def test_gpus_flag(text: str, ids: tuple[int, ...]) -> None:
 def test_a_wrong_gpus_flag_is_refused_with_the_value(text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(repr(text))):
         parse_gpus(text, 2)
-
-
-@given(st.text())
-def test_any_text_is_as_many_ids_as_are_used_or_a_usage_error(text: str) -> None:
-    for num in (1, 2):
-        with suppress(UsageError):
-            ids = parse_gpus(text, num)
-            assert ids == () or (len(ids) == num and min(ids) >= 0)
 
 
 @pytest.mark.parametrize(

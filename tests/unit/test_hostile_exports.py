@@ -1,28 +1,19 @@
 """export where something hostile lies in its way, or in the records; and folders that appear whole or not at all."""
 
-import csv
-import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Part
-from nightshift.campaign.results import column_of, columns, figures
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import UsageError
 from nightshift.files import whole_folder
-from nightshift.report.export.optuna_journal import as_journal
-from nightshift.report.export.story import Story, as_csv, scores
-from tests.campaigns import replace
+from nightshift.report.export.story import Story, as_csv
 from tests.stand_in_campaign import BRANCH, build
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -81,36 +72,6 @@ def test_texts_go_to_stdout_alone(ledger: Ledger) -> None:
         assert f"{form} is no text" in done.stderr
 
 
-def test_an_environment_called_as_a_column_takes_none_away(ledger: Ledger) -> None:
-    parts = tuple(Part(name, 1, 1.0, share, 0.1) for name, share in (("eval", 0.0), ("strict", 1.0), ("a", 1.0)))
-    for record in ledger.records():
-        if record.result and record.result.evaluation:
-            evaluation = replace(record.result.evaluation, parts=parts)
-            ledger.write(replace(record, result=replace(record.result, evaluation=evaluation)))
-    story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
-    first, told = story.shown.records[0], story.experiments[0]
-    assert told["eval_score"] == first.score
-    assert told["strict_score"] is None
-    assert scores(first, told)["eval_score"] == first.score
-    assert "strict_score" not in scores(first, told)
-    assert figures(first)["environment_eval_score"] == 0.0
-    row = next(csv.DictReader(io.StringIO(as_csv(story).decode())))
-    assert (float(row["eval_score"]), row["strict_score"]) == (first.score, "")
-    assert (row["environment_eval_score"], row["environment_strict_score"], row["a_score"]) == ("0.0", "1.0", "1.0")
-    assert len(set(columns(story.shown.records))) == len(columns(story.shown.records))
-    assert column_of("gsm8k") == "gsm8k_score"
-
-
-def test_an_absurd_number_of_a_record_is_damage_and_the_others_are_exported(ledger):
-    path = ledger.run_dir(1) / "record.json"
-    path.write_text(path.read_text().replace('"eval_stderr":', '"eval_stderr":-1e308,"x":', 1))
-    fresh = Ledger(ledger.tsv_path.parent)
-    assert "runs/0001/record.json is damaged" in "".join(fresh.readable()[1])
-    story = Story.of(fresh, BRANCH, BRANCH)
-    assert as_csv(story)
-    assert as_journal(story)
-
-
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "out"
 
@@ -148,16 +109,3 @@ def test_folders_of_other_programs_are_replaced_where_they_are_ours(ledger: Ledg
     files = [path for path in (ledger.runs_dir / "export").rglob("*") if not path.is_dir()]
     assert not any(path.is_symlink() or path.suffix == ".log" for path in files)
     assert not any(os.fsencode(tmp_path) in path.read_bytes() for path in files)
-
-
-def test_a_failure_midway_leaves_no_folder(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard")
-    from nightshift.report.export import event_files
-
-    def full(*arguments: object) -> dict[str, list[Any]]:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(event_files, "_events", full)
-    with pytest.raises(EngineError, match=r"cannot write .*out: No space left"):
-        event_files.write_events(Story.of(ledger, BRANCH, BRANCH), tmp_path / "out")
-    assert not any(path.name.startswith((".out", "out")) for path in tmp_path.iterdir())

@@ -19,7 +19,6 @@ from nightshift.config.allowlist import (
     is_inner,
     is_name,
     lock,
-    nearest,
     variants,
 )
 from nightshift.config.values import Key, Kind, Problem, accept
@@ -210,35 +209,6 @@ def test_every_message_of_a_bad_value_offers_a_value_that_the_key_takes() -> Non
             offered = re.search(rf"{re.escape(key.leaf)} = (\S+)", fix)
             assert offered, fix
             accept(key, json.loads(offered[1]))
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("optim.lr", "trainer.optim.lr"),
-        ("lr", "trainer.optim.lr"),
-        ("trainer.lr", "trainer.optim.lr"),
-        ("trainer.optim.betas_1", "trainer.optim.betas1"),
-        ("orchestrator.batchsize", "orchestrator.batch_size"),
-        ("orchestrator.sampling.temperature", "orchestrator.train.sampling.temperature"),
-        ("trainer.model.lora.r4nk", "trainer.model.lora.rank"),
-        ("batch_size", "orchestrator.batch_size"),
-        ("inference.vllm.max-num-seqs", "inference.vllm.max_num_seqs"),
-        ("trainer.optim.max_grad_norm", "trainer.optim.max_norm"),
-        ("zzz.qqqqqq", None),
-        ("", None),
-    ],
-)
-def test_nearest_name(written: str, meant: str | None) -> None:
-    assert nearest(written) == meant
-
-
-def test_longest_lock_wins_and_look_alikes_are_not_locked_but_closed() -> None:
-    assert lock(("orchestrator", "train", "source", "env", "taskset", "id"))
-    assert lock(("trainer", "env_vars", "LD_PRELOAD"))
-    assert lock(("any", "thing", "trust_remote_code"))
-    assert lock(("m\u043edel",)) is None
-    assert variants("m\u043edel") == ()
 
 
 def test_every_open_segment_is_a_name() -> None:

@@ -20,13 +20,11 @@ from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
 from nightshift.cli import output, progress, running
 from nightshift.cli.progress import TerminalReporter, live_line
 from nightshift.cli.running import RunLine
-from nightshift.cli.status import experiment_lines
 from nightshift.engines import downloads
 from nightshift.errors import Interrupted
 from nightshift.executors.process import interruptible
 from nightshift.files import write_json
-from nightshift.waiting import Wait, innermost, lasted, waiting
-from tests.campaigns import KEYS, judged, stored
+from nightshift.waiting import Wait, innermost, waiting
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import wait_for
 
@@ -117,10 +115,6 @@ def test_a_line_is_never_wider_than_its_terminal_and_says_when_it_ends_if_it_can
     assert len(both) <= width
 
 
-def test_seconds_in_words() -> None:
-    assert [lasted(s) for s in (-1.0, 34.9, 900, 1500, 3780)] == ["0 s", "34 s", "900 s", "25 min 0 s", "1 h 3 min"]
-
-
 class Pipe:
     """All that came of stderr, which is no terminal."""
 
@@ -149,10 +143,6 @@ def test_a_pipe_gets_whole_lines_again_and_again_and_no_code(pipe: Pipe) -> None
         wait_for(lambda: re.search(r"^starting, \d+ s$", pipe.said, re.M))
     assert not re.search("[\r\x1b]", pipe.said)
     assert not [thread for thread in threading.enumerate() if thread.name == "live line"]
-
-
-def test_a_pipe_is_silent_for_ten_seconds_at_most_and_a_refusal_stays_one_line() -> None:
-    assert 8 < progress._PLAIN_SECONDS + 2 * progress._TICK_SECONDS <= 10
 
 
 def test_a_signal_is_told_by_the_thread_which_takes_none(pipe: Pipe) -> None:
@@ -199,20 +189,3 @@ def test_a_download_says_what_and_how_much_and_counts_its_bytes(monkeypatch, tmp
     name = GSM8K_PRIME_RL.model
     assert notes == [f"downloading {name}, once: 2 files, 12 MB"]
     assert seen == [f"downloading {name}: {done} of 12 MB, 0 s" for done in (3, 6)]
-
-
-def test_show_says_first_what_came_of_it_and_last_what_programs_compare(tmp_path: Path) -> None:
-    ledger = stored(tmp_path, judged([0.5, 0.6, 0.5]))
-    record = ledger.records()[1]
-    assert record.decision is not None
-    estimate = record.decision.estimate
-    assert estimate is not None
-    lines = list(experiment_lines(ledger, record))
-    shown = list(dict.fromkeys(line.split(":")[0] for line in lines if not line.startswith(" ")))
-    assert shown[:7] == ["number", "status", "judgement", "effect_at_decision", "effect", "p_helps", "since"]
-    assert shown.index("description") < shown.index("result") < shown.index("unused_keys") < shown.index("rules_hash")
-    half = f"{estimate.mean:+.4f} ± {1.96 * estimate.sd:.4f}"
-    assert f"{'effect_at_decision:':24}{half}" in lines
-    p_helps = f"P(it helps) {100 * estimate.p_helps:.0f} %"
-    assert f"{'  decisions:':24}keep 0002: {KEYS[2][0]} = 0.02; effect {half}, {p_helps}" in lines
-    assert f"{'since:':24}confirmed" in lines

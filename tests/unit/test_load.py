@@ -134,17 +134,6 @@ def test_the_work_of_what_we_started_is_ours_too(tmp_path: Path, is_ended: bool)
         assert seconds_of_all() - before - others > 0.8 * worked
 
 
-def test_a_share_is_of_all_cores_that_we_may_use_and_never_above_one() -> None:
-    clock = Clock()
-    watch = Watch(clock=clock)
-    spin_in = psutil.cpu_times(percpu=True)
-    assert len(spin_in) >= len(os.sched_getaffinity(0))
-    taken = watch.taken()  # no time has passed: whatever was used is too much
-    assert 0 <= (taken.others_share if taken.others_share is not None else -1) <= 1
-    assert 0 <= (taken.stolen_share if taken.stolen_share is not None else -1) <= 1
-    assert (taken.gpu_shared, taken.throttled) == (None, None), "without GPUs there is nothing to tell"
-
-
 US, STRANGER = os.getpid(), os.getppid()
 IDLE, APPLICATION_CLOCKS, POWER_CAP = 0x1, 0x2, 0x4
 HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
@@ -193,12 +182,6 @@ def test_what_others_and_held_down_clocks_take_is_a_share_of_the_looks(looks, sh
 def test_a_process_that_we_started_is_ours() -> None:
     with child([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         assert looked((0, [US, process.pid])) == (0.0, 0.0)
-
-
-def test_without_a_driver_nothing_is_told() -> None:
-    watch = Watch((3,), None)
-    watch.look()
-    assert watch.taken().throttled is None
 
 
 def test_it_is_looked_at_now_and_then_while_a_run_trains_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,17 @@
 """Presets of memory: which one a machine gets, what it gives and forbids, and that all it allows fits by the sums."""
 
 import itertools
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_memory import GB, PARAMETERS, TABLES, Tokens, server_gb, table, trainer_gb, trl_gb
-from nightshift.config.allowlist import BY_PRESET
+from benchmarks.gpu_memory import GB, PARAMETERS, Tokens, server_gb, trainer_gb, trl_gb
 from nightshift.config.rules import NO_CARD
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.train_toml import Config, parse
-from nightshift.engines.base import open_engine, used_keys
+from nightshift.config.train_toml import parse
+from nightshift.engines.base import open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.engines.prime_rl.config import (
     AC,
@@ -24,7 +22,6 @@ from nightshift.engines.prime_rl.config import (
     SEQUENCES,
     SHARE,
     TOKENS,
-    effective,
     with_preset,
 )
 from nightshift.engines.trl.engine import MEMORY, TOO_SMALL_FOR_TWO
@@ -34,16 +31,6 @@ from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, StandInNvml
 
 ROOT = Path(__file__).parents[2]
-# The end of train.toml up to version 0.3: what a card of 80 GB allows, written down for every card.
-SPEED = b"""
-[trainer.model]
-optim_cpu_offload = false
-ac = "None"
-ac_offloading = "None"
-
-[inference.vllm]
-gpu_memory_utilization = 0.9
-"""
 CARDS_ONLY = [name for name in PRESETS if name != NO_CARD]
 
 
@@ -111,19 +98,6 @@ def test_rules_toml_names_a_smaller_one(monkeypatch, root, names, wanted, gpus, 
             on_cards(GSM8K_PRIME_RL, root, {}, gpus)
 
 
-def test_on_80_gb_the_file_without_its_speed_lines_trains_as_before() -> None:
-    """For the recorded runs on a CPU, which had no card, too; and TRL has never read one of them."""
-    old, new = parse(SHIPPED + SPEED), parse(SHIPPED)
-    assert not BY_PRESET & new.values.keys()
-    for memory in ("2 x 80 GB", NO_CARD):
-        rules = replace(GSM8K_PRIME_RL, memory=memory)
-        assert effective(new, rules, 448) == effective(old, rules, 448)
-    for rules in (replace(GSM8K_TRL, memory="1 x 80 GB"), ARITHMETIC_TRL):
-        settings = [open_engine(rules, ROOT, {}).validate(config).settings for config in (old, new)]
-        assert settings[0] == settings[1]
-        assert "memory" not in json.dumps(settings[0])
-
-
 def test_what_the_file_writes_wins_over_the_preset_up_to_its_cap() -> None:
     values = with_preset(parse(SHIPPED), "1 x 16 GB")
     assert (values[AC], values[OFFLOAD], values[SHARE]) == ({}, True, 0.4)
@@ -176,13 +150,6 @@ def test_completions_that_do_not_fit_beside_trl_are_refused() -> None:
     open_engine(replace(GSM8K_TRL, memory="1 x 80 GB"), ROOT, {}).validate(long)
 
 
-def test_keys_are_asked_for_with_every_preset() -> None:
-    """As the health digest and the proposers ask, with prime-rl's defaults spelled out: no cap is about those."""
-    config: Config = parse(SHIPPED)
-    for memory in PRESETS:
-        assert used_keys(open_engine(replace(GSM8K_PRIME_RL, memory=memory), ROOT, {}), config)
-
-
 @pytest.mark.parametrize("memory", CARDS_ONLY)
 def test_all_that_a_preset_allows_fits_on_its_card(memory: str) -> None:
     """The file as shipped, and every corner of what the caps leave, by the sums of benchmarks/gpu_memory.py."""
@@ -217,9 +184,3 @@ def test_an_earlier_policy_as_opponent_is_refused_where_it_has_no_room() -> None
     assert roomy.validate(config).settings["opponent"]["type"] == "previous"
     with pytest.raises(ConfigError, match=r'type = "previous": .* 1 x 16 GB allows no second model'):
         small.validate(config)
-
-
-def test_the_page_shows_the_sums() -> None:
-    page = (ROOT / "docs" / "gpus.md").read_text()
-    assert [name for name in TABLES if table(name) not in page] == []
-    assert "computed, not measured" in page

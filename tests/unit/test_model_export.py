@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Job, Record, Weights
+from nightshift.campaign.records import Change, Job, Weights
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
@@ -117,14 +117,6 @@ def test_beside_the_weights_is_no_code_and_no_other_network(ledger: Ledger, tmp_
     assert "Not verified" not in card(ledger, tmp_path / "again")
 
 
-def test_a_folder_called_as_a_file_is_told_where_it_lies(ledger: Ledger, tmp_path: Path) -> None:
-    (ledger.run_dir(2) / "model" / "x.json").mkdir()
-    with pytest.raises(
-        EngineError, match=r"runs/0002/model/x\.json is no part of a model: it is no regular file\. Take"
-    ):
-        exported(ledger, tmp_path / "out")
-
-
 def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tmp_path, monkeypatch):
     target = tmp_path / "out"
     target.mkdir()
@@ -159,34 +151,6 @@ def test_the_card_says_which_changes_the_run_held_that_the_incumbent_has_not(led
     assert "It is not the incumbent: its run also held 0009 (discarded, measured again)." in told
     assert "The incumbent is the baseline with 0002." in told
     assert "Not certified: its config is not the incumbent's." in told
-
-
-def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(ledger, tmp_path):
-    first = ledger.record(1)
-    for number in (2, 3):
-        shutil.rmtree(ledger.run_dir(number))
-    again = Ledger(ledger.tsv_path.parent)
-    number = again.reserve(replace(first, branch="autoresearch/adopted"), {"train.toml": again.source(1)}).number
-    adopted: Record = replace(first, number=number, branch="autoresearch/adopted", baseline=1, decided=2)
-    again.close(adopted)
-    story = Story.of(Ledger(ledger.tsv_path.parent), "autoresearch/adopted", BRANCH)
-    copy_model(story, None, tmp_path / "out", Private(tmp_path, {}))
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (BASE / "model.safetensors").read_bytes()
-
-
-def test_what_is_there_is_not_overwritten_and_an_empty_folder_is_filled(ledger: Ledger, tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    target.mkdir()
-    (target / "mine").touch()
-    with pytest.raises(UsageError, match="holds something already"):
-        exported(ledger, target)
-    (target / "mine").unlink()
-    exported(ledger, target)
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for other in ("file", "link", "out"):
-        with pytest.raises(UsageError, match="holds something already"):
-            exported(ledger, tmp_path / other)
 
 
 def test_weights_that_are_gone_are_told_with_those_that_are_not(ledger: Ledger, tmp_path: Path) -> None:

@@ -181,17 +181,3 @@ def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(setup,
     stop = made.run()
     assert stop.cause == "4 infrastructure failures in a row: port 2050"
     assert told.events == [("repeated crash", "port 2049"), ("end", stop.cause)]
-
-
-def test_the_runs_in_flight_are_shown_while_an_agent_is_at_work(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = list[object]()
-
-    def think() -> None:
-        monkeypatch.setattr(setup.reporter, "show", shown.append)
-        assert not made._proposer.is_stopping()
-        raise UsageError("enough")
-
-    made, _, _ = night(setup, think)
-    with pytest.raises(UsageError, match="enough"):
-        made.run()
-    assert shown == [{}]  # none is in flight here

@@ -9,8 +9,7 @@ import pytest
 from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import NOTHING, Change, Cost, Failure, Judgement, Proposal, Record
-from nightshift.cli.status import Status
+from nightshift.campaign.records import Change, Failure, Judgement, Proposal, Record
 from nightshift.errors import UsageError
 from nightshift.night import state as states
 from nightshift.night.notify import event_of
@@ -54,32 +53,6 @@ def test_the_stop_rules(records: list[Record], flags: dict[str, object], cause: 
     stop = stop_rule(state_of(**flags), records, NOW, run_seconds=75)
     assert (stop is None) == (cause is None)
     assert stop is None or (stop.cause.startswith(str(cause)) and stop.is_planned)
-
-
-def test_dollars_are_a_rule_where_they_are_told_and_what_they_bought_is_run_first(records: list[Record]) -> None:
-    asked = state_of(max_cost=2.0)
-    for cost in (NOTHING, Cost(tokens_in=10**9), Cost(dollars=1.0) + Cost(dollars=0.99)):
-        assert stop_rule(asked, records, NOW, 75, cost) is None
-    cost = Cost(dollars=1.0) + Cost() + Cost(dollars=1.25)
-    stop = stop_rule(asked, records, NOW, 75, cost)
-    assert stop is not None
-    assert (stop.cause, stop.is_planned) == ("--max-cost 2: its proposals cost at least $2.25", True)
-    stop = stop_rule(asked, records, NOW, 75, Cost(dollars=2.25))
-    assert stop is not None
-    assert stop.cause == "--max-cost 2: its proposals cost $2.25"
-    assert (
-        stop_rule(
-            replace(asked, pending=(Answer(b"lr = 1\n", change=Change(keys={"trainer.optim.lr": "1"})),)),
-            records,
-            NOW,
-            75,
-            cost,
-        )
-        is None
-    )
-    text = summary(asked, records, Campaign.of(records, BRANCH, "rules"), NOW, "")
-    assert "at $2.00 of the agents' own figures" in text
-    assert stop_rule(state_of(), records, NOW, 75, cost) is None
 
 
 def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
@@ -166,24 +139,6 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     assert len(text.splitlines()) <= 20
     over = replace(state_of(), cause="5 experiments are done")
     assert "stopped:      5 experiments are done" in summary(over, own, campaign_now, NOW, "")
-
-
-def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Path, records: list[Record]) -> None:
-    ledger, rules = Ledger(tmp_path), records[0].rules_hash
-
-    def told() -> list[str]:
-        return [line for line in Status.of(ledger, NOW).lines() if line.startswith(("night:", "stops:", "left:"))]
-
-    assert told() == []
-    states.save(ledger, state_of())
-    assert told() == ["night:    tpe was cut off: run the same command again to resume"]
-    states.save(ledger, replace(state_of(), cause="8 hours are over"))
-    assert told() == ["night:    tpe is over: 8 hours are over"]
-    states.save(ledger, replace(state_of(experiments=9), rules_hash=rules))
-    with ledger.controller():
-        lines = told()
-    assert lines[0].endswith(", 5 experiments")
-    assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"
 
 
 def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record]) -> None:

@@ -60,14 +60,6 @@ def test_what_is_missing_is_one_line(folder: Path, missing: str, cause: str) -> 
     assert TrlEngine(rules, folder.parent, {}).check() == [str(raised.value)]
 
 
-def test_another_kind_of_model_is_for_prime_rl(folder: Path) -> None:
-    write(folder / "config.json", model_type="llama")
-    assert "is of type 'llama', and the embedded engine samples from qwen2 only" in str(
-        folder_problem(under(folder), folder)
-    )
-    assert folder_problem(under(folder, GSM8K_PRIME_RL), folder) is None
-
-
 @pytest.mark.parametrize(
     ("values", "found"),
     [

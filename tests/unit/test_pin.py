@@ -6,7 +6,6 @@ With a checkout of prime-rl at the pin, where NIGHTSHIFT_PRIME_RL says or prepar
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
-from nightshift.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -133,16 +131,6 @@ def test_every_row_stands_in_a_tree_made_of_the_rows(tree: Path) -> None:
     assert {f.state for f in findings if not f.row.is_key} == {"there"}
 
 
-@pytest.mark.parametrize(("at", "old", "new", "named"), RENAMES, ids=[rename[-1] for rename in RENAMES])
-def test_a_rename_is_named_and_nothing_else(tree: Path, at: str, old: str, new: str, named: str) -> None:
-    path = tree / expanded(at)
-    path.write_text(path.read_text().replace(old, new))
-    found = broken(tree)
-    assert named in found
-    table = named.rpartition(".")[0]
-    assert all(what == named or (table and what.startswith(table)) for what in found), found
-
-
 def test_all_are_named_at_once_by_the_command(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for at, old, new, _ in RENAMES:
@@ -162,44 +150,6 @@ def test_a_comment_and_a_docstring_prove_nothing(tree: Path) -> None:
     assert row in broken(tree)
     path.write_text(f"url = 'a#b'; {row}  # written last\n")
     assert row not in broken(tree)
-
-
-def test_what_moved_breaks_nothing_and_its_line_can_be_renewed(tree, tmp_path, monkeypatch):
-    copy = tmp_path / "table.toml"
-    shutil.copyfile(pin.TABLE, copy)
-    monkeypatch.setattr(pin, "TABLE", copy)
-    path = tree / "pyproject.toml"
-    path.write_text("\n\n" + path.read_text())
-    findings, _ = pin.look_up(tree, PINS)
-    moved = [f.row.at for f in findings if f.state == "moved" and f.row.at.startswith("pyproject.toml")]
-    assert len(moved) == 5
-    pin.renew(findings)
-    again, _ = pin.look_up(tree, PINS)
-    assert {f.state for f in again} == {"there"}
-    assert [(r.user, r.what) for r in pin.rows()] == [(f.row.user, f.row.what) for f in findings]
-
-
-def test_a_missing_submodule_is_no_answer(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    shutil.rmtree(tree / "deps")
-    rows = {row.what for row in pin.rows() if row.at.startswith("V/")}
-    found = broken(tree)
-    assert set(found) == rows
-    assert all(words.startswith("unseen") for words in found.values())
-    assert CliRunner().invoke(pin.main, ["--checkout", str(tree)]).exit_code == 1
-
-
-@pytest.mark.parametrize(
-    "source",
-    [None, "class RLConfig(:", "A = A\nclass RLConfig:\n    a: A\n", "class RLConfig(RLConfig):\n    a: int\n"],
-)
-def test_what_is_no_prime_rl_is_said_in_one_line(tmp_path: Path, source: str | None) -> None:
-    if source is not None:
-        path = tmp_path / expanded("C/rl.py")
-        path.parent.mkdir(parents=True)
-        path.write_text(source)
-    with pytest.raises(UsageError, match="--checkout DIR"):
-        pin.look_up(tmp_path, PINS)
 
 
 @pytest.mark.skipif(not INSTALLED.is_dir(), reason="no prime-rl here")

@@ -19,7 +19,6 @@ from nightshift.executors import local, slurm
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.process import interruptible
 from nightshift.executors.result import read_result
-from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, jobs_left
 from nightshift.executors.watchdog import is_alive
 from nightshift.experiment.worker import main
@@ -271,30 +270,6 @@ def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(tmp_pat
 
 
 # -- this machine -------------------------------------------------------------------------------------
-
-
-class Ended:
-    """A stand-in for a worker."""
-
-    def __init__(self, is_over: bool) -> None:
-        self.is_over, self.fds = is_over, os.pipe()
-
-    def poll(self) -> int | None:
-        return 0 if self.is_over else None
-
-
-def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(tmp_path):
-    """One worker ended before its turn to be collected, and one runs."""
-    executor, workers = LocalExecutor(tmp_path, {}, (Slot(0), Slot(1))), [Ended(True), Ended(False)]
-    os.close(workers[0].fds[1])  # readable from now on, as the pidfd of an ended process is
-    for number, worker in enumerate(workers):
-        made = local._Worker(None, worker, JOB, Slot(number), float("inf"), worker.fds[0])
-        executor._workers[tmp_path / str(number)] = made
-    began = time.monotonic()
-    executor.wait(0.3)
-    assert time.monotonic() - began >= 0.25
-    for descriptor in (workers[0].fds[0], *workers[1].fds):
-        os.close(descriptor)
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="what the signal comes at is Linux's")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift.campaign.next_run import Run, Stage, measuring_run, next_stage, remaining, settings_of
+from nightshift.campaign.next_run import Run, Stage, measuring_run, next_stage
 from nightshift.campaign.posterior import NIGHT_HOURS, Posterior
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
@@ -149,14 +149,6 @@ def test_a_new_value_starts_from_the_last_values_effect(first_score: float, shar
     posterior.observe(Run(new=change(2, lr="2")), START, 0.0, noise_factor=1e4)
     second = posterior.predict([change(2, lr="2")])[0] - posterior.predict([])[0]
     assert second == pytest.approx(share * first.mean, abs=1e-4)
-
-
-def test_what_remains_of_changes_when_later_ones_set_their_keys() -> None:
-    one, two = change(1, lr="1", beta="1"), change(2, lr="2")
-    rests = [rest for _, rest in remaining(map(settings_of, (one, two)))]
-    assert rests == [{("beta", "1")}, {("lr", "2")}]
-    rests = [rest for _, rest in remaining(map(settings_of, (two, one)))]
-    assert rests == [set(), {("lr", "1"), ("beta", "1")}]
 
 
 def test_a_change_replaces_the_shared_key_only() -> None:
@@ -326,16 +318,6 @@ def test_a_change_that_the_user_keeps_is_of_any_kind_until_a_run_measures_it() -
     assert posterior.effect(change(1)).sd < 0.6 * before.sd
 
 
-def test_judging_and_predicting_change_nothing() -> None:
-    posterior = start()
-    whole = change(1, lr="1", beta="1")
-    posterior.observe(Run(new=whole), 0.55, 0.0)
-    size = posterior._size
-    posterior.predict([whole, change(2, lr="2")])
-    posterior.rider(change(2), [Run(kept=(whole,), new=change(2, lr="2"))])
-    assert posterior._size == size
-
-
 def test_the_rule_does_not_undo_what_the_user_decided() -> None:
     posterior = start()
     posterior.decide_for_user(change(1), True)
@@ -369,14 +351,3 @@ def test_effects_scale_with_prior_sd_and_noise_is_seed_sd() -> None:
     assert (scaled.seed_sd, scaled.least_worth) == pytest.approx((0.013, 0.005))
     assert scaled.accidents == RULES.accidents
     assert RULES.scaled(GSM8K_PRIOR_SD, RULES.seed_sd) == RULES
-
-
-def test_the_arrays_grow_geometrically_and_there_is_one_covariance() -> None:
-    posterior = start()
-    sizes = set()
-    for number in range(300):
-        posterior.observe(Run(kept=posterior.kept, new=change(number)), 0.47, 0.1)
-        sizes.add(len(posterior._mean))
-    assert sizes == {16, 32, 64, 128, 256, 512}
-    arrays = [value for value in vars(posterior).values() if isinstance(value, np.ndarray)]
-    assert sum(array.nbytes for array in arrays) < 2.1 * 512**2 * 8

@@ -169,26 +169,3 @@ def test_out_of_memory_names_the_preset_to_try_and_knows_its_own_processes(memor
 
 def test_a_death_without_a_word_is_still_a_cause() -> None:
     assert str(diagnose("inference", "killed by SIGKILL", [])) == "inference ended: killed by SIGKILL"
-
-
-RECORDED = next((p for folder in LOGS.parents if (p := folder / "shared" / "prime-rl-recorded").is_dir()), None)
-KNOWN = {
-    "kill9_trainer.trainer.tail.txt": ("its worker was killed (SIGKILL)", MACHINERY),
-    "kill9_trainer.launcher.tail.txt": ("Trainer failed with exit code 1", INCUMBENT),
-    "rerun_without_clean.txt": ("FileExistsError: Run directory", INCUMBENT),
-    "dryrun_bad_cli.txt": ("refuses the config", CONFIG),
-    "dryrun_bad_key.txt": ("refuses the config", CONFIG),
-    "l1_validation_errors.txt": ("refuses the config", CONFIG),
-}
-
-
-@pytest.mark.skipif(RECORDED is None, reason="the recording is not here")
-def test_every_recorded_log_is_told_truly() -> None:
-    """What ran well, or was stopped from outside, has warnings and no cause."""
-    logs = [path for kind in ("*.log", "failures/*.txt", "validation/*.txt") for path in RECORDED.rglob(kind)]
-    assert len(logs) > 20
-    for path in logs:
-        words, fault = KNOWN.get(path.name, ("ended: exit code 1", MACHINERY))
-        cause = end_of("trainer", path.read_text())
-        assert (words in cause.cause, cause.is_config_fault) == (True, fault), path
-        assert path.name in KNOWN or not cause.fix, path

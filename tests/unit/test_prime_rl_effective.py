@@ -120,14 +120,6 @@ def test_what_the_agent_writes_arrives_as_it_stands() -> None:
             assert node == wanted or (wanted == {} and isinstance(node, dict)), f"{name}: {path}"
 
 
-def test_the_curriculum_stands_in_the_source_beside_its_environment() -> None:
-    gate = b"[orchestrator.train.source.curriculum.gates.zero]\nreject_max = 0.1\n"
-    [source] = launch_of(parse(SHIPPED + gate), RUN_DIR).tree["orchestrator"]["train"]["source"]
-    zero = {"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.1}
-    assert source["curriculum"] == {"gates": {"zero": zero}}
-    assert {"name", "env", "serve"} <= source.keys()
-
-
 def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
     paths = [path for path, _ in leaves(fixed(RULES, PROMPT_TOKENS))]
     assert len(paths) > 20
@@ -136,15 +128,6 @@ def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
         for value in ("1", '"x"', "[[]]", "{ x = 1 }"):
             with pytest.raises(ConfigError):
                 parse(f"{path} = {value}\n".encode())
-
-
-def test_settings_are_json_and_do_not_depend_on_the_run() -> None:
-    settings = effective(variant("train"), RULES, PROMPT_TOKENS)
-    assert json.loads(json.dumps(settings)) == settings == effective(variant("train"), RULES, PROMPT_TOKENS)
-    assert "/" not in "".join(str(value) for path, value in leaves(settings) if path != "model.name")
-    before = json.dumps(settings)
-    launch_of(variant("train"), RUN_DIR)
-    assert json.dumps(settings) == before
 
 
 def test_a_default_that_is_written_out_changes_nothing() -> None:
@@ -201,17 +184,6 @@ def test_no_more_than_two_batches_are_in_flight_unless_the_file_says_so(text, bo
     settings = effective(parse(f"[orchestrator]\ngroup_size = 4\n{text}\n".encode()), RULES, PROMPT_TOKENS)
     found = settings["orchestrator"]["concurrency"]
     assert (found["max_inflight"], found["initial_inflight"]) == (bound, initial)
-
-
-def test_what_the_shipped_file_says_of_rollouts_in_flight_is_true() -> None:
-    """P/orchestrator/dispatcher.py:286: the pool grows by a tenth of its cap, or a group, every five seconds."""
-    shipped = variant("train")
-    cap, batch = (shipped.get(f"orchestrator.{name}") for name in ("concurrency.initial_inflight", "batch_size"))
-    settings = effective(shipped, RULES, PROMPT_TOKENS)
-    assert settings["orchestrator"]["concurrency"]["max_inflight"] == cap == 2 * batch
-    seconds = 5 * cap / max(shipped.get("orchestrator.group_size"), cap // 10)
-    assert f"after about {seconds:.0f} s (a tenth more every 5 s)" in SHIPPED.decode()
-    assert "slow ramp" not in SHIPPED.decode()
 
 
 def test_no_rollout_begins_with_what_older_weights_computed() -> None:

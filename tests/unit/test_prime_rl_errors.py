@@ -71,25 +71,6 @@ def test_copies_of_a_shared_key_are_one_error_and_others_are_counted() -> None:
     assert "(and 1 more)" in explain(both, CONFIG).fix
 
 
-def test_a_pool_may_be_named_like_a_variant() -> None:
-    path = "orchestrator.train.source.curriculum.sampler"
-    source = f'[{path}]\ntype = "difficulty_pool"\n[{path}.pools.difficulty_pool]\nthreshold = 0.5\nweight = 1\n'
-    loc = [*path.split("."), "difficulty_pool", "pools", "difficulty_pool", "weight"]
-    loc.insert(3, 0)
-    error = Refusal(tuple(loc), "too heavy", "value_error")
-    checked = parse(SHIPPED + source.encode())
-    number = len(LINES) + 4
-    assert explain([error], checked).cause.startswith(
-        f"train.toml:{number}: {path}.pools.difficulty_pool.weight = 1.0: "
-    )
-
-
-def test_without_the_config_the_key_alone_is_named() -> None:
-    errors = RECORDED["out of range"]
-    assert explain(errors, None).cause.startswith("orchestrator.train.sampling.temperature: prime-rl refuses it: ")
-    assert explain(errors, None).is_config_fault
-
-
 def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault(tmp_path: Path) -> None:
     launch = launch_of(CONFIG, tmp_path)
     launch.write()

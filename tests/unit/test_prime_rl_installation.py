@@ -41,15 +41,6 @@ def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert Installation.find(PINS, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
 
 
-def test_a_process_that_uses_it_finds_its_programs_caches_and_environments(installation: Installation) -> None:
-    environment = installation.environment(ROOT, ARITHMETIC_TRL, "/usr/bin")
-    assert environment["PATH"] == f"{installation.root}/.venv/bin:/usr/bin"
-    assert environment["PYTHONPATH"] == str(installation.environments_dir(ROOT, ARITHMETIC_TRL))
-    assert environment["HF_HUB_OFFLINE"] == "1"
-    inside = [name for name, value in environment.items() if value.startswith(str(installation.root))]
-    assert {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HUB_CACHE"} <= set(inside)
-
-
 def environment(installation: Installation) -> None:
     """The layout that uv makes."""
     installation.site_packages.mkdir(parents=True)
@@ -147,16 +138,6 @@ def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(
     assert str(checks.environments_problem(installation, ROOT, rules)).endswith(command)
     (there / "METADATA").write_text("Name: math-verify\nVersion: 0.9.0\n")
     assert checks.environments_problem(installation, ROOT, rules) is None
-
-
-def test_two_checkouts_with_other_environments_share_an_installation(installation, tmp_path):
-    first, second = clone_of_environments(tmp_path / "first"), clone_of_environments(tmp_path / "second")
-    assert installation.environments_dir(first, ARITHMETIC_TRL) == installation.environments_dir(second, ARITHMETIC_TRL)
-    (second / "environments" / "gsm8k" / "nightshift_gsm8k" / "data.py").write_text("INSTRUCTION = 'Guess.'\n")
-    for root in (first, second):
-        copy_environments(installation, root)
-    assert installation.environments_dir(first, ARITHMETIC_TRL) != installation.environments_dir(second, ARITHMETIC_TRL)
-    assert [checks.environments_problem(installation, root, ARITHMETIC_TRL) for root in (first, second)] == [None, None]
 
 
 def test_environments_that_prepare_did_not_see_are_copied_before_a_run(installation, tmp_path):

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, describe, free_ports, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports, leaves
 from nightshift.errors import EngineError
-from tests.prime_rl_plans import ENVIRONMENT, PORTS, VARIANTS, launch_of, variant
+from tests.prime_rl_plans import ENVIRONMENT, VARIANTS, launch_of, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RUN_DIR = Path("/home/user/nightshift/runs/0007/run-1")
@@ -170,18 +170,3 @@ def test_what_is_written_is_what_the_first_two_processes_read(tmp_path: Path) ->
     ]
     assert launch.broadcasts_dir.parent == launch.prime_dir
     assert launch.prime_dir.is_dir()
-
-
-def test_a_dry_run_shows_everything(tmp_path: Path) -> None:
-    launch = launch_of(variant("train"), tmp_path / "run 1", gpu_ids=(2, 3))
-    text = "\n".join(describe(launch))
-    for port in bound(PORTS):
-        assert str(port) in text
-    assert "inference 2, trainer 3" in text
-    for command in launch.commands:
-        assert f"{command.argv[0]} " in text
-        for name, value in command.env.items():
-            assert f"{name}={value}" in text
-    for path, value in leaves(launch.tree):
-        assert f"{path} = {json.dumps(value)}" in text
-    assert "\nGPUs:     none" in "\n" + "\n".join(describe(launch_of(variant("train"), tmp_path, gpu_ids=())))

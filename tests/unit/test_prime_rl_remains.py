@@ -7,8 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.engines.prime_rl import remains as remains_module
-from nightshift.engines.prime_rl.remains import LOOK_SECONDS, TRACE_NAME, Remains, sweep
+from nightshift.engines.prime_rl.remains import TRACE_NAME, Remains, sweep
 
 DEAD = {"pid": 1, "began": 0.0, "keep_all": False, "segments": []}
 
@@ -88,20 +87,3 @@ def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
     os.mkfifo(places[3] / TRACE_NAME)
     sweep(runs)
     assert heavy(outside) == [True, True, True, True]
-
-
-def test_processes_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, looks = [0.0], []
-
-    def mapped_segments(processes: object) -> set[remains_module.Segment]:
-        looks.append(clock[0])
-        return {("psm_1", len(looks))}
-
-    monkeypatch.setattr(remains_module, "mapped_segments", mapped_segments)
-    remains = Remains(tmp_path / "prime-rl", False, lambda: clock[0])
-    for clock[0] in (0.0, 1.0, LOOK_SECONDS - 0.1, LOOK_SECONDS, LOOK_SECONDS + 1):
-        remains.look([])
-    remains.look([], now=True)
-    assert looks == [0.0, LOOK_SECONDS, LOOK_SECONDS + 1]
-    seen = json.loads((tmp_path / TRACE_NAME).read_text())["segments"]
-    assert sorted(seen) == [["psm_1", 1], ["psm_1", 2], ["psm_1", 3]]

@@ -268,18 +268,6 @@ def test_recorded_rollouts_are_sampled_from_the_last_steps(tmp_path: Path) -> No
     assert sample_rollouts(tmp_path, 3) == []
 
 
-def test_rollouts_cut_at_any_byte(tmp_path: Path) -> None:
-    data = (RECORDED / "rollouts/step_1/train/all/traces.jsonl").read_bytes()
-    path = tmp_path / "step_1/train/all/traces.jsonl"
-    path.parent.mkdir(parents=True)
-    whole = sample_rollouts(RECORDED / "rollouts", 100)[1:]
-    for cut in range(0, len(data), 499):
-        path.write_bytes(data[:cut])
-        samples = sample_rollouts(tmp_path, 100)
-        assert samples == whole[: len(samples)]
-        assert len(samples) in (data[:cut].count(b"\n"), data[:cut].count(b"\n") + 1)
-
-
 def episode(content: object, **changes: object) -> bytes:
     trace = {
         "nodes": [

@@ -16,7 +16,6 @@ from nightshift.cli.shell import in_one_line
 from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import variants
 from nightshift.errors import ExitCode
-from nightshift.experiment import health
 from tests.campaigns import a_record, a_result, replace
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +26,6 @@ COMMANDS = re.findall(r"uv run [^`\n]+", TEXT)
 def words_of(command: str) -> list[str]:
     """The words of a command after `uv run`, redirections left out."""
     return shlex.split(command.removesuffix(" > run.log 2>&1"))[2:]
-
-
-def test_it_is_short() -> None:
-    assert len(TEXT.splitlines()) <= 150
 
 
 def test_flags_of_run_py_exist() -> None:
@@ -60,12 +55,6 @@ def test_the_commands_of_a_page_exist(page):
             assert find_spec(f"{rest[1]}.__main__"), command
         else:
             assert (ROOT / program).is_file(), command
-
-
-def test_the_one_command_and_how_to_wait_stand_in_it() -> None:
-    assert 'uv run run.py -m "<hypothesis>: <prediction>" > run.log 2>&1' in TEXT
-    assert "uv run nightshift wait --timeout 100" in TEXT
-    assert "never commit and never reset" in TEXT
 
 
 def test_exit_codes_are_those_of_the_program() -> None:
@@ -126,24 +115,6 @@ def test_keys_of_train_toml_are_open() -> None:
     named = set(re.findall(r"`((?:trainer|orchestrator|inference)[.][a-z0-9_.]+)`", TEXT))
     assert len(named) >= 6
     assert [name for name in named if not variants(name)] == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["still rising", "flat", "fell", "collapsed", "entropy rose", "spikes", "teach nothing", "cut and so scored 0",
-     "entropy collapsed", "KL", "masked", "old", "bottleneck", "the first step", "unused", "healthy", "time:"],
-)  # fmt: skip
-def test_the_digest_says_what_it_is_said_to_say(words: str) -> None:
-    assert words.removeprefix("the ") in TEXT
-    assert words in Path(health.__file__).read_text()
-
-
-def test_ctrl_c_before_anything_was_begun_is_no_crash(capsys: pytest.CaptureFixture[str]) -> None:
-    def pressed() -> int:
-        raise KeyboardInterrupt
-
-    assert in_one_line(pressed)() == ExitCode.INTERRUPTED
-    assert capsys.readouterr().err == "stopped by Ctrl-C\n"
 
 
 @pytest.mark.parametrize(

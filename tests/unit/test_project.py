@@ -80,17 +80,6 @@ def test_the_extra_is_the_verifiers_of_the_pinned_prime_rl_and_of_the_tests() ->
     assert f"verifiers=={pinned}" in PROJECT["dependency-groups"]["dev"]
 
 
-def test_development_tools_do_not_come_with_an_experiment() -> None:
-    assert PROJECT["tool"]["uv"]["default-groups"] == []
-    needed = {re.split(r"[=<>\[ ]", name)[0] for name in PROJECT["project"]["dependencies"]}
-    tools = {name.partition("==")[0] for name in PROJECT["dependency-groups"]["dev"]}
-    assert not needed & tools
-    for name in (".ci/run", ".pre-commit-config.yaml", "README.md", "AGENTS.md", "CONTRIBUTING.md"):
-        called = re.findall(r"uv run (.*?)(?:ruff|mypy|pytest|check-jsonschema)\b", (ROOT / name).read_text())
-        assert called, name
-        assert set(called) == {"--group dev "}, name
-
-
 @pytest.mark.parametrize(
     "page",
     ["README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{name}.md" for name in ("architecture",

@@ -76,7 +76,7 @@ def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, m
     repo, copy = Repo(checkout), tmp_path / "copy"
     repo.clone(repo.head(), copy)
     assert (copy / MEASURING).read_text() == "MEASURES = True\n"
-    repo.keep(repo.head(), b"lr = 2\n", "kept\n")
+    repo.commit_config(repo.head(), b"lr = 2\n", "kept\n")
     assert not marker.exists()
     assert b"author Ada <nightshift@localhost>" in Repo(checkout)._objects([str(repo.head().commit)])[0]
 

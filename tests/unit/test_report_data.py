@@ -15,12 +15,12 @@ from nightshift.campaign.records import Action, Change, Decision, Failure, Judge
 from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
-from nightshift.report.charts import CHARACTER_WIDTH, Dot, Label, Size, key_panels, place, short_names
+from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
 from nightshift.report.diff import Chain
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
-from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
+from nightshift.report.timing import NIGHT_GAP, Use, nights, split_run
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
@@ -253,13 +253,6 @@ def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:
     assert first.current_x == first.dots[1].x < first.dots[0].x < first.dots[2].x  # values in their order
 
 
-def test_short_names_stay_apart() -> None:
-    names = short_names(["trainer.optim.lr", "trainer.loss.type", "trainer.optim.type", "a.max", "b.max", "top"])
-    assert names["trainer.optim.lr"] == "lr"
-    assert names["trainer.loss.type"] == "loss.type"
-    assert (names["a.max"], names["b.max"], names["top"]) == ("a.max", "b.max", "top")
-
-
 # Time
 
 
@@ -281,11 +274,6 @@ def test_the_seconds_of_a_run_sum_to_its_total(step, num_steps, told):
     assert list(uses)[: 1 + len(told)] == [Use.STARTUP, *told]
 
 
-def test_the_harness_itself_takes_the_rest_of_an_experiment() -> None:
-    record = a_record(result=a_result(), total_seconds=80.0)
-    assert sum(split_experiment(record, []).values()) == pytest.approx(80.0)
-
-
 def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:
     began = datetime(2026, 11, 20, 22, tzinfo=UTC)
     starts = [began, began + timedelta(seconds=100), began + timedelta(seconds=400) + NIGHT_GAP]
@@ -294,12 +282,6 @@ def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:
     assert (first.num_experiments, second.num_experiments) == (2, 1)
     assert first.seconds == {Use.TRAINING: 160.0, Use.IDLE: 20.0}
     assert sum(first.seconds.values()) == first.length_seconds
-
-
-def test_an_unreadable_start_is_in_no_night() -> None:
-    endless = a_record(total_seconds=1e300)
-    records = [a_record(started="soon"), a_record(started="2026-11-20T19:00:00"), endless]
-    assert nights([(record, {}) for record in records]) == []
 
 
 # Words
@@ -334,40 +316,3 @@ def test_a_markdown_cell_links_to_nowhere() -> None:
 
 
 # Labels
-
-NARROW = Size("narrow", 360, 0, 0, 100, max_levels=6, max_labels=16)
-Flags = list[tuple[Dot, tuple[str, ...]]]
-
-
-@st.composite
-def flags(draw: st.DrawFn) -> Flags:
-    xs = draw(st.lists(st.integers(20, 340), max_size=25, unique=True))
-    texts = (("x" * draw(st.integers(4, 34)), "x" * 4) for _ in xs)
-    return [(Dot(x, float(x), 50.0, "keep", ""), text) for x, text in zip(sorted(xs), texts, strict=True)]
-
-
-def ends(label: Label) -> tuple[float, float]:
-    return label.x, label.x + len(label.text) * CHARACTER_WIDTH
-
-
-@given(flags())
-def test_no_label_covers_another_or_a_leader(wanted: Flags) -> None:
-    placed = place(wanted, NARROW)
-    dots = [label.dot for label in placed]
-    assert dots == [dot for dot, _ in wanted if dot in dots]
-    for one in placed:
-        low, high = ends(one)
-        assert 0 <= low < high <= 360
-        assert 0 <= one.level < 6
-        for other in placed:
-            if other is one:
-                continue
-            assert one.level != other.level or low > ends(other)[1] or high < ends(other)[0]
-            # A leader runs from its own level down through all lower ones.
-            assert not (low < other.dot.x < high and one.level <= other.level)
-
-
-def test_labels_with_room_are_all_placed_whole() -> None:
-    wanted = [(Dot(i, 100.0 * i, 50.0, "keep", ""), ("a long enough text", "short")) for i in range(1, 9)]
-    placed = place(wanted, Size("wide", 1080, 0, 0, 100, max_levels=8, max_labels=24))
-    assert [label.text for label in placed] == ["a long enough text"] * 8

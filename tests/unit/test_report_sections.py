@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nightshift.agents.history import load_configs
-from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Contention, Effect, Failure, Record
+from nightshift.campaign.records import Failure, Record
 from nightshift.report import page as compare
 from nightshift.report import text
 from nightshift.report.data import Morning, gather
@@ -20,7 +17,6 @@ from nightshift.report.markdown import summary
 from nightshift.report.page import render, settings, view_of
 from nightshift.report.rows import detailed, rows
 from nightshift.report.slices import shown_examples
-from nightshift.report.timing import timeline
 from tests.browsing import NOW
 from tests.campaigns import BRANCH, certificate_for, judged, replace, stored, with_certificate
 from tests.stand_in_campaign import build
@@ -93,11 +89,6 @@ def test_interrupted_is_no_crash_and_the_machinery_says_so_everywhere(tmp_path: 
     assert [dot.number for dot in view.charts[0].dots if dot.kind == "crash"] == [7, 8]
 
 
-def test_only_crashes_and_interruptions_are_counted_apart(tmp_path: Path) -> None:
-    line = text.headline(morning(tmp_path, [crash(1), crash(2, Failure.INTERRUPTED)]))
-    assert line.sentence == "2 experiments: 1 crashed, 1 interrupted."
-
-
 # Words
 
 
@@ -111,21 +102,6 @@ def test_times_are_local_and_say_their_zone(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-def test_plus_minus_is_half_of_the_interval_and_a_dash_where_nothing_is_known() -> None:
-    assert text.effect(Effect(-0.012, 0.02)) == "\N{MINUS SIGN}1.2 ± 3.9 pp"
-    assert text.effect(None) == text.plus_minus(None) == text.share(None) == "\N{EN DASH}"
-    assert text.cut("x" * 11, 10).endswith("(1 more character)")
-
-
-@given(st.text(alphabet="ab \n,.", max_size=300), st.integers(10, 80))
-def test_what_is_shortened_ends_at_a_word_with_an_ellipsis(whole: str, limit: int) -> None:
-    line, shown = " ".join(whole.split()), text.brief(whole, limit)
-    assert len(shown) <= limit
-    if shown != line:
-        assert shown.endswith("\N{HORIZONTAL ELLIPSIS}")
-        assert line.startswith(shown[:-1])
 
 
 # Keys by their effects
@@ -147,12 +123,6 @@ def test_bars_are_the_effects_that_the_rows_have(tmp_path: Path) -> None:
             assert (bar.value, bar.is_kept) == (e.record.run.new.keys[key.key], e.is_kept)
             assert 0 <= bar.low <= bar.x <= bar.high <= WIDTH
             assert (bar.x > shown.zero) == (bar.effect.mean > 0)
-
-
-def test_without_a_change_there_is_no_section(tmp_path: Path) -> None:
-    found = morning(tmp_path, judged(STORY[:1]))
-    assert importances(found.campaign) is None
-    assert 'id="importance"' not in render(view_of(Ledger(tmp_path), BRANCH, NOW))
 
 
 # Values side by side
@@ -206,20 +176,6 @@ def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path:
 
 
 # The load of others
-
-
-def test_the_share_of_others_stands_below_the_slots() -> None:
-    record = judged(STORY[:1])[0]
-    began = "2026-11-21T22:00:00+00:00"
-    first, second = (
-        replace(record.result, started=began, slot="slot 1", contention=load)
-        for load in (Contention(2, others_share=0.25), Contention(2, others_share=None))
-    )
-    found = timeline([replace(record, result=first), replace(record, result=replace(second, slot="slot 2"))])
-    assert [(share.value, share.title[-4:]) for share in found.others] == [(0.25, " 25%")]
-    assert found.others_y == found.lanes[-1].y + 18.0
-    bare = timeline([replace(record, result=second)])
-    assert bare.others == ()
 
 
 def test_what_a_search_calls_its_change_is_not_told_twice(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from tests.cheats.__main__ import ATTEMPTS
 from tests.checkouts import ROOT, names_no_place
 
@@ -12,22 +10,10 @@ PAGE = (ROOT / "SECURITY.md").read_text()
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def test_the_page_is_short() -> None:
-    assert len(PAGE.splitlines()) <= 80
-
-
 def test_the_page_names_every_attempt_that_is_known_to_succeed() -> None:
     quoted = set(re.findall(r'"([^"]+)"', " ".join(PAGE.split())))
     assert quoted <= {attempt.name for attempt in ATTEMPTS if attempt.expected in ("not defended", "counted")}
     assert quoted >= {attempt.name for attempt in ATTEMPTS if attempt.expected == "not defended"}
-
-
-@pytest.mark.parametrize(
-    "setting", ["`--sandbox bwrap`", "`--sandbox user`", "`--sandbox none`", "An agent that calls"]
-)
-def test_each_setting_has_two_lists(setting: str) -> None:
-    section = PAGE.partition(f"## {setting}")[2].partition("\n## ")[0]
-    assert re.findall(r"^- \*\*(.+?)\*\*", section, re.MULTILINE) == ["Cannot happen", "Can"]
 
 
 def test_the_recorded_attempts_are_these_and_came_to_what_is_expected() -> None:

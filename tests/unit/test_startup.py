@@ -13,7 +13,6 @@ import pytest
 
 from nightshift.executors import process
 from nightshift.executors.process import python_command, python_environment
-from nightshift.startup import is_own
 from tests.checkouts import ROOT
 
 SHOW = "import json, os, signal, sys; from nightshift.startup import begin; begin(); "
@@ -53,14 +52,6 @@ def test_an_empty_entry_of_pythonpath_is_no_folder_to_import_from(tmp_path: Path
     words = [sys.executable, str(ROOT / "run.py"), "--help"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("Usage: "), done.stderr
-
-
-def test_a_folder_below_the_prefix_that_is_not_this_python_s_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefix of a system's Python is /usr."""
-    monkeypatch.setattr(sys, "base_prefix", "/usr")
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    assert is_own(f"/usr/lib/{version}/lib-dynload")
-    assert not is_own("/usr/local/modules/lib/python3.6/site-packages")
 
 
 @pytest.mark.parametrize("name", ["random.py", "types.py", "math.py", "psutil.py"])

@@ -21,7 +21,6 @@ from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import process as supervise
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, interruptible
 from nightshift.executors.watchdog import ProcessTree, is_alive
-from nightshift.files import free_disk_gb
 from tests.waiting import HANG_SECONDS, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through Linux's child subreaper")
@@ -611,9 +610,3 @@ def test_child_inherits_no_open_files(make_group, output_of):
     """In particular not the pipe to the watchdog, which would keep it from noticing the harness's death."""
     lines = output_of(make_group(), ["ls", "/proc/self/fd"], os.environ)
     assert lines == ["0", "1", "2", "3"]  # 3 is ls's own, on the folder
-
-
-def test_free_disk_of_a_folder_that_does_not_exist_yet(tmp_path):
-    free_gb = free_disk_gb(tmp_path / "runs" / "0001")
-    statistics = os.statvfs(tmp_path)
-    assert free_gb == pytest.approx(statistics.f_bavail * statistics.f_frsize / 1e9, abs=1.0)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, write_steps
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
 from nightshift.errors import UsageError
-from nightshift.files import as_json
 from tests import campaigns
 from tests.campaigns import a_record, a_result, context_after, replace, tell
 
@@ -216,18 +214,3 @@ def test_an_entry_has_what_was_thought_what_came_and_what_was_learnt() -> None:
         "  BUT measured -2.5 pp, effect -2.0 ± 1.0 pp: the reported outcome was not measured",
         "  lesson: too large",
     ]
-
-
-@pytest.mark.parametrize(("num", "num_cut"), [(1, 0), (2, 0), (5, 0), (11, 3), (19, 0), (40, 9), (0, 2)])
-def test_of_few_rollouts_too_the_better_half_is_called_best(tmp_path: Path, num: int, num_cut: int) -> None:
-    context = context_of(tmp_path)
-    folder = context.ledger.files_dir(context.incumbent_run)
-    samples = [Sample(n, "2 + 2?", "4", n / 64, truncated=n >= num) for n in range(num + num_cut)]
-    (folder / SAMPLES_NAME).write_bytes(b"".join(as_json(sample) + b"\n" for sample in samples))
-    text = evidence(context)[f"{context.incumbent_run.number:04d}-rollouts.txt"].decode()
-    steps = {name: [int(n) for n in re.findall(rf"^{name}, step (\d+)", text, re.M)] for name in ("best", "worst")}
-    best, worst = steps["best"], steps["worst"]
-    assert len(best) + len(worst) == min(num, NUM_ROLLOUTS - min(num_cut, NUM_ROLLOUTS // 3))
-    assert len(best) - len(worst) in (0, 1)
-    assert best == [*range(num - 1, num - 1 - len(best), -1)]
-    assert worst == [*range(len(worst))]

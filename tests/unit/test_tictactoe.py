@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import islice
 
-from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats, winner, written
+from nightshift_tictactoe.board import START, mover, moves, play, threats, winner
 from nightshift_tictactoe.documents import documents
 
 from tests.boards import read
@@ -16,21 +16,6 @@ def test_the_game_has_as_many_boards_and_ends_as_it_is_known_to_have() -> None:
     assert len(boards) == 5478
     ended = Counter(winner(board) for board in boards if not moves(board))
     assert ended == {"X": 626, "O": 316, None: 16}
-
-
-def test_threats_are_the_cells_that_win() -> None:
-    board = "XXcdOfghO"
-    assert mover(board) == "X"
-    assert moves(board) == [*"cdfgh"]
-    assert threats(board, "X") == [("abc", "c")]
-    assert threats(board, "O") == []
-    assert len(LINES) == 8
-    assert winner(play(board, "c")) == "X"
-
-
-def test_a_board_is_written_so_that_a_mark_has_its_place_in_the_same_word() -> None:
-    assert written(START) == "a b c d e f g h i"
-    assert written("XXcdOfghO") == "Xa Xb c d Oe f g h Oi"
 
 
 def test_documents_are_legal_games_asked_as_a_conversation() -> None:

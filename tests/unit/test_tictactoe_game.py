@@ -1,7 +1,6 @@
 """Tic-tac-toe as a game of a policy: openings, forfeits, the pool, self-play, ratings."""
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from nightshift_tictactoe import data, ratings
-from nightshift_tictactoe.board import START, moves, play, written
+from nightshift_tictactoe.board import START, moves, written
 from nightshift_tictactoe.game import Match, episodes, practice
 from nightshift_tictactoe.players import POOL, value
 
@@ -55,24 +54,6 @@ def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
         data.load("sealed", 101)
     with pytest.raises(ValueError, match=r"split = 'test' does not exist\. Use one of: train, selection, sealed"):
         data.load("test")
-
-
-def test_what_is_held_out_are_starts_and_the_page_says_so() -> None:
-    turned, mirrored = [2, 5, 8, 1, 4, 7, 0, 3, 6], [2, 1, 0, 5, 4, 3, 8, 7, 6]
-
-    def twins(board: str) -> set[str]:
-        found, marks = set(), "".join(cell if cell in "XO" else " " for cell in board)
-        for _ in range(4):
-            marks = "".join(marks[place] for place in turned)
-            found |= {marks, "".join(marks[place] for place in mirrored)}
-        return found
-
-    train, selection = ({one.board for one in data.load(split)} for split in ("train", "selection"))
-    passed, level = set(train), train
-    while level := {play(board, cell) for board in level for cell in moves(board)}:
-        passed |= level
-    counted = len(selection & passed), sum(any(twins(board) & twins(one) for one in train) for board in selection)
-    assert re.findall(r"(98|99) of", data.__doc__ or "") == [str(count) for count in counted]
 
 
 def test_perfect_play_from_the_empty_board_is_a_draw() -> None:

@@ -52,12 +52,6 @@ def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
     assert "2.0" in found.slow
 
 
-def test_what_says_not_when_or_where_it_ran_is_not_drawn(record: Record) -> None:
-    assert timeline([record]) is None
-    runs = (replace(run(0, 60, "slot 1"), started="yesterday"), replace(run(0, 60, "slot 1"), slot=""))
-    assert timeline(records_of(record, *runs)) is None
-
-
 def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> None:
     adopted = replace(
         record, result=run(-200_000, 60, "slot 1"), baseline=7, started=NIGHT.isoformat(), total_seconds=0.5

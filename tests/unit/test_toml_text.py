@@ -39,19 +39,6 @@ def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
     assert "has 10,000,000 bytes" in refused(path)
 
 
-def test_load_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    (tmp_path / "good.toml").write_bytes(SMALL)
-    descriptors = Path("/proc/self/fd")
-    if not descriptors.exists():
-        pytest.skip("no /proc on this system")
-    before = len(list(descriptors.iterdir()))
-    load(tmp_path / "good.toml")
-    for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(ConfigError):
-            load(path)
-    assert len(list(descriptors.iterdir())) == before
-
-
 def test_load_keeps_the_bytes_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_bytes(SMALL.replace(b"\n", b"\r\n"))
