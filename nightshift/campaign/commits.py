@@ -107,21 +107,28 @@ def plan(
     return steps, refused
 
 
-def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Decision], Reason]) -> list[str | None]:
+def commit(
+    repo: Repo,
+    head: Head,
+    steps: Sequence[Step],
+    reason: Callable[[Decision], Reason],
+    others: Container[str] = (),
+) -> list[str | None]:
     """Commit each step on the campaign's branch. Returns: the id of each commit, None for a step that changes no value.
 
     A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet. Keys that the
-    user set meanwhile stay.
+    user set meanwhile stay, and a step that does not fit them is left out: `user_decisions` says so then.
 
     Args:
         head: the branch, and a commit on it from before the steps.
+        others: ids of the commits of earlier decisions.
 
     Raises:
-        UsageError: the checkout left the branch, or train.toml at HEAD would not be valid after a step.
+        UsageError: the checkout left the branch, or train.toml at HEAD is not valid.
     """
     if not steps:
         return []
-    tip, history = repo.head(), repo.config_history(head)
+    tip, history = repo.head(), [entry for entry in repo.config_history(head) if entry.id not in others]
     config = parse(repo.config_at(tip.commit or "") or b"")
     ids = _ids_of_done(config, steps, history)
     for step in steps[len(ids) :]:
@@ -129,11 +136,14 @@ def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Deci
         changed = _changed(step.before, step.after)
         for key in [key for key in changed if held.get(key, ABSENT) != step.before.get(key, ABSENT)]:
             del changed[key]  # the user set it meanwhile
-        if changed:
-            edited = _edit(config, {key: value for key, value in (held | changed).items() if value is not ABSENT})
+        edited = config
+        with suppress(ConfigError):
+            if changed:
+                edited = _edit(config, {key: value for key, value in (held | changed).items() if value is not ABSENT})
+        if edited is not config:
             tip = repo.commit_config(tip, edited.source, message(step, config, edited, reason(step.decision)))
-            config = edited
-        ids.append(tip.commit if changed else None)
+        ids.append(None if edited is config else tip.commit)
+        config = edited
     return ids
 
 
