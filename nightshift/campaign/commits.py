@@ -78,13 +78,17 @@ def change_keys(before: Config, after: Config) -> dict[str, str | None]:
 
 
 def plan(
-    baseline: Config, kept: Sequence[Change], decisions: Iterable[Decision]
+    baseline: Config,
+    kept: Sequence[Change],
+    decisions: Iterable[Decision],
+    validate: Callable[[Config], object] = lambda config: None,
 ) -> tuple[list[Step], list[tuple[Decision, str]]]:
     """Plan the commits of one round's decisions, in their order: each change was judged on those before it.
 
-    Each commit must leave a valid train.toml. A decision whose commit would not waits for the others. If its commit is
-    still invalid after them, the decision is refused, and the others are made. So a change cannot leave while a kept
-    change depends on it, and two changes that are valid only together are both refused.
+    Each commit must leave a valid train.toml, with which `validate`, the engine's, finds no fault either. A decision
+    whose commit would not waits for the others. If its commit is still invalid after them, the decision is refused, and
+    the others are made. So a change cannot leave while a kept change depends on it, and two changes that are valid only
+    together are both refused.
 
     Returns: the steps, in order, and each refused decision with the cause.
     """
@@ -97,7 +101,7 @@ def plan(
         try:
             kept_after = _kept_after(kept, decision)
             after = incumbent_values(baseline, kept_after)
-            _edit(baseline, after)
+            validate(_edit(baseline, after))
         except UsageError as error:
             refused.append((decision, str(error)))
             continue
