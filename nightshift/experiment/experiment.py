@@ -102,7 +102,8 @@ def collect(number: int, setup: Setup) -> Record | None:
     if failure:
         return conclude(crash(record, *failure), setup)
     campaign = setup.campaign(record.branch)
-    record = campaign.judge(record, setup.ledger.stored_config(campaign.baseline or record))
+    baseline = setup.ledger.stored_config(campaign.baseline or record)
+    record = campaign.judge(record, baseline, setup.engine.validate)
     lines, evaluation = list[str | None](), record.evaluation
     if evaluation is None:
         return conclude(record, setup)

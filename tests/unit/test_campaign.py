@@ -11,8 +11,8 @@ from nightshift.campaign.commits import incumbent_values, plan
 from nightshift.campaign.counts import Counts, num_since_keep
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Contention, Decision, Failure, Record, Run, Stage, packed
-from nightshift.config.train_toml import parse
-from nightshift.errors import UsageError
+from nightshift.config.train_toml import Config, parse
+from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
 
 HASH = a_record().rules_hash
@@ -141,6 +141,18 @@ def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_s
     assert (record.status, record.judgement.kept) == ("discard", ())
     assert "0002 cannot be kept: " in record.judgement.why
     assert folded([*records, record]).kept == ()
+
+    def refuse(config: Config) -> None:
+        raise ConfigError("no such memory", "Write less.")
+
+    record = next_record(records, 0.8, run=Run(new=a_change(2)))
+    assert record.status == "keep"
+    refused = folded(records).judge(record, parse(BASELINE), refuse)
+    assert (refused.status, refused.judgement.kept) == ("discard", ())
+    assert "; 0002 cannot be kept: no such memory" in refused.judgement.why
+    assert contradictions([*records, refused], lambda record: parse(BASELINE)) == []
+    wrong = replace(refused, judgement=replace(refused.judgement, why="no"))
+    assert len(contradictions([*records, wrong], lambda record: parse(BASELINE))) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

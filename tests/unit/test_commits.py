@@ -197,6 +197,31 @@ def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
         commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
 
 
+def test_a_step_that_does_not_fit_an_edit_of_the_user_is_left_out(branch: Branch) -> None:
+    own = change(1, batch="250", group="5")
+    steps = plan(BASELINE, (), [keep(own), keep(change(2, kl="0.01"))])[0]
+    mine = branch.edit({BATCH: 128})
+    done = commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    assert (
+        done == [None, branch.repo.head().commit] == commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    )
+    branch.kept, branch.ours = steps[-1].kept, [done[1]]
+    assert branch.by_user() == [("keep", mine, {BATCH: "128"}), ("revert", done[1], own.keys)]
+    assert (branch.config().get(BATCH), branch.config().get(GROUP)) == (128, BASELINE.get(GROUP))
+
+
+def test_a_commit_of_an_earlier_decision_is_not_taken_for_this_one(branch: Branch) -> None:
+    """Several slots: an older run adopts what was adopted and reverted while it ran, and the user edits meanwhile."""
+    start, again = branch.repo.head(), decision(Action.ADOPT, change(1, lr="5e-6"))
+    branch.decide(again)
+    branch.decide(revert(again.change))
+    branch.edit({KL: 0.01})
+    steps = plan(BASELINE, (), [again])[0]
+    [id] = commit(branch.repo, start, steps, lambda _: Reason(run=7), branch.ours)
+    assert id == branch.repo.head().commit
+    assert branch.config().get(LR) == 5e-6
+
+
 def test_the_message_tells_why(branch: Branch) -> None:
     adopted = decision(Action.ADOPT, change(3, lr="5e-6"), 0.007)
     branch.decide(adopted, measured_by=(3, 12), hypothesis="larger steps learn faster", journal="ab12")
