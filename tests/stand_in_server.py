@@ -40,7 +40,6 @@ FAULTS = (
     "update_hang",
     "die_on_update",  # the process exits
     "logprobs_400",
-    "logprobs_hang",
     "logprobs_nan",
     "logprobs_short",  # one token less than the prompt
     "logprobs_none",  # the fields are null, as without being asked for
@@ -239,8 +238,6 @@ class _Handler(BaseHTTPRequestHandler):
         server, path = self.stand_in, self.path.partition("?")[0]
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
         server.requests.append((path, body))
-        if server.fault == "logprobs_hang" and body.get("prompt_logprobs"):
-            server.closing.wait()
         hanging = {"/pause": "pause_hang", "/update_weights": "update_hang", "/v1/chat/completions": "chat_hang"}
         if server.fault is not None and server.fault == hanging.get(path):
             server.closing.wait()

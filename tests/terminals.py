@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import pty
 import select
@@ -32,7 +31,7 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(theirs)
-        self.columns, self.said, self.at = columns, "", list[tuple[float, str]]()
+        self.columns, self.said = columns, ""
 
     def look(self, seconds: float = 0.1) -> bool:
         """Read what comes within so many seconds; False at the end of the process."""
@@ -44,7 +43,6 @@ class Terminal:
             data = b""
         text = data.decode(errors="replace")
         self.said += text
-        self.at += [(time.monotonic(), text)] if text else []
         return bool(data)
 
     def until(self, is_there: Callable[[], object], what: str) -> None:
@@ -84,9 +82,3 @@ class Terminal:
                 cells[: len(part)] = part
             shown.append("".join(cells).rstrip())
         return shown
-
-    @property
-    def longest_silence(self) -> float:
-        """Seconds between two things that were said."""
-        moments = [moment for moment, _ in self.at]
-        return max((after - before for before, after in itertools.pairwise(moments)), default=0.0)

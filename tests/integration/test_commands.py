@@ -156,19 +156,6 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     assert Ledger(root).numbers() == []
 
 
-def test_dry_run_and_keys_run_nothing(root: Path) -> None:
-    code, stdout, _ = finish(start(root, "--dry-run"))
-    assert code == 0
-    assert "against:  nothing: this is the baseline" in stdout
-    assert "\nscaled:   trainer.optim.lr 3e-6 x " in stdout
-    code, stdout, _ = finish(start(root, "--keys"))
-    assert code == 0
-    assert "\n- kl_tau  " in stdout
-    assert "\n[trainer.optim]\n" in stdout
-    assert "\n  lr  " in stdout
-    assert not (root / "runs").exists() or Ledger(root).numbers() == []
-
-
 def test_a_dry_run_of_another_engine_shows_its_plan_and_that_it_would_not_join(root: Path) -> None:
     assert finish(start(root, "--budget-seconds", "1"))[0] == 0
     with (root / ".gitignore").open("a") as file:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import http.server
 import json
 import os
-import re
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -366,48 +363,3 @@ def test_doctor_asks_an_agent_one_question_in_a_sandbox(checkout: Path) -> None:
     code, stdout, _ = nightshift(root, "doctor", "--engine", "trl", "--agent", "sh -c 'echo no credit; exit 3'")
     assert "PROBLEM  sh: exit code 3; its last words: no credit (sandbox: bwrap)" in stdout
     assert code == 2
-
-
-class Api(http.server.BaseHTTPRequestHandler):
-    """A stand-in for a provider: keeps what it is asked with, and knows nobody."""
-
-    tokens: ClassVar[list[str]] = []
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length") or 0))
-        self.tokens.append(self.headers.get("authorization", ""))
-        self.send_error(401)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def check_real_agents(user: User, sandbox: str) -> None:
-    """The three agents as npm installs them start in a sandbox, and Claude Code finds a login there."""
-    names = ("@anthropic-ai/claude-code", "@openai/codex", "@google/gemini-cli")
-    npm, folder = shutil.which("npm") or pytest.skip("npm is not installed"), user.folder / "npm"
-    done = subprocess.run([npm, "install", "--prefix", str(folder), *names], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"npm: {done.stderr.strip()[-200:]}")
-    path = f"{folder}/node_modules/.bin:/usr/local/bin:/usr/bin:/bin"
-    agents = ("claude", "codex", "gemini")
-    ended = {name: user.run(f"{name} --version", sandbox=sandbox, PATH=path) for name in agents}
-    assert all(re.search(r"\d+\.\d+\.\d+", told.get("log", "")) and not told["cause"] for told in ended.values()), ended
-    print({name: told["log"] for name, told in ended.items()})
-    user.write("home/.claude/.credentials.json", json.dumps({"claudeAiOauth": {
-        "accessToken": "planted", "refreshToken": "r", "expiresAt": 9999999999999, "scopes": ["user:inference"],
-    }}))  # fmt: skip
-    Api.tokens.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        user.run("claude", sandbox=sandbox, PATH=path, ANTHROPIC_BASE_URL=url)
-        server.shutdown()
-    assert "Bearer planted" in Api.tokens
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_three_agents_of_the_npm_registry_run_in_bubblewrap(tmp_path: Path) -> None:
-    """Slow, and only where npm reaches its registry; whether a real login works, only `doctor --agent` can tell."""
-    check_real_agents(furnished(tmp_path, (), sys.executable), "bwrap")

@@ -19,7 +19,7 @@ from nightshift.agents.presets import PRESETS
 from nightshift.agents.sandbox import OtherUser, choose, end_user
 from nightshift.campaign.git import Repo
 from tests.checkouts import ROOT, small_checkout
-from tests.integration.test_in_sandbox import RENEWING, TOKEN, User, check_real_agents, furnished
+from tests.integration.test_in_sandbox import RENEWING, TOKEN, User, furnished
 from tests.night_checkout import finish, furnish, nightshift, problems, records, start, state, whole_night
 from tests.waiting import wait_for
 
@@ -236,10 +236,3 @@ def test_doctor_tries_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, stdout, _ = nightshift(root, *asked, "sh -c true")
     assert "PROBLEM  --sandbox user: uid" in stdout
     assert code == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_three_agents_of_the_npm_registry_run_as_another_user(user: User) -> None:
-    """As test_in_sandbox.py has it for bubblewrap."""
-    check_real_agents(user, "user")

@@ -96,21 +96,6 @@ def test_two_paths_are_answered_and_no_other(server: Server) -> None:
                 assert re.search(rb"\b4(00|03|04|14)\b", answer.read()), line[:20]
 
 
-def test_a_slow_line_has_its_time_for_each_piece_of_a_page(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sendall` has one timeout for all that it is given, and a page has megabytes."""
-    sizes, sendall = list[int](), socket.socket.sendall
-
-    def sent(self: socket.socket, data: bytes) -> None:
-        sizes.append(len(data))
-        sendall(self, data)
-
-    monkeypatch.setattr(socket.socket, "sendall", sent)
-    status, page, _ = ask(server, "/")
-    assert status == 200
-    assert page.endswith("</html>")
-    assert max(sizes) <= 32 * 1024 < len(page)
-
-
 def test_a_foreign_name_that_resolves_to_the_loopback_reads_nothing(server: Server) -> None:
     port = server.server_address[1]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::"):

@@ -82,13 +82,6 @@ def test_a_seat_that_was_never_asked_teaches_nothing(module: ModuleType, tokeniz
     assert (trace.is_own, lost.score()) == ([0], 0.0)  # O had the move, and won
 
 
-def test_a_template_that_writes_earlier_turns_anew_is_refused(module: ModuleType, tokenizer: Any) -> None:
-    trace = module.Trace()
-    trace.hear([{"role": "user", "content": "a"}], tokenizer)
-    with pytest.raises(ValueError, match="writes earlier turns anew"):
-        trace.hear([{"role": "user", "content": "b"}], tokenizer)
-
-
 def test_that_is_found_before_training_begins(module: ModuleType, tokenizer: Any) -> None:
     module.check_template(tokenizer)
     trimming = copy.deepcopy(tokenizer)

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from nightshift import files
 from nightshift.campaign.records import packed
-from nightshift.files import open_regular, read_file, sweep_folder, write_atomically, write_json
+from nightshift.files import open_regular, read_file, write_atomically, write_json
 
 TOKEN = "0123456789abcdef"
 
@@ -75,19 +74,6 @@ def test_a_log_is_made_and_added_to(tmp_path: Path) -> None:
         with open_regular(tmp_path / "log", "ab") as file:
             file.write(text)
     assert read_file(tmp_path / "log") == b"onetwo"
-
-
-def test_what_killed_writers_left_is_swept_by_both_kinds_of_name(tmp_path: Path) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    left = [tmp_path / f".a.b.{dead.pid}{end}.tmp" for end in ("", f".{TOKEN}")]
-    kept = [tmp_path / f".a.b.{os.getpid()}.{TOKEN}.tmp", tmp_path / f".notes.{TOKEN}.tmp"]
-    for path in (*left, *kept):
-        path.touch()
-    sweep_folder(tmp_path, ("other",))
-    assert all(path.exists() for path in left)
-    sweep_folder(tmp_path, ("a.b",))
-    assert [path.exists() for path in (*left, *kept)] == [False, False, True, True]
 
 
 def test_a_record_whose_text_is_no_unicode_is_written_with_its_scores(tmp_path: Path) -> None:

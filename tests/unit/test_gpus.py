@@ -146,14 +146,6 @@ def test_a_failing_driver_is_one_line_and_nvml_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [(None, 4), ("", 0), ("-1", 0), ("2", 1), ("0,3", 2), ("1,-1,2", 1), ("0,1,2,3,4,5", 4)]
-)
-def test_hidden_gpus_do_not_count(visible: str | None, count: int) -> None:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert num_gpus(environ, StandInNvml([Card() for _ in range(4)])) == count
-
-
-@pytest.mark.parametrize(
     ("text", "ids"), [("0,1", (0, 1)), (" 3, 2 ", (3, 2)), ("1,1", (1, 1)), ("none", ()), ("None", ()), (" 7 ", (7,))]
 )
 def test_gpus_flag(text: str, ids: tuple[int, ...]) -> None:
@@ -194,7 +186,6 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible,
         (None, 1, "3,1", [3]),
         ((3, 2), 2, None, [3, 2]),
         ((2, 2), 2, "2", [2, 2]),
-        ((3,), 1, None, [3]),
     ],
 )
 def test_the_gpus_are_those_named_or_the_first_that_are_visible(ids, num, visible, indices):
@@ -231,16 +222,12 @@ def test_one_that_cannot_be_had_says_where_it_goes_without() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"name": "Tesla V100", "compute_capability": (7, 0)}, "Tesla V100.*kernels for 8.x.*arithmetic"),
         ({"name": "Tesla T4", "compute_capability": (7, 5)}, "Tesla T4.*capability 7.5.*arithmetic"),
-        ({"name": "NVIDIA A100", "compute_capability": (8, 0)}, None),
         ({"name": "NVIDIA GeForce RTX 3090", "compute_capability": (8, 6)}, None),
-        ({"name": "NVIDIA L4", "compute_capability": (8, 9)}, None),
         ({}, None),  # an H100, and not FlashAttention 3: Qwen2 has no custom implementation
         ({"name": "NVIDIA B200", "compute_capability": (10, 0)}, None),
         ({"name": "NVIDIA Thor", "compute_capability": (11, 0)}, "NVIDIA Thor.*arithmetic"),
         ({"name": "NVIDIA GeForce RTX 5090", "compute_capability": (12, 0), "driver": "575.1"}, None),
-        ({"compute_capability": (8, 0), "driver": "525.60.13"}, None),
         ({"compute_capability": (8, 0), "driver": "470.57"}, "driver 470.57"),
         ({"compute_capability": (12, 0), "driver": "560.35"}, "driver 560.35"),
         ({"memory_gb": 12.9, "free_gb": 12.5}, "has 12.9 GB of memory, the least is 16 GB"),

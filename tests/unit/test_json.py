@@ -22,7 +22,6 @@ from nightshift.experiment.certify import Certified
 from tests.campaigns import COMPARISON, a_record, replace
 from tests.checkouts import commit_all
 from tests.stand_in_campaign import BRANCH, build
-from tests.terminals import Terminal
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -169,13 +168,6 @@ def test_show_is_the_record_and_what_is_believed_now(root: Path) -> None:
     assert seen >= {None, "unconfirmed", "reverted"}
 
 
-def test_differences(root: Path) -> None:
-    found = answer("diff", "baseline", "incumbent")
-    assert found["changes"]
-    assert not found["is_same_file"]
-    assert answer("diff", "1", "1")["changes"] == []
-
-
 def test_verify_and_doctor(root: Path) -> None:
     code = invoked("verify").exit_code
     found = answer("verify", code=code)
@@ -191,15 +183,6 @@ def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm(capsys: pyt
     found = checked(capsys.readouterr().out)
     assert (found["kind"], found["plan"]) == ("certify", ["time: 1 min"])
     assert (found["comparisons"][0]["verdict"], found["comparisons"][0]["level"]) == ("better", None)
-
-
-def test_a_narrow_terminal_gets_the_same_line(made_up: Path) -> None:
-    """Many agents' tools give a command a terminal, not a pipe."""
-    program = "import sys; from nightshift.cli.main import commands; commands(['show', '2', '--json'])"
-    terminal = Terminal([sys.executable, "-c", program], made_up, PYTHONPATH=str(ROOT))
-    assert terminal.finish() == 0
-    [line] = [line for line in terminal.lines if line.startswith("{")]
-    assert checked(line)["number"] == 2
 
 
 def test_an_error_is_one_line_on_stderr_and_nothing_on_stdout(root: Path) -> None:

@@ -9,9 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import huggingface_hub
 import msgspec
 import pytest
 
@@ -20,7 +18,6 @@ from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
 from nightshift.cli import output, progress, running
 from nightshift.cli.progress import TerminalReporter, live_line
 from nightshift.cli.running import RunLine
-from nightshift.engines import downloads
 from nightshift.errors import Interrupted
 from nightshift.executors.process import interruptible
 from nightshift.files import write_json
@@ -165,27 +162,3 @@ def test_all_that_is_printed_is_made_printable(capsys: pytest.CaptureFixture[str
     for text in said:
         assert all(line.isprintable() for line in text.split("\n"))
         assert "[31m" not in text
-
-
-def test_a_download_says_what_and_how_much_and_counts_its_bytes(monkeypatch, tmp_path):
-    notes, seen = list[str](), list[str]()
-    files = [SimpleNamespace(will_download=size > 0, file_size=size) for size in (8_000_000, 4_000_000, 0)]
-
-    def hub(
-        *words: Any, dry_run: bool = False, local_files_only: bool = False, tqdm_class: Any = None, **_: Any
-    ) -> Any:
-        if local_files_only:
-            raise OSError("not there")
-        bar = tqdm_class(total=0, unit="B", unit_scale=True, disable=None, name="x")
-        if dry_run:
-            return files
-        for _ in range(2):
-            bar.update(3_000_000)
-            seen.append(str(innermost()))
-        return tmp_path
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    downloads._model(tmp_path, GSM8K_PRIME_RL, notes.append)
-    name = GSM8K_PRIME_RL.model
-    assert notes == [f"downloading {name}, once: 2 files, 12 MB"]
-    assert seen == [f"downloading {name}: {done} of 12 MB, 0 s" for done in (3, 6)]

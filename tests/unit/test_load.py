@@ -179,11 +179,6 @@ def test_what_others_and_held_down_clocks_take_is_a_share_of_the_looks(looks, sh
     assert looked(*looks) == (shared, throttled)
 
 
-def test_a_process_that_we_started_is_ours() -> None:
-    with child([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        assert looked((0, [US, process.pid])) == (0.0, 0.0)
-
-
 def test_it_is_looked_at_now_and_then_while_a_run_trains_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nightshift.executors.gpus._SAMPLE_SECONDS", 0.01)
     nvml = StandInNvml([Card(pids=(US,))])

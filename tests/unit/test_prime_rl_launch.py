@@ -10,15 +10,14 @@ import re
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports
 from nightshift.errors import EngineError
-from tests.prime_rl_plans import ENVIRONMENT, VARIANTS, launch_of, variant
+from tests.prime_rl_plans import VARIANTS, launch_of, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RUN_DIR = Path("/home/user/nightshift/runs/0007/run-1")
@@ -83,32 +82,6 @@ def test_each_gpu_has_its_process_and_none_means_none() -> None:
     assert devices(launch_of(variant("train"), RUN_DIR, gpu_ids=())) == others | {"inference": "", "trainer": ""}
 
 
-def test_two_runs_side_by_side_share_only_the_installation(tmp_path: Path) -> None:
-    with ExitStack() as held:
-        ports = [free_ports()]
-        for port in bound(ports[0]):
-            held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-        ports.append(free_ports())
-    assert len({*bound(ports[0]), *bound(ports[1])}) == 10
-    one, other = (
-        launch_of(variant("lora"), tmp_path / clone / "runs" / "0001" / "run-1", ports=each, gpu_ids=gpu_ids)
-        for clone, each, gpu_ids in zip("ab", ports, ((0, 1), (2, 3)), strict=True)
-    )
-
-    def places(launch: Launch) -> set[str]:
-        words = [word for command in launch.commands for word in (*command.argv, *command.env.values())]
-        words += [str(value) for _, value in leaves(launch.tree)]
-        return {word for word in words if word.count("/") > 1 or ":" in word}
-
-    shared = places(one) & places(other)
-    programs = {command.argv[0] for command in one.commands}
-    assert shared == {*ENVIRONMENT.values(), *programs, str(VALIDATOR)} | {
-        value for value in shared if value.startswith("expandable_segments:")
-    }
-    run_ids = [{command.env["PRL_RUN_ID"] for command in launch.commands} for launch in (one, other)]
-    assert len(run_ids[0]) == len(run_ids[1]) == len(run_ids[0] | run_ids[1]) - 1 == 1
-
-
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # one that nobody else has, whatever runs beside
         taken = server.getsockname()[1]
@@ -152,21 +125,3 @@ def test_paths_are_absolute(tmp_path: Path) -> None:
         launch_of(variant("train"), Path("runs/0001/run-1"))
     with pytest.raises(ValueError, match="relative path"):
         launch_of(variant("train"), tmp_path, bin_dir=Path("bin"))
-
-
-def test_what_is_written_is_what_the_first_two_processes_read(tmp_path: Path) -> None:
-    launch = launch_of(variant("lora"), tmp_path)
-    launch.write()
-    argv = {command.name: command.argv for command in launch.commands}
-    assert json.loads(Path(argv["inference"][-1]).read_bytes()) == launch.inference_json
-    tree_path, configs_dir, verdict = map(Path, argv["validator"][-3:])
-    assert json.loads(tree_path.read_bytes()) == launch.tree
-    assert verdict == launch.verdict
-    later = [argv["orchestrator"][-1], argv["trainer"][-1], argv["env-server"][-1]]
-    assert [Path(path).relative_to(configs_dir).as_posix() for path in later] == [
-        "orchestrator.json",
-        "trainer.json",
-        "envs/train/gsm8k.json",
-    ]
-    assert launch.broadcasts_dir.parent == launch.prime_dir
-    assert launch.prime_dir.is_dir()

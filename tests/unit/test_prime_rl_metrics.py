@@ -226,12 +226,8 @@ def test_missing_and_empty_files_are_no_steps(tmp_path: Path) -> None:
     [
         b"\xff\xfe\x00",
         b"[]",
-        b"null",
-        b"{}",
         b'{"step": "1", "time/forward_backward": 1}',
-        b'{"step": true, "time/forward_backward": 1}',
         b'{"step": 1.5, "time/forward_backward": 1}',
-        b'{"step": NaN, "time/forward_backward": 1}',
         b'{"step": 1' + b"0" * 400 + b', "time/forward_backward": 1}',
         b"[" * 100_000,
     ],

@@ -298,12 +298,3 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
     assert samples[0]["completion"].startswith(" [31m ? #### 7\n x")
     assert [s["completion"] for s in samples[1:]] == ["", "part"]
     json.dumps(samples).encode()
-
-
-def test_memory_is_bounded_whatever_the_file_holds(tmp_path: Path) -> None:
-    path = tmp_path / "step_3/train/all/traces.jsonl"
-    path.parent.mkdir(parents=True)
-    with path.open("wb") as file:
-        file.write(episode("first"))
-        file.truncate(1 << 40)  # a terabyte of zeros without an end of line
-    assert [s["completion"] for s in sample_rollouts(tmp_path, 3)] == ["first"]

@@ -17,9 +17,8 @@ from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
-from nightshift.report.diff import Chain
 from nightshift.report.markdown import markdown, markdown_code
-from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
+from nightshift.report.text import certificate_line, elsewhere_lines, headline, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_run
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
@@ -112,22 +111,6 @@ def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_re
     assert gather(ledger, None, "main").branch == BRANCH
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other", BRANCH)
-
-
-def test_the_kept_changes_of_a_branch_are_listed_by_p_and_cut_off_at_the_one_asked_for(tmp_path: Path) -> None:
-    records = judged([0.515, 0.48, 0.55, 0.53, 0.75])  # the later change is the more certain one
-    ledger = stored(tmp_path, [*records, replace(records[0], number=6, branch="other")])
-    chain = Chain.of(ledger, BRANCH)
-    [first, second] = chain.changes
-    assert (first.name, second.name, chain.baseline, chain.score) == ("0005", "0003", 1, 0.515)
-    assert first.p_helps > second.p_helps
-    assert str(chain).splitlines()[1].startswith(f"0005  {first.effect}, P(it helps) 100 %, confirmed")
-    short = Chain.of(ledger, BRANCH, first.p_helps)
-    assert (short.changes, short.num_left_out) == ((first,), 1)
-    assert str(short).endswith("1 kept change with a lower P(it helps) left out")
-    assert Chain.of(ledger, "other").changes == ()
-    with pytest.raises(UsageError, match="nowhere"):
-        Chain.of(ledger, "nowhere")
 
 
 # What the rule and the user decided
@@ -285,13 +268,6 @@ def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:
 
 
 # Words
-
-
-def test_numbers_say_when_they_are_not_measured() -> None:
-    assert [f(None) for f in (score, points)] == ["not measured"] * 2
-    assert points(-0.0149) == "\N{MINUS SIGN}1.5 pp"
-    assert points(0.0001) == "0.0 pp"
-    assert [duration(s) for s in (70, 700, 7300)] == ["70 s", "12 min", "2.0 h"]
 
 
 @given(st.text())

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from nightshift.errors import EngineError, Interrupted
-from nightshift.executors import process as supervise
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, interruptible
 from nightshift.executors.watchdog import ProcessTree, is_alive
 from tests.waiting import HANG_SECONDS, wait_for
@@ -173,15 +172,6 @@ def test_child_gets_one_sigterm_and_the_time_to_clean_up(group, launch, tmp_path
     assert group.stop() == []
     assert child.exit_cause() == "exit code 5"
     assert terms.read_text() == "T"
-
-
-def test_retitled_grandchild_survives_neither_its_parent_nor_the_stop(group, launch, signature):
-    child = launch(group, "import os, sys, time\n" + HIDDEN + "if not os.fork(): hide(sys.argv[1])\n" + READY + SLEEP)
-    wait_for(lambda: "kworker" in titles(signature))
-    group.check()
-    child.kill()
-    assert group.stop() == []
-    assert not with_signature(signature)
 
 
 def test_stopped_child_gets_to_handle_its_sigterm(group, launch):
@@ -511,16 +501,6 @@ def test_signal_during_a_stop_is_delivered_after_it(make_group, launch, signatur
     with pytest.raises(Interrupted, match=r"^stopped by SIGINT$"), interruptible():
         group.stop()
     assert not with_signature(signature)
-
-
-def test_interruptible_raises_once_and_puts_the_handlers_back():
-    before = {number: signal.getsignal(number) for number in supervise.STOP_SIGNALS}
-    with interruptible():
-        with pytest.raises(Interrupted):
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-    assert {number: signal.getsignal(number) for number in supervise.STOP_SIGNALS} == before
 
 
 # What an engine is told

@@ -98,26 +98,20 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
     [
         (LINES.replace("num_selection = 5", ""), "has no num_selection. Write how many tasks decide"),
         (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
-        (LINES.replace("their_env", "/etc"), 'package = "/etc" is no folder of this checkout'),
         (LINES.replace("their_env", "../x"), 'package = "../x" is no folder of this checkout'),
         (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),
-        (LINES.replace("their_env", "__main__"), 'package = "__main__" is no folder of this checkout'),
         (LINES.replace("their_env", "this"), 'package = "this" is one file. Make it a package'),
         (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Name the folder"),
         (LINES.replace("their_env", "two"), "2 packages in that folder (one, other). Name the folder"),
         (LINES.replace("their_env", "a\\u0000b"), "rules.toml: Expected `str` matching regex"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic is there already. Name it otherwise"),
         (LINES.replace("mine", "taskset"), "environments/taskset is there already"),  # what drives all of them
-        (LINES.replace("mine", "my-env"), '"my-env" is no name'),
         (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant. Write"),
-        (LINES + "args = { x = [nan] }", "args: Out of range float values are not JSON compliant. Write"),
         (LINES + "args = { x = 2026-11-22 }", "args: Object of type date is not JSON serializable. Write text, num"),
         (LINES.replace("their_env", "torn"), "torn/pyproject.toml: "),
         (LINES.replace("their_env", "typed"), "typed/pyproject.toml: Expected `array`, got `int`"),
-        (LINES.replace("their_env", "binary"), "binary/pyproject.toml: "),
         (LINES.replace("= 5", "= 0"), "Expected `int` >= 1"),
         (LINES + "reward_range = [1, 1]", "reward_range = [1, 1]. Write [lowest, highest]"),
-        (LINES + "reward_range = [nan, 1.0]", "reward_range = [nan, 1]"),
         (LINES + "models = []", "Expected `array` of length >= 1"),
         (LINES + "judge = true", "unknown field `judge`"),
         (LINES.replace("mine", '"a b"'), '"a b" is no name. Write up to 40'),
@@ -144,7 +138,6 @@ def test_what_does_not_fit_is_one_line(root: Path, text: str, expected: str) -> 
     [
         ({"model": "their/model", "revision": "0" * 40}, f"their/model {'0' * 40} 1"),
         ({"model": "my_model"}, "my_model None 1"),
-        ({"model": "./my_model/"}, "my_model None 1"),
         ({"model": "my_model", "learning_rate_scale": 7.0}, "my_model None 7"),
         (
             {"model": "Qwen/Qwen2.5-0.5B-Instruct"},
@@ -162,7 +155,6 @@ def test_a_model_is_a_folder_or_a_commit_on_the_hub(root: Path, chosen: dict[str
     ("chosen", "expected"),
     [
         ({"model": "their/model"}, 'model = "their/model" is no folder here, and has no revision. Name a folder, or'),
-        ({"model": "x y"}, "is no folder here, and has no revision"),
         ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Name a folder, or org/name"),
     ],
 )

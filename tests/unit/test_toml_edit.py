@@ -16,11 +16,6 @@ from tests.train_tomls import FUZZ, SHIPPED, SMALL
 LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
-def test_changes_a_value_and_nothing_else() -> None:
-    changed = set_values(SHIPPED, {"trainer.optim.lr": 5e-6})
-    assert changed == SHIPPED.replace(b"lr = 3e-6", b"lr = 5e-6")
-
-
 def test_puts_a_new_key_into_its_table_above_the_next_comment() -> None:
     source = SMALL + b"\n# about the schedule\n[trainer.scheduler]\ntype = 'constant'\n"
     changed = set_values(source, {"trainer.optim.weight_decay": 0.1, "max_steps": 40}).decode()
