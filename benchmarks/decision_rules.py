@@ -206,12 +206,13 @@ class Nature:
 
 
 class Rule(Protocol):
-    """What decides in a night: the methods of Posterior that `play` calls."""
+    """What decides in a night: what `play` uses of Posterior."""
+
+    stage: Stage
 
     @property
     def kept(self) -> tuple[Change, ...]: ...
     def gain(self, num_slots: int = 1) -> tuple[float, float]: ...
-    def begin(self, run: Run) -> None: ...
     def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None: ...
     def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]: ...
 
@@ -221,14 +222,12 @@ class AboveBest:
 
     def __init__(self, score: float) -> None:
         self.kept: tuple[Change, ...] = ()
+        self.stage = Stage.SEARCH  # without effect
         self._first = self._bar = score
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
         """Return the bar less the baseline's score, and NaN: the rule has no interval."""
         return self._bar - self._first, math.nan
-
-    def begin(self, run: Run) -> None:
-        """Do nothing: the rule has no stages."""
 
     def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
         """Return None: the rule measures a change once."""
@@ -345,7 +344,7 @@ def play(world: World, seed: tuple[int, int], conditions: Conditions, make_rule:
         else:
             num_last += 1
             run = measuring_run(rule.kept, stage)
-        rule.begin(run)
+        rule.stage = run.stage
         end = seconds + (world.run_seconds if crash_seconds is None else crash_seconds)
         heapq.heappush(in_flight, (end, num_started, seconds, run, crash_seconds is not None))
         num_started += 1

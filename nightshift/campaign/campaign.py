@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from nightshift.campaign.ledger import Ledger
 
 
+_CANNOT_BE = "cannot be"  # kept, adopted or reverted: the incumbent would not be valid
+
+
 class Campaign:
     """The fold. `decided`: the decided experiments, in the order of their decisions. `posterior` and `baseline`, the
     first kept experiment, are None before that."""
@@ -64,14 +67,12 @@ class Campaign:
         is folded."""
         if self.posterior is None:
             if not is_start and record.is_keep:
-                scores = run_scores(record)
-                stderr = float(scores.std()) / len(scores) ** 0.5
-                self.posterior = Posterior(float(scores.mean()), stderr, record.decision_rules, _noise_factor(record))
+                self.posterior = _first_belief(record)
                 self.baseline = record
         elif is_start:
             for decision in record.user_decisions:
                 self.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-            self.posterior.begin(record.run)
+            self.posterior.stage = record.run.stage
         elif record.judgement is not None and record.status != Verdict.CRASH:
             self._observe(self.posterior, record)
             if self.posterior.kept != record.judgement.kept:
@@ -88,32 +89,25 @@ class Campaign:
         _require_as_many(record, len(scores), len(before))
         return posterior.observe(record.run, float(scores.mean()), self.hours(record), _noise_factor(record))
 
-    def judge(self, record: Record, baseline: Config) -> Record:
-        """A measured experiment with its verdict and judgement. `baseline`: the config of the campaign's first one."""
+    def judge(
+        self, record: Record, baseline: Config, validate: Callable[[Config], object] = lambda config: None
+    ) -> Record:
+        """A measured experiment with its verdict and judgement. `baseline`: the config of the campaign's first one;
+        `validate`: UsageError for an incumbent that the engine would not run."""
         scores = run_scores(record)
         if self.posterior is None:
-            posterior = Posterior(float(scores.mean()), float(scores.std()) / len(scores) ** 0.5, record.decision_rules)
+            posterior = _first_belief(record)
             judgement = Judgement(why="baseline", standing=_standing(posterior, self._num_slots(record)))
             return replace(record, status=Verdict.KEEP, judgement=judgement)
         posterior = self.posterior.copy()
         expected = Effect(*posterior.predict(record.run.kept, self.hours(record)))
         kept = posterior.kept
         decisions = self._observe(posterior, record)
-        steps, refused = plan(baseline, kept, decisions)
-        if refused:
-            posterior.set_kept(steps[-1].kept if steps else kept)
+        steps, refused = plan(baseline, kept, decisions, validate)
+        posterior.set_kept(steps[-1].kept if steps else kept)  # in the order of the commits, without what is refused
         made = [step.decision for step in steps]
         made += [d for d in decisions if d.action is Action.DISCARD]
-        made += [
-            replace(decision, action=Action.DISCARD)
-            for decision, _ in refused
-            if decision.change == record.run.new and decision.action is not Action.REVERT
-        ]
-        own = next((d for d in made if d.change == record.run.new), None)
-        if record.run.new is None:
-            verdict = Verdict.MEASURED
-        else:
-            verdict = Verdict.KEEP if own is not None and own.action is not Action.DISCARD else Verdict.DISCARD
+        made += [replace(decision, action=Action.DISCARD) for decision, _ in refused if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
             decisions=tuple(made),
@@ -122,10 +116,14 @@ class Campaign:
             expected_stderr=expected.sd,
             standing=_standing(posterior, self._num_slots(record)),
         )
-        record = replace(record, status=verdict, judgement=judgement)
+        record = replace(record, judgement=judgement)
+        verdict = Verdict.MEASURED  # also if its change was kept while it ran
+        if (own := record.decision) is not None:
+            verdict = Verdict.KEEP if own.action is Action.KEEP else Verdict.DISCARD
+        record = replace(record, status=verdict)
         why = [told(record, float(scores.mean()))]
         why += [others] if (others := others_told(record)) else []
-        why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
+        why += [f"{d.change.name} {_CANNOT_BE} {d.action.past}: {cause}" for d, cause in refused]
         learnt = self.form(record)
         why += [learnt.conclusion] if learnt and learnt.conclusion else []
         return replace(record, judgement=replace(judgement, why="; ".join(why)))
@@ -328,7 +326,8 @@ def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]
                 judged = record.judgement
                 if not is_start and judged and record.status != Verdict.CRASH and campaign.baseline:
                     again = campaign.judge(record, stored(campaign.baseline)).judgement
-                    if again is None or _decided(again) != _decided(judged):
+                    # What the engine refused cannot be repeated without it.
+                    if again is None or (_decided(again) != _decided(judged) and _CANNOT_BE not in judged.why):
                         found.append(f"experiment {record.number:04d}: its scores do not lead to its decisions")
                 campaign.step(is_start, record)
         except UsageError:  # told by those that read this record and its train.toml
@@ -359,6 +358,12 @@ def _require_as_many(record: Record, num_scores: int, num_of_baseline: int) -> N
     if num_scores != num_of_baseline:
         cause = f"experiment {record.number:04d} has {num_scores} scores, the baseline {num_of_baseline}"
         raise UsageError(cause, without(record))
+
+
+def _first_belief(baseline: Record) -> Posterior:
+    scores = run_scores(baseline)
+    stderr = float(scores.std()) / len(scores) ** 0.5
+    return Posterior(float(scores.mean()), stderr, baseline.decision_rules, _noise_factor(baseline))
 
 
 def _noise_factor(record: Record) -> float:

@@ -78,26 +78,30 @@ def change_keys(before: Config, after: Config) -> dict[str, str | None]:
 
 
 def plan(
-    baseline: Config, kept: Sequence[Change], decisions: Iterable[Decision]
+    baseline: Config,
+    kept: Sequence[Change],
+    decisions: Iterable[Decision],
+    validate: Callable[[Config], object] = lambda config: None,
 ) -> tuple[list[Step], list[tuple[Decision, str]]]:
-    """Order the decisions of one round: reverts first, then the largest effect first.
+    """Plan the commits of one round's decisions, in their order: each change was judged on those before it.
 
-    Each commit must leave a valid train.toml. A decision whose commit would not waits for the others. If its commit is
-    still invalid after them, the decision is refused, and the others are made. So a change cannot leave while a kept
-    change depends on it, and two changes that are valid only together are both refused.
+    Each commit must leave a valid train.toml, with which `validate`, the engine's, finds no fault either. A decision
+    whose commit would not waits for the others. If its commit is still invalid after them, the decision is refused, and
+    the others are made. So a change cannot leave while a kept change depends on it, and two changes that are valid only
+    together are both refused.
 
     Returns: the steps, in order, and each refused decision with the cause.
     """
     steps: list[Step] = []
     refused: list[tuple[Decision, str]] = []
     kept, before = tuple(kept), incumbent_values(baseline, kept)
-    waiting = sorted((d for d in decisions if d.action is not Action.DISCARD), key=_order)
+    waiting = [decision for decision in decisions if decision.action is not Action.DISCARD]
     while waiting:
         decision = waiting.pop(0)
         try:
             kept_after = _kept_after(kept, decision)
             after = incumbent_values(baseline, kept_after)
-            _edit(baseline, after)
+            validate(_edit(baseline, after))
         except UsageError as error:
             refused.append((decision, str(error)))
             continue
@@ -107,21 +111,28 @@ def plan(
     return steps, refused
 
 
-def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Decision], Reason]) -> list[str | None]:
+def commit(
+    repo: Repo,
+    head: Head,
+    steps: Sequence[Step],
+    reason: Callable[[Decision], Reason],
+    others: Container[str] = (),
+) -> list[str | None]:
     """Commit each step on the campaign's branch. Returns: the id of each commit, None for a step that changes no value.
 
     A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet. Keys that the
-    user set meanwhile stay.
+    user set meanwhile stay, and a step that does not fit them is left out: `user_decisions` says so then.
 
     Args:
         head: the branch, and a commit on it from before the steps.
+        others: ids of the commits of earlier decisions.
 
     Raises:
-        UsageError: the checkout left the branch, or train.toml at HEAD would not be valid after a step.
+        UsageError: the checkout left the branch, or train.toml at HEAD is not valid.
     """
     if not steps:
         return []
-    tip, history = repo.head(), repo.config_history(head)
+    tip, history = repo.head(), [entry for entry in repo.config_history(head) if entry.id not in others]
     config = parse(repo.config_at(tip.commit or "") or b"")
     ids = _ids_of_done(config, steps, history)
     for step in steps[len(ids) :]:
@@ -129,11 +140,14 @@ def commit(repo: Repo, head: Head, steps: Sequence[Step], reason: Callable[[Deci
         changed = _changed(step.before, step.after)
         for key in [key for key in changed if held.get(key, ABSENT) != step.before.get(key, ABSENT)]:
             del changed[key]  # the user set it meanwhile
-        if changed:
-            edited = _edit(config, {key: value for key, value in (held | changed).items() if value is not ABSENT})
+        edited = config
+        with suppress(ConfigError):
+            if changed:
+                edited = _edit(config, {key: value for key, value in (held | changed).items() if value is not ABSENT})
+        if edited is not config:
             tip = repo.commit_config(tip, edited.source, message(step, config, edited, reason(step.decision)))
-            config = edited
-        ids.append(tip.commit if changed else None)
+        ids.append(None if edited is config else tip.commit)
+        config = edited
     return ids
 
 
@@ -212,12 +226,6 @@ def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Va
         if changed and not changed.keys() & _changed(without, wanted).keys():
             return change
     return None
-
-
-def _order(decision: Decision) -> tuple[bool, float, int]:
-    """Reverts first, the most harmful change first; then the others, the largest effect first."""
-    is_revert, effect = decision.action is Action.REVERT, decision.effect or 0.0
-    return not is_revert, effect if is_revert else -effect, decision.change.experiment
 
 
 def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, ...]:

@@ -49,12 +49,16 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     assert record.judgement is not None
     try:
         before = _campaign_before(ledger, record)
-        assert before.baseline is not None
+        if before.baseline is None:
+            return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
         baseline = ledger.stored_config(before.baseline)
         steps, _ = plan(baseline, before.kept, record.judgement.decisions)
-        ids = commit(repo, head, steps, lambda decision: _reason(decision, record, before, ledger))
+        earlier = {id for each in before.decided for id in each.commits.values()}
+        ids = commit(repo, head, steps, lambda decision: _reason(decision, record, before, ledger), earlier)
         commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
         done = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
+        left = [step.name for step in steps if step.after != step.before and step.name not in commits]
+        done += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
         done.append(_restore(repo, ledger.stored_config(record), incumbent_values(baseline, before.kept)))
         return replace(record, commits=commits, git_action="; ".join(done))
     except (EngineError, UsageError, OSError, ValueError) as error:

@@ -42,8 +42,8 @@ _TINY = 1e-14  # least variance that is divided by
 
 class Posterior:
     """What a campaign believes of its changes. It begins with the first baseline's score and the standard error of that
-    score over examples, sqrt(p (1 - p) / n). Call `begin` when a run starts, and `observe` when its score is known; a
-    crash has no score."""
+    score over examples, sqrt(p (1 - p) / n). Set `stage` when a run starts: after the first of the last runs no change
+    comes in. Call `observe` when a run's score is known; a crash has no score."""
 
     def __init__(self, score: float, stderr: float, rules: RuleConstants, noise_factor: float = 1.0) -> None:
         self.rules = rules
@@ -79,9 +79,7 @@ class Posterior:
     def copy(self) -> Posterior:
         """Return a copy that shares nothing that changes."""
         made = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, dict | set | np.ndarray):
-                setattr(made, name, value.copy())
+        vars(made).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
         made._by_keys = {keys: [*values] for keys, values in self._by_keys.items()}
         return made
 
@@ -109,10 +107,6 @@ class Posterior:
         shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
         return max(mean - shrink * sd, min(mean, 0.0)), Z95 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
-    def begin(self, run: Run) -> None:
-        """Note the stage of a run that starts: after the first of the last runs no change comes in."""
-        self.stage = run.stage
-
     def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
         """Return the discarded change with the largest expected improvement, or None.
 
@@ -122,8 +116,7 @@ class Posterior:
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
         reductions: list[Array] = []  # the covariance is less the outer product of each of them
         for run in in_flight:
-            factors, _ = self._factors(map(settings_of, run.changes), 1.0)
-            _, known, column = self._weighted(factors, reductions)
+            _, known, column = self._weighted(self._factors(map(settings_of, run.changes), 1.0)[0], reductions)
             reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
         _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
         variances = np.diagonal(self._cov)[: self._size] - sum((reduction**2 for reduction in reductions), 0.0)
@@ -173,9 +166,8 @@ class Posterior:
         score_variances = known + variances + self.noise_variance * noise_factor**2
         weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
         weights /= weights.sum()
-        guessed_variances = (
-            known + variances[0] + self._variances * noise_factor**2
-        )  # a guess is judged by the ordinary kind
+        # A guess is judged by the ordinary kind.
+        guessed_variances = known + variances[0] + self._variances * noise_factor**2
         self._log_weights -= 0.5 * weights[0] * (np.log(guessed_variances) + residuals[0] ** 2 / guessed_variances)
         # Coefficients of Px and u: of the mean's step, and of the covariance's, under each kind.
         steps = np.array([residuals / score_variances, mus + variances * residuals / score_variances])
@@ -198,7 +190,7 @@ class Posterior:
         """Keep a change or take it out, as a commit of the user's did. The rule does not undo that by itself."""
         settings = self._admitted(change)
         self._fixed.add(settings)
-        self._set_kept([*self._without(settings), *([settings] if is_kept else [])])
+        self._set_kept([*(kept for kept in self._kept if kept != settings), *([settings] if is_kept else [])])
 
     def _admitted(self, change: Change) -> Settings:
         """Add a change that no run measured, if it is not known: the user made it, or its record is gone."""
@@ -218,7 +210,7 @@ class Posterior:
             effects = {settings: self._effect(settings) for settings in self._kept if settings not in self._fixed}
             for settings, effect in effects.items():
                 if effect.p_helps < self.rules.revert_below:
-                    self._set_kept(self._without(settings))
+                    self._set_kept([kept for kept in self._kept if kept != settings])
                     decided.append((settings, Action.REVERT, effect))
         if self.stage is Stage.SEARCH:
             least = _NORMAL.inv_cdf(self.rules.keep_at)  # standard deviations
@@ -245,9 +237,6 @@ class Posterior:
         self._kept = {whole: rest for whole, rest in remaining(kept) if rest}
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
 
-    def _without(self, settings: Settings) -> list[Settings]:
-        return [kept for kept in self._kept if kept != settings]
-
     def _effect(self, settings: Settings) -> Effect:
         return Effect(*self._moments(*self._added(settings)))
 
@@ -258,7 +247,7 @@ class Posterior:
         variance = 0.0
         keys = {key for key, _ in settings}
         if settings in self._kept:
-            others = self._without(settings)
+            others = [kept for kept in self._kept if kept != settings]
             if not keys.isdisjoint(key for other in others for key, _ in other):
                 factors, variance = self._factors(self._kept, 0.0)
                 for whole, rest in remaining(others):

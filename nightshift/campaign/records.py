@@ -532,13 +532,14 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     def decision(self) -> Decision | None:
         """What was decided about its new change; None where it had none, and for a crash."""
         decisions = self.judgement.decisions if self.judgement else ()
-        return next((decision for decision in decisions if decision.change == self.run.new), None)
+        new = self.run.new
+        return next((decision for decision in decisions if new and decision.change.keys == new.keys), None)
 
     @property
     def moved(self) -> tuple[Decision, ...]:
         """The decisions that changed train.toml by other keys than those just tried."""
         decisions = self.judgement.decisions if self.judgement else ()
-        return tuple(d for d in decisions if d.action is not Action.DISCARD and d.change != self.run.new)
+        return tuple(d for d in decisions if d.action is not Action.DISCARD and d != self.decision)
 
     @property
     def is_incumbent(self) -> bool:
@@ -549,7 +550,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     @property
     def kept_commit(self) -> str | None:
         """The commit that keeps its new change."""
-        return self.commits.get(f"keep {self.run.new.name}") if self.run.new else None
+        return self.commits.get(f"keep {self.decision.change.name}") if self.decision else None
 
     @property
     def starts(self) -> str:

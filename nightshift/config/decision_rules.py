@@ -20,7 +20,7 @@ GSM8K_PRIOR_SD = 0.008  # scale of effects for which the constants of RuleConsta
 class RuleConstants:
     """The constants of the rule in campaign/posterior.py, as fractions of 1 at GSM8K's scale.
 
-    Chosen by simulation, on other random numbers than the figures of benchmarks/kept_set_nights.py. A kind of
+    Chosen by simulation, on other random numbers than the figures of benchmarks/decision_rules.py. A kind of
     change is (mean, sd, share): how its effects are distributed, and the share of all changes that are of this kind.
     """
 

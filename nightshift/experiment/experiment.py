@@ -102,7 +102,8 @@ def collect(number: int, setup: Setup) -> Record | None:
     if failure:
         return conclude(crash(record, *failure), setup)
     campaign = setup.campaign(record.branch)
-    record = campaign.judge(record, setup.ledger.stored_config(campaign.baseline or record))
+    baseline = setup.ledger.stored_config(campaign.baseline or record)
+    record = campaign.judge(record, baseline, setup.engine.validate)
     lines, evaluation = list[str | None](), record.evaluation
     if evaluation is None:
         return conclude(record, setup)
@@ -227,7 +228,7 @@ def _contents(
     incumbent = compose(kept, campaign, setup)
     keys = change_keys(incumbent, candidate)
     new = campaign.known(keys) if keys else None
-    if request.again and new is not None and new.experiment:  # the same changes, none of them new
+    if request.again and new is not None and (new.experiment or new.commit):  # the same changes, none of them new
         return Run(kept=(*kept, new)), ()
     return Run(kept=kept, new=new), tuple(change.line for change in diff(incumbent, candidate))
 
@@ -243,7 +244,8 @@ def _refuse_again(
             cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
             raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
         for record in setup.in_flight:
-            if record.config_hash == candidate.hash or (run.new and record.run.new == run.new):
+            is_same = run.new and record.run.new and record.run.new.keys == run.new.keys
+            if is_same or record.config_hash == candidate.hash:
                 raise UsageError(f"this config is in flight as experiment {record.number:04d}", "Change train.toml.")
     if changes and setup.engine.validate(compose(replace(run, new=None).changes, campaign, setup)).settings == settings:
         keys = shorten("; ".join(changes), _LONGEST)

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from nightshift.agents.base import Answer, Context, Proposer
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
@@ -200,6 +201,9 @@ class Night:
         own, queued, campaign = self._own(), self._not_started(), self._setup.campaign(self.state.branch)
         if campaign.baseline is None:
             return not self._setup.executor.in_flight() and self._first_baseline(own)
+        most, num_begun = self.state.request.experiments, len(decided(own)) + len(self._setup.in_flight)
+        if most is not None and num_begun >= most:
+            return False
         if num_free and self._needs_baseline(own, campaign):
             self._measure(Run())
             return True
@@ -211,9 +215,7 @@ class Night:
             self._start(queued[0], campaign)
             return True
         self._tell_news()  # a page takes a second: not before what waits was started
-        num_experiments = len(decided(own)) + len(self._setup.in_flight) + len(queued)
-        most = self.state.request.experiments
-        is_enough = most is not None and num_experiments >= most
+        is_enough = most is not None and num_begun + len(queued) >= most
         if is_enough or is_spent(self.state, self._cost()) or self._stage(own, len(queued)) is not Stage.SEARCH:
             return False
         self._propose(campaign, queued)
@@ -317,7 +319,7 @@ class Night:
             runs = [record.run for record in in_flight]
             runs += [Run(kept=kept, rider=answer.rider, new=answer.change) for answer in queued]
             rider = campaign.posterior.rider(Change(), runs)
-            rider = None if any(decision.change == rider for decision in by_user) else rider
+            rider = None if any(rider and decision.change.keys == rider.keys for decision in by_user) else rider
         parent = next((record for record in campaign.decided if record.number == last.parent), None)
         flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
         context = Context(
@@ -352,9 +354,12 @@ class Night:
             self._refuse(answer, answer.cause or "no edit")
             return
         try:
-            change = admit(parse(answer.source), Request(), setup).run.new
-            if change is None:
+            config = parse(answer.source)
+            keys = change_keys(incumbent, config)  # not beside what the user committed meanwhile
+            if not keys:
                 raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
+            change = campaign.known(keys)
+            admit(config, Request(run=Run(kept=kept, new=change)), setup)
             if any(change.keys == other.change.keys for other in queued if other.change):
                 raise UsageError("this change waits for its turn already", "Change train.toml.")
         except UsageError as error:
@@ -403,10 +408,12 @@ class Night:
         assert pending.change is not None
         setup = self._setup
         kept, _ = incumbent_now(campaign, setup)
-        rider = None if pending.rider is None or campaign.is_kept(pending.rider) else pending.rider
+        rider = pending.rider  # adds to the incumbent, of which it takes no key away
+        if rider is not None and any(rider.keys.keys() & each.keys.keys() for each in kept):
+            rider = None
         run = Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
         try:
-            if campaign.is_kept(run.new):
+            if any(pending.change.keys == each.keys for each in kept):
                 raise UsageError("its change was kept meanwhile", "Propose another one.")
             try:
                 config = compose(run.changes, campaign, setup)

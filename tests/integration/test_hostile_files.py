@@ -15,7 +15,7 @@ import pytest
 
 from tests.campaigns import COMPARISON
 from tests.checkouts import small_checkout
-from tests.night_checkout import finish, furnish, leftovers, start_run, until_training, whole_night
+from tests.night_checkout import finish, furnish, leftovers, start_run, until_training
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -146,15 +146,6 @@ def test_no_file_in_place_of_another_hangs_a_reader_or_ends_it_with_a_traceback(
 
 def test_no_content_does(measured: Path) -> None:
     assert read_all(measured, [(name, [change]) for name, change in CONTENT.items()]) == {}
-
-
-def test_a_night_does_not_begin_with_a_pending_answer_that_has_no_change(measured: Path) -> None:
-    path = measured / "runs" / "night.json"
-    path.write_text(json.dumps(_NIGHT | {"pending": [{"source": None, "proposal": {"description": "x"}}]}))
-    code, stdout, stderr = whole_night(measured, agent="lr", proposer="lr", experiments=1)
-    path.unlink()
-    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
-    assert "a pending answer has no change" in stderr
 
 
 def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(

@@ -25,7 +25,8 @@ def workers(root: Path) -> list[psutil.Process]:
 
 
 def test_two_side_by_side_are_one_campaign(root: Path) -> None:
-    code, _, stderr = whole_night(root, **SIDE_BY_SIDE, experiments=7)
+    asked = {"lengths": [4.0], "proposal_seconds": 0.0}  # seconds: longer than it takes to begin another run
+    code, _, stderr = whole_night(root, **asked, agent="lengths", pairs=2, experiments=7)
     assert code == 0, stderr
     assert problems(root) == []
     ours = records(root)

@@ -1,16 +1,18 @@
 """A campaign is one fold over its records: which changes are kept, what is believed, what counts."""
 
+import random
 import re
 from typing import Any
 
 import pytest
 
 from nightshift.campaign.campaign import Campaign, contradictions, fold, fold_sound, others_told
+from nightshift.campaign.commits import incumbent_values, plan
 from nightshift.campaign.counts import Counts, num_since_keep
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Contention, Decision, Failure, Record, Run, Stage, packed
-from nightshift.config.train_toml import parse
-from nightshift.errors import UsageError
+from nightshift.config.train_toml import Config, parse
+from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
 
 HASH = a_record().rules_hash
@@ -118,6 +120,20 @@ def test_a_decision_of_the_users_holds_from_the_start_of_the_next_experiment() -
     assert folded([*records, replace(decided, decided=8)]).kept == decided.judgement.kept
 
 
+def test_a_change_that_the_user_kept_while_it_ran_is_measured_only() -> None:
+    records = judged(STORY[:2])
+    started = a_record(number=3, decided_before=2, parent=1, run=Run(new=a_change(3)))
+    mine = Decision(change=replace(a_change(3), experiment=0, commit="c0ffee"), action=Action.KEEP, commit="c0ffee")
+    other = a_record(number=4, decided_before=2, parent=1, user_decisions=(mine,))
+    ended = replace(started, result=a_result(0.3, 400, 1003), decided=3)
+    decided = folded([*records, started, other]).judge(ended, parse(BASELINE))
+    assert (decided.status, decided.judgement.decisions, decided.judgement.kept) == ("measured", (), (mine.change,))
+    known = replace(a_record(number=5, decided_before=3, parent=1), run=Run(new=a_change(3)), decided=4)
+    out = replace(known, user_decisions=(replace(mine, action=Action.REVERT),), result=a_result(0.7, 400, 1005))
+    again = folded([*records, decided, other, replace(out, status="started", decided=None)]).judge(out, parse(BASELINE))
+    assert (again.status, again.decision.change) == ("discard", mine.change)
+
+
 def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_says_so() -> None:
     change = Change(experiment=2, keys={"orchestrator.group_size": "7"})  # does not divide a batch of 256
     records = judged(STORY[:1])
@@ -125,6 +141,40 @@ def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_s
     assert (record.status, record.judgement.kept) == ("discard", ())
     assert "0002 cannot be kept: " in record.judgement.why
     assert folded([*records, record]).kept == ()
+
+    def refuse(config: Config) -> None:
+        raise ConfigError("no such memory", "Write less.")
+
+    record = next_record(records, 0.8, run=Run(new=a_change(2)))
+    assert record.status == "keep"
+    refused = folded(records).judge(record, parse(BASELINE), refuse)
+    assert (refused.status, refused.judgement.kept) == ("discard", ())
+    assert "; 0002 cannot be kept: no such memory" in refused.judgement.why
+    assert contradictions([*records, refused], lambda record: parse(BASELINE)) == []
+    wrong = replace(refused, judgement=replace(refused.judgement, why="no"))
+    assert len(contradictions([*records, wrong], lambda record: parse(BASELINE))) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_git_holds_what_is_believed_to_be_kept_also_where_changes_share_keys(seed: int) -> None:
+    values = {"trainer.optim.max_norm": "123", "orchestrator.group_size": "478", "orchestrator.batch_size": "248"}
+    choice, campaign, baseline = random.Random(seed), Campaign(), parse(BASELINE)
+    for number in range(1, 60):
+        run = Run(kept=campaign.kept)
+        if number > 1:
+            new = campaign.known({key: choice.choice(values[key]) for key in choice.sample(list(values), 2)})
+            new = new if new.experiment else replace(new, experiment=number)
+            run = replace(run, new=None if campaign.is_kept(new) else new, rider=campaign.posterior.rider(new))
+        score = 0.3 + 0.05 * sum(int(value) for change in run.changes for value in change.keys.values()) % 0.4
+        result = a_result(score + choice.gauss(0, 0.03), 400, 1000 + number)
+        record = a_record(number=number, decided=number, decided_before=number - 1, run=run, result=result)
+        campaign.step(True, record)
+        before, record = campaign.kept, campaign.judge(record, baseline)
+        steps, _ = plan(baseline, before, record.judgement.decisions)
+        campaign.step(False, record)
+        assert campaign.kept == record.judgement.kept
+        committed = steps[-1].after if steps else incumbent_values(baseline, before)
+        assert committed == incumbent_values(baseline, campaign.kept)
 
 
 def test_the_order_is_that_of_starts_and_decisions_and_not_of_numbers() -> None:

@@ -94,14 +94,14 @@ def test_a_commit_changes_the_lines_of_its_change_only(branch: Branch) -> None:
     assert branch.subjects() == ["keep 0012: lr 3e-6 → 5e-6", "revert 0012: lr 5e-6 → 3e-6"]
 
 
-def test_reverts_come_first_and_then_the_largest_effect(branch: Branch) -> None:
+def test_commits_come_in_the_order_of_the_decisions(branch: Branch) -> None:
     first, second = change(1, lr="1e-6"), change(2, decay="0.1")
     branch.decide(keep(first, 0.01), keep(second, 0.02))
     adopted = decision(Action.ADOPT, change(3, kl="0.01"), 0.03)
     discarded = decision(Action.DISCARD, change(5, kl="0.5"), 0.09)
-    branch.decide(discarded, keep(change(4, batch="512"), 0.02), adopted, revert(first, -0.01), revert(second, -0.02))
+    branch.decide(discarded, revert(second, -0.02), revert(first, -0.03), keep(change(4, batch="512"), 0.02), adopted)
     names = [subject.partition(":")[0] for subject in branch.subjects()]
-    assert names == ["keep 0002", "keep 0001", "revert 0002", "revert 0001", "adopt 0003", "keep 0004"]
+    assert names == ["keep 0001", "keep 0002", "revert 0002", "revert 0001", "keep 0004", "adopt 0003"]
 
 
 def test_a_shared_key_goes_back_to_the_kept_change_below(branch: Branch) -> None:
@@ -195,6 +195,31 @@ def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
     git(branch.repo.root, "switch", "--quiet", "main")
     with pytest.raises(UsageError, match="the checkout moved"):
         commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+
+
+def test_a_step_that_does_not_fit_an_edit_of_the_user_is_left_out(branch: Branch) -> None:
+    own = change(1, batch="250", group="5")
+    steps = plan(BASELINE, (), [keep(own), keep(change(2, kl="0.01"))])[0]
+    mine = branch.edit({BATCH: 128})
+    done = commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    assert (
+        done == [None, branch.repo.head().commit] == commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    )
+    branch.kept, branch.ours = steps[-1].kept, [done[1]]
+    assert branch.by_user() == [("keep", mine, {BATCH: "128"}), ("revert", done[1], own.keys)]
+    assert (branch.config().get(BATCH), branch.config().get(GROUP)) == (128, BASELINE.get(GROUP))
+
+
+def test_a_commit_of_an_earlier_decision_is_not_taken_for_this_one(branch: Branch) -> None:
+    """Several slots: an older run adopts what was adopted and reverted while it ran, and the user edits meanwhile."""
+    start, again = branch.repo.head(), decision(Action.ADOPT, change(1, lr="5e-6"))
+    branch.decide(again)
+    branch.decide(revert(again.change))
+    branch.edit({KL: 0.01})
+    steps = plan(BASELINE, (), [again])[0]
+    [id] = commit(branch.repo, start, steps, lambda _: Reason(run=7), branch.ours)
+    assert id == branch.repo.head().commit
+    assert branch.config().get(LR) == 5e-6
 
 
 def test_the_message_tells_why(branch: Branch) -> None:

@@ -421,6 +421,16 @@ def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup)
     assert run(setup).git_action == "baseline: nothing to commit"
 
 
+def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_the_baseline(setup: Setup) -> None:
+    baseline(setup, POOR, then=GOOD)
+    with during(setup, lambda folder: setup.ledger.run_dir(1).rename(setup.root.parent / "moved-out")):
+        record = run(setup)
+    assert (record.status, record.commits) == ("keep", {})
+    assert record.git_action == "the baseline from now on, as the record of the first one is gone"
+    assert tried(setup, BAD).status == "discard"
+    assert subjects(setup) == ["baseline config", "start"]
+
+
 @pytest.mark.parametrize("damage", [b"\xff\x00", b"max_steps = 3\n[orchestrator]\n", b"another learning rate"])
 def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(setup: Setup, damage: bytes) -> None:
     source = baseline(setup)

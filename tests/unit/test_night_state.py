@@ -1,5 +1,6 @@
 """When a night is over, what it remembers, and how it is told."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -91,6 +92,32 @@ def test_a_night_counts_its_own_experiments_only(records: list[Record]) -> None:
     elsewhere = [replace(records[-1], branch="autoresearch/other"), replace(records[-1], rules_hash="other")]
     started = replace(records[-1], status="started")
     assert [r.number for r in state.own([*records, *elsewhere, started])] == [3, 4, 5]
+
+
+def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert states.load(ledger) is None
+    state = replace(
+        state_of(hours=8.0, gpus="2,3"),
+        pending=(
+            Answer(
+                b"lr = 1\n",
+                Proposal(description="why", prediction="+1 pp", notes=("a note",)),
+                number=2,
+                change=Change(keys={"trainer.optim.lr": "1e-6"}),
+            ),
+            Answer(b"lr = 2\n", change=Change(keys={"trainer.optim.lr": "2"})),
+        ),
+        refusals=("no edit", "locked"),
+    )
+    states.save(ledger, state)
+    assert states.load(ledger) == state
+    path = tmp_path / "runs" / states.STATE_NAME
+    no_change = json.dumps(json.loads(path.read_bytes()) | {"pending": [{"source": None}]}).encode()
+    for damage in (b"", b"{", b"[]", b'{"version": 1}', b'{"version": 99}', no_change):
+        path.write_bytes(damage)
+        with pytest.raises(UsageError, match=r"night\.json is damaged: .*\. Delete it"):
+            states.load(ledger)
 
 
 def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, records: list[Record]) -> None:

@@ -13,12 +13,23 @@ from nightshift.campaign.campaign import Campaign, contradictions
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Job, Outcome, Proposal, Record, Request, Result, Training
+from nightshift.campaign.records import (
+    Change,
+    Failure,
+    Job,
+    Outcome,
+    Proposal,
+    Record,
+    Request,
+    Result,
+    Stage,
+    Training,
+)
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide, layout, num_slots_of
-from nightshift.experiment.experiment import admit, require_ready, start
+from nightshift.experiment.experiment import admit, compose, require_ready, start
 from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night
@@ -139,6 +150,27 @@ def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(s
     assert max(proposer.waiting) < MAX_REFUSALS
 
 
+def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(setup: Setup):
+    decay = "trainer.optim.weight_decay"
+
+    class Slow(Rates):
+        def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
+            answer = super().propose(context, is_stopping)
+            if context.number == 3:
+                (setup.root / "train.toml").write_bytes(set_values(context.source, {decay: 0.5}))
+                git(setup.root, "commit", "--quiet", "--all", "-m", "mine")
+            return answer
+
+    ours, _ = night(setup, AnyOrder(num_slots=1, seed=0), 5, proposer=Slow(1))
+    assert [list(record.run.new.keys) for record in ours[1:]] == [[LR]] * 4
+    assert [change.keys for change in ours[2].run.kept if change.commit] == [{decay: "0.5"}]
+    assert parse(setup.repo.config_at("HEAD")).get(decay) == 0.5
+    executor = AnyOrder(num_slots=1, seed=0)
+    answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
+    night_of(setup, executor)._start(answer, setup.campaign(CAMPAIGN))
+    assert setup.ledger.records()[-1].run.rider is None
+
+
 class Full(AnyOrder):
     """A stand-in for a cluster where nothing begins but a baseline, as one is told at the second look after STOP."""
 
@@ -182,6 +214,12 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert (setup.root / "train.toml").read_bytes() == setup.repo.config_at("HEAD")
     assert contradictions(ours, setup.ledger.stored_config) == []
     assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
+
+
+def test_the_last_runs_of_a_night_are_no_more_than_its_experiments(setup: Setup) -> None:
+    ours, _ = night(setup, AnyOrder(num_slots=2, seed=0, lost=0.08), num_experiments=20)
+    stages = [record.run.stage for record in ours if record.decided]
+    assert [stages.count(stage) for stage in Stage] == [16, 2, 2]
 
 
 class Killed(BaseException):
@@ -237,6 +275,10 @@ def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
     record = start(Request(), config, setup)
     with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
         admit(config, Request(), setup)
+    rider = Change(keys={"trainer.optim.weight_decay": "0.1"})
+    run = replace(record.run, rider=rider, new=replace(record.run.new, experiment=0))
+    with pytest.raises(UsageError, match="is in flight"):  # whatever it runs with
+        admit(compose(run.changes, setup.campaign(CAMPAIGN), setup), Request(run=run), setup)
 
 
 def test_slots_divide_a_machine() -> None:

@@ -200,7 +200,7 @@ def test_late_baselines_tell_drift_from_effects() -> None:
         posterior.observe(Run(kept=posterior.kept, new=change(number)), START + 0.005 * number, number)
     before = posterior.gain()
     for _ in range(2):
-        posterior.begin(measuring_run(posterior.kept, Stage.LAST_BASELINES))
+        posterior.stage = Stage.LAST_BASELINES
         posterior.observe(Run(), START + 0.04, 8.0)
     assert posterior.predict([], 8.0)[0] - posterior.predict([])[0] > 0.02
     assert posterior.gain()[0] < before[0]
@@ -277,14 +277,14 @@ def test_in_the_last_runs_nothing_comes_in_and_then_nothing_goes_out() -> None:
     in_flight = Run(kept=incumbent, new=change(2))
     run = measuring_run(posterior.kept, Stage.LAST_BASELINES)
     assert run.changes == ()
-    posterior.begin(run)
+    posterior.stage = run.stage
     assert actions(posterior.observe(in_flight, 0.55, 7.0)) == [("discard", 2)]
     run = measuring_run(posterior.kept, Stage.LAST_INCUMBENTS)
     assert run.changes == incumbent
-    posterior.begin(run)
+    posterior.stage = run.stage
     assert posterior.observe(run, 0.40, 8.0) == ()
     assert posterior.kept == incumbent
-    posterior.begin(Run(new=change(3)))  # the next night searches again
+    posterior.stage = Run(new=change(3)).stage  # the next night searches again
     decisions = posterior.observe(Run(kept=incumbent, new=change(3)), 0.40, 9.0)
     assert actions(decisions) == [("adopt", 2), ("discard", 3)]
 

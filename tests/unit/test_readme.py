@@ -406,10 +406,18 @@ def test_proposers_in_the_emulator() -> None:
     told = " ".join(MEASURED.split())
     assert f"{ranking['emulator_explains']:.2f} of the variance" in told
     assert f"{ranking['summary'][0]['nights']} nights of 40 runs" in told
-    old = {
-        row["proposer"]: row["gain"] for row in result("proposers_0.2.0")["summary"] if row["landscape"] == "emulator"
-    }
-    assert f"0.2.0 made {old['search']:.2f}, {old['tpe']:.2f} and {old['random']:.2f} pp" in told
+    rows_before = [row for row in result("proposers_0.2.0")["rows"] if row["landscape"] == "emulator"]
+    gains = [
+        statistics.fmean(
+            row["gain"]
+            for row in rows_before
+            if row["proposer"] == proposer and row["night"] < ranking["summary"][0]["nights"]
+        )
+        for proposer in ("search", "tpe", "random")
+    ]
+    assert (
+        "0.2.0 made {:.2f}, {:.2f} and {:.2f} pp with search, tpe and random in the same nights".format(*gains) in told
+    )
 
 
 def test_both_agents_of_the_comparison_are_recorded() -> None:
