@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement, Record
+from nightshift.campaign.records import Change, Failure, Judgement, Proposal, Record
+from nightshift.errors import UsageError
 from nightshift.night import state as states
 from nightshift.night.notify import event_of
 from nightshift.night.state import NightRequest, NightState, stop_rule
