@@ -220,16 +220,6 @@ def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(
     assert request["messages"] == [{"role": "user", "content": task.data.prompt_text}]
 
 
-def test_a_system_prompt_reaches_the_model_as_one(taskset_id: str, tmp_path: Path) -> None:
-    (tmp_path / "system.txt").write_text("Be brief.")
-    stand_in = StandIn("#### 0")
-    episode = rollout(taskset_id, stand_in, system_prompt=tmp_path / "system.txt")
-    assert episode.ok
-    (request,) = stand_in.requests
-    assert [message["role"] for message in request["messages"]] == ["system", "user"]
-    assert request["messages"][0]["content"] == "Be brief."
-
-
 def test_a_policy_that_cannot_answer_is_an_error_of_the_trace_not_a_zero(taskset_id: str) -> None:
     stand_in = StandIn("#### 0", status=500)
     episode = rollout(taskset_id, stand_in)

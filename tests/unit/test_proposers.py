@@ -107,11 +107,3 @@ def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:
     assert propose(SearchProposer("tpe", 1), context) != propose(
         SearchProposer("tpe", 1), replace(context, new_direction=True)
     )
-
-
-def test_a_record_of_an_older_allow_list_is_left_out(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    context = context_of(tmp_path, ["3e-6", "1e-5"])
-    (ledger.run_dir(3) / "train.toml").write_bytes(BASELINE + b"gone = 1\n")
-    assert len(scores(context)) == 2
-    assert propose(SearchProposer("tpe", 0), context)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nightshift_arithmetic import scoring as arithmetic_scoring
 from nightshift_gsm8k.scoring import extract_answer, is_formatted, score
 
 from tests.waiting import assert_linear
@@ -184,12 +183,6 @@ def test_the_time_grows_with_the_text_and_not_faster(unit: str, start: str, end:
         assert is_formatted(texts[size]) in (True, False)
 
     assert_linear(both_ways, 60_000)
-
-
-def test_arithmetic_shares_the_scoring() -> None:
-    assert arithmetic_scoring.score is score
-    assert arithmetic_scoring.extract_answer is extract_answer
-    assert arithmetic_scoring.is_formatted is is_formatted
 
 
 @needs_official
