@@ -75,7 +75,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """A title, then a line for each key."""
-        title = f"{self.name}  {self.effect}, P(it helps) {share(self.p_helps)}, {self.support}  {self.description}"
+        lines = "; ".join(change.line for change in self.changes)
+        said = "" if self.description.endswith(lines) else self.description  # no more than the keys, or a search's name
+        title = f"{self.name}  {self.effect}, P(it helps) {share(self.p_helps)}, {self.support}  {said}"
         return "\n".join([title.rstrip(), *(f"      {change.line}" for change in self.changes)])
 
 
