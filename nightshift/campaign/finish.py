@@ -51,7 +51,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         before = _campaign_before(ledger, record)
         if before.baseline is None:
             return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
-        baseline = ledger.stored_config(before.baseline)
+        baseline, candidate = ledger.stored_config(before.baseline), ledger.stored_config(record)
         steps, _ = plan(baseline, before.kept, record.judgement.decisions)
         earlier = {id for each in before.decided for id in each.commits.values()}
         ids = commit(repo, head, steps, lambda decision: _reason(decision, record, before, ledger), earlier)
@@ -59,7 +59,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         done = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.after != step.before and step.name not in commits]
         done += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
-        done.append(_restore(repo, ledger.stored_config(record), incumbent_values(baseline, before.kept)))
+        done.append(_restore(repo, candidate, incumbent_values(baseline, before.kept)))
         return replace(record, commits=commits, git_action="; ".join(done))
     except (EngineError, UsageError, OSError, ValueError) as error:
         if isinstance(error, GitLockedError) and error.is_known and record.git_action:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from statistics import median_low
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -131,7 +132,7 @@ def decided(records: Sequence[Record]) -> list[Record]:
 def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup: Setup) -> float:
     """How many runs the night can still start after `num_started`; infinite without --experiments and --hours.
 
-    `own`: the night's closed experiments, whose last run says how long a run takes.
+    `own`: the night's closed experiments, whose last runs say how long a run takes.
     """
     left = math.inf
     if state.request.experiments is not None:
@@ -150,9 +151,9 @@ def is_spent(state: NightState, cost: Cost) -> bool:
 
 
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
-    """What the next run is expected to take: as long as the last one, `at_first` before there is one."""
+    """What the next run is expected to take: the median of the last three, `at_first` before there is one."""
     seconds = [record.result.total_seconds for record in own if record.result and record.result.evaluation]
-    return seconds[-1] if seconds else at_first
+    return median_low(seconds[-3:]) if seconds else at_first  # one slow run alone does not begin the night's last runs
 
 
 def num_since_keep(records: Sequence[Record]) -> int:

@@ -455,6 +455,10 @@ def test_nothing_is_settled_with_bytes_that_were_not_run(setup: Setup) -> None:
         record = run(setup)
     assert (record.status, record.kept_commit) == ("keep", None)
     assert record.git_action.startswith("not done: runs/0002/train.toml is not what experiment 0002 ran")
+    assert subjects(setup) == ["baseline config", "start"]
+    stored.write_bytes(source)
+    tried(setup, BAD)
+    assert setup.ledger.record(2).kept_commit == setup.repo.head().commit
 
 
 def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup) -> None:

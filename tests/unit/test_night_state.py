@@ -55,6 +55,13 @@ def test_the_stop_rules(records: list[Record], flags: dict[str, object], cause: 
     assert stop is None or (stop.cause.startswith(str(cause)) and stop.is_planned)
 
 
+def test_one_slow_run_does_not_begin_the_last_runs(records: list[Record]) -> None:
+    slow = replace(records[-1], result=replace(records[-1].result, total_seconds=900.0))
+    assert [states.run_seconds(own, 60.0) for own in ([], records, [*records, slow], [*records, slow, slow])] == [
+        *(60.0, 75.0, 75.0, 900.0)
+    ]
+
+
 def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
     lost = [crash(records[-1], Failure.TRAINING)] * 5
     assert stop_rule(state_of(), [*records, *lost[1:]], NOW, 75) is None
