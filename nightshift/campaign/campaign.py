@@ -158,12 +158,6 @@ class Campaign:
                 return record
         return None
 
-    @property
-    def lineage(self) -> tuple[Record, ...]:
-        """The baseline, and the experiments that first proposed the kept changes, in the order of adoption."""
-        found = [self.first_proposals.get(change.experiment) for change in self.kept]
-        return tuple(record for record in (self.baseline, *found) if record is not None)
-
     def effect(self, record: Record) -> Effect | None:
         """What the change of an experiment adds to the incumbent, as it is believed now; None if it has no change, or
         came to no verdict, or crashed: another experiment may have measured the same change."""

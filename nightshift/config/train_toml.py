@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
@@ -295,12 +294,6 @@ def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
         for kind, form in _FORMS.items()  # each begins otherwise
         if (match := re.fullmatch(form, line[:MAX_LINE]))
     )
-
-
-@lru_cache(maxsize=10_000)  # a campaign asks for those of each record again and again
-def keys_of(lines: tuple[str, ...]) -> frozenset[str]:
-    """The keys of the changes that a record holds."""
-    return frozenset(change.key for change in changes_of(lines))
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:

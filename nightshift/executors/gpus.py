@@ -91,13 +91,6 @@ def watching(watch: Watch) -> Iterator[Watch]:
         thread.join()
 
 
-def taken_now() -> Contention:
-    """What others take of the processors for two seconds from now."""
-    watch = Watch()
-    time.sleep(_SAMPLE_SECONDS)
-    return watch.taken()
-
-
 def _own_seconds() -> float:
     """Processor time of this process and of all that it started, alive or waited for."""
     me = psutil.Process()

@@ -40,7 +40,7 @@ def next_record(records: list[Record], score: float = 0.6, **changes: Any) -> Re
 
 def test_before_the_baseline_nothing_is_believed_and_before_a_keep_there_is_no_gain() -> None:
     empty = folded([])
-    assert (empty.standing, empty.parent, empty.lineage, empty.kept) == (None, None, (), ())
+    assert (empty.standing, empty.parent, empty.kept) == (None, None, ())
     crashed = folded([a_record(number=1, status="crash", decided=1)])
     assert (crashed.standing, crashed.parent, numbers(crashed.decided)) == (None, None, [1])
     standing = folded(judged(STORY[:2])).standing
@@ -53,7 +53,7 @@ def test_the_incumbent_is_the_set_of_kept_changes_and_each_keep_is_told_with_its
     campaign = folded(records)
     assert [record.status for record in records] == ["keep", "discard", "keep", "discard", "keep", "crash", "discard"]
     assert campaign.kept == (a_change(3), a_change(5))
-    assert (numbers(campaign.lineage), campaign.parent.number) == ([1, 3, 5], 5)
+    assert campaign.parent.number == 5
     assert records[4].run.kept == (a_change(3),)
     expected = r"measured 80\.0 %, expected of the incumbent \d\d\.\d %; effect \+\d+\.\d ± \d+\.\d pp, P\(it helps\) "
     assert re.fullmatch(expected + r"\d+ %: keep", records[4].judgement.why)
@@ -189,7 +189,6 @@ def test_a_campaign_goes_on_when_a_record_is_moved_away() -> None:
     records = judged(STORY)
     campaign = folded([record for record in records if record.number != 3])
     assert campaign.kept == (a_change(3), a_change(5))  # 0005 was run with it
-    assert numbers(campaign.lineage) == [1, 5]
     assert folded(records[1:]).baseline.number == 3  # the first keep that is left stands for the baseline
 
 
@@ -233,7 +232,11 @@ def test_a_process_folds_what_came_since_and_anew_what_changed(tmp_path: Any) ->
     for known in (records[:2], records[:5], [*records[:4], replace(records[4], lesson="later")], records, records[:3]):
         found, wanted = fold(ledger, known, BRANCH, HASH), folded(known)
         assert (found.standing, found.kept, found.decided) == (wanted.standing, wanted.kept, wanted.decided)
-        assert (found.lineage, found.baseline, found.parent) == (wanted.lineage, wanted.baseline, wanted.parent)
+        assert (found.first_proposals, found.baseline, found.parent) == (
+            wanted.first_proposals,
+            wanted.baseline,
+            wanted.parent,
+        )
 
 
 def test_scores_that_do_not_lead_to_their_decisions_are_named() -> None:
