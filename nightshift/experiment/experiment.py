@@ -18,6 +18,7 @@ from nightshift.campaign.finish import close, crash, resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
+from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import Action, Change, Decision, Failure, Record, Request, Result, Run
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.config.train_toml import Config, diff, load
@@ -67,6 +68,11 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         record = setup.ledger.reserve(record, files)
     limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {limits}")
+    last = setup.campaign(record.branch).last_baseline()
+    hours = (setup.now() - last).total_seconds() / 3600 if last else 0.0
+    if request.run is None and record.run.new is not None and hours > NIGHT_HOURS:
+        told = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
+        setup.reporter.note(f"{told}: uv run run.py --baseline makes the effect of this change more certain")
     try:
         submit(record, setup)
         with setup.ledger.lock():  # while the worker starts

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,18 @@ def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(
         record = run(setup)
     assert (record.status, record.git_action) == ("discard", UNTOUCHED)
     assert path.read_bytes() == (candidate if is_link else b"lr = 9\n")
+
+
+def test_a_change_long_after_the_baseline_is_told_what_makes_its_effect_more_certain(setup: Setup) -> None:
+    baseline(setup, then=BAD)
+    first = setup.ledger.record(1)
+    for hours, is_told in ((1, False), (30, True)):
+        began = (setup.now() - timedelta(hours=hours)).isoformat()
+        setup.ledger.write(replace(first, result=replace(first.result, started=began)))
+        record = tried(setup, f"{hours}e-5")
+        line = f"the baseline ran {hours} h ago, and the machine may have drifted since: uv run run.py --baseline "
+        assert any(note.startswith(line) for note in setup.reporter.notes) == is_told
+    assert record.decision.effect_stderr > 0.05
 
 
 def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> None:
