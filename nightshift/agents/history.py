@@ -10,7 +10,7 @@ from itertools import groupby
 from nightshift.campaign.campaign import Campaign, fold_sound, last_campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Effect, Record, Verdict
+from nightshift.campaign.records import Change, Effect, Record, Verdict, percent
 from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.train_toml import Config, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text
@@ -169,7 +169,7 @@ def describe_change(campaign: Campaign, change: Change) -> str:
     assert campaign.posterior is not None
     effect = campaign.posterior.effect(change)
     keys = ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
-    return f"{change.name}  {keys}  {effect}, P(it helps) {100 * effect.p_helps:.0f} %"
+    return f"{change.name}  {keys}  {effect}, P(it helps) {percent(effect.p_helps)} %"
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:

@@ -122,7 +122,7 @@ class Campaign:
             verdict = Verdict.KEEP if own.action is Action.KEEP else Verdict.DISCARD
         record = replace(record, status=verdict)
         why = [told(record, float(scores.mean()))]
-        why += [others] if (others := others_told(record)) else []
+        why += [f"{d.change.name} {d.action.past} ({d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} {_CANNOT_BE} {d.action.past}: {cause}" for d, cause in refused]
         learnt = self.form(record)
         why += [learnt.conclusion] if learnt and learnt.conclusion else []
@@ -254,7 +254,7 @@ def told(record: Record, score: float) -> str:
         of = "incumbent" if run.new or run.kept else "baseline"
         text += f", expected of the {of} {100 * judged.expected_score:.1f} %"
     if decision is not None and decision.estimate is not None:
-        text += f"; effect {decision.estimate}, P(it helps) {100 * decision.estimate.p_helps:.0f} %: {decision.action}"
+        text += f"; {decision.estimate.with_p}: {decision.action}"
     return text
 
 

@@ -42,11 +42,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a decision was made. `run`: the experiment after which it was made; `measured_by`: those that ran the change;
-    `journal`: hash of the journal's last line; `agent`: a remark on the agent, such as "not isolated"."""
+    """Why a decision was made. `run`: the experiment after which it was made; `measured_by`: those that ran the change,
+    the last one `with_rider`; `journal`: hash of the journal's last line; `agent`: a remark on the agent, such as
+    "not isolated"."""
 
     run: int
     measured_by: tuple[int, ...] = ()
+    with_rider: str = ""
     hypothesis: str = ""
     journal: str = ""
     agent: str = ""
@@ -155,9 +157,11 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
     """Return the commit's message: a subject below 72 characters, the evidence, the hypothesis and the trailers."""
     evidence = []
     if (effect := step.decision.estimate) is not None:
-        evidence += [f"effect {effect}", f"P(it helps) {100 * effect.p_helps:.0f} %"]
+        evidence.append(effect.with_p)
     if reason.measured_by:
-        evidence.append("measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by))
+        evidence.append(
+            "measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by) + reason.with_rider
+        )
     hypothesis = clean(reason.hypothesis)
     trailers = {"Run": f"{reason.run:04d}", "Journal": clean(reason.journal), "Agent": clean(reason.agent)}
     paragraphs = [

@@ -87,6 +87,7 @@ def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledg
     return Reason(
         run=record.number,
         measured_by=runs,
+        with_rider=record.run.with_rider if proposed is record else "",
         hypothesis=proposed.proposal.description if proposed else "",
         journal=ledger.journal.head,
         agent="" if record.proposal.is_isolated else NOT_ISOLATED,
@@ -99,12 +100,12 @@ def _restore(repo: Repo, candidate: Config, before: Mapping[str, Value]) -> str:
     path, source = repo.root / CONFIG_NAME, repo.config_at("HEAD")
     there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
     if there == source:
-        return "train.toml is the incumbent's already"
+        return "train.toml holds the incumbent"
     with suppress(ConfigError):
         is_ours = there is not None and (there == candidate.source or incumbent_values(parse(there)) == before)
         if is_ours and source is not None:
             write_atomically(path, source)
-            return "restored the incumbent's train.toml"
+            return "put the incumbent into train.toml"
     return "left train.toml alone: it is neither the config that ran nor the incumbent"
 
 

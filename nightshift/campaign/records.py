@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -339,7 +340,17 @@ class Effect:
 
     def __str__(self) -> str:
         """`+2.4 ± 4.9 pp`, the second half of its 95 % interval."""
-        return f"{100 * self.mean:+.1f} ± {100 * Z95 * self.sd:.1f} pp"
+        return f"{round(100 * self.mean, 1) + 0.0:+.1f} ± {100 * Z95 * self.sd:.1f} pp"
+
+    @property
+    def with_p(self) -> str:
+        """`effect +2.4 ± 4.9 pp, P(it helps) 71 %`."""
+        return f"effect {self}, P(it helps) {percent(self.p_helps)} %"
+
+
+def percent(probability: float) -> int:
+    """A probability in whole percent, rounded down: 59.9 % is not the 60 % at which a change comes in."""
+    return math.floor(100 * probability + 1e-9)
 
 
 class Action(StrEnum):

@@ -27,6 +27,7 @@ from nightshift.campaign.records import (
     Run,
     Standing,
     Verdict,
+    percent,
 )
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import reporting
@@ -108,7 +109,7 @@ def _decided(decision: Decision) -> str:
     """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +0.0200 ± 0.0400, P(it helps) 84 %`."""
     line = f"{decision.action} {_change(decision.change)}"
     effect = decision.estimate
-    return f"{line}; effect {_interval(effect)}, P(it helps) {100 * effect.p_helps:.0f} %" if effect else line
+    return f"{line}; effect {_interval(effect)}, P(it helps) {percent(effect.p_helps)} %" if effect else line
 
 
 def _interval(effect: Effect | None) -> str | None:

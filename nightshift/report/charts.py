@@ -354,7 +354,7 @@ def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
     if incumbent == baseline:
         return (below,)
     shift = math.copysign(max(15 - abs(incumbent - baseline), 0.0) / 2, incumbent - baseline)
-    above = Text(x, incumbent + shift + 4, f"incumbent {score(standing.incumbent)}")
+    above = Text(x, incumbent + shift + 4, f"incumbent {score(round(standing.baseline, 3) + round(standing.gain, 3))}")
     return above, replace(below, y=below.y - shift)
 
 

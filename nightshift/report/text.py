@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from nightshift import text
 from nightshift.campaign.campaign import others_told
-from nightshift.campaign.records import Z95, Effect, Record
+from nightshift.campaign.records import Z95, Effect, Record, percent
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted, span
@@ -62,7 +62,8 @@ def headline(morning: Morning) -> Headline:
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
         return Headline("No gain so far", _with_last_runs(sentence, morning), "open")
     low, gain = standing.gain_interval[0], f"{signed(100 * standing.gain)} ± {100 * standing.gain_halfwidth:.1f} pp"
-    scores = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
+    # To the digits that are shown their difference is the gain.
+    scores = f"{score(standing.baseline)} {_ARROW} {score(round(standing.baseline, 3) + round(standing.gain, 3))}"
     certificate = None if morning.obsolete else morning.certificate
     if certificate:  # one gain comes first, the certified one
         result = certificate.estimate
@@ -173,8 +174,8 @@ def plus_minus(value: Effect | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A probability in percent."""
-    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+    """P(it helps) in percent."""
+    return UNKNOWN if value is None else f"{percent(value)} %"
 
 
 def contents(record: Record) -> str:

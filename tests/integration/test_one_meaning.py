@@ -15,7 +15,7 @@ from nightshift.agents.history import history, kept_changes, load_configs
 from nightshift.campaign.campaign import Campaign, last_campaign
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.counts import Counts, gain_text
-from nightshift.campaign.records import Z95, Effect, Failure, Record, Verdict
+from nightshift.campaign.records import Z95, Effect, Failure, Record, Verdict, percent
 from nightshift.cli.output import summary
 from nightshift.cli.status import Status, experiment_lines
 from nightshift.night.summary import one_line
@@ -90,7 +90,7 @@ def test_what_a_run_says_of_itself_is_what_its_verdict_said(seen: Seen) -> None:
         lines = dict(line.split(":", 1) for line in summary(record, "").splitlines() if ":" in line)
         assert float(lines["effect_at_decision"]) == pytest.approx(then.mean, abs=1e-6)
         assert float(lines["p_helps"]) == pytest.approx(then.p_helps, abs=0.005)
-        assert f"effect {then}, P(it helps) {100 * then.p_helps:.0f} %: " in lines["why"]
+        assert f"effect {then}, P(it helps) {percent(then.p_helps)} %: " in lines["why"]
         cells = seen.tsv[record.number]
         assert float(cells["effect_at_decision"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
         assert float(cells["p_helps"]) == pytest.approx(then.p_helps, rel=1e-4)

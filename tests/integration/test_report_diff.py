@@ -11,6 +11,7 @@ import pytest
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import percent
 from nightshift.config.train_toml import parse
 from tests.conftest import git
 from tests.night_checkout import nightshift
@@ -90,7 +91,7 @@ def test_the_chain_has_every_kept_change_the_most_certain_first(root: Path) -> N
     assert [title[:4] for title in titles] == sorted(effects, key=lambda name: -effects[name].p_helps)
     for title in titles:
         effect = effects[title[:4]]
-        assert title[4:].startswith(f"  {effect}, P(it helps) {100 * effect.p_helps:.0f} %, ")
+        assert title[4:].startswith(f"  {effect}, P(it helps) {percent(effect.p_helps)} %, ")
     least = min(effect.p_helps for effect in effects.values())
     short = nightshift(root, "diff", "--at-least", f"{least + 1e-6}")[1].splitlines()
     assert [line[:4] for line in short if not line.startswith(" ")] == [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import MAX_CHARACTERS, compose, describe, fit
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Proposal, Record
+from nightshift.campaign.records import Proposal, Record, percent
 from nightshift.config.values import shorten
 from tests.campaigns import BASELINE, a_record, context_after, context_of, folded, replace, tell
 
@@ -50,7 +50,7 @@ def test_it_holds_everything_that_the_next_proposal_needs(tmp_path: Path) -> Non
         "\n| trainer.optim.lr = 3e-6\n",
         f"\n| {rates[3]}\n",
         "This run also holds 0005 again, unless you set one of its keys:\n"
-        f"| 0005 trainer.optim.lr = 9e-6 {rider}, P(it helps) {100 * rider.p_helps:.0f} %\n",
+        f"| 0005 trainer.optim.lr = 9e-6 {rider}, P(it helps) {percent(rider.p_helps)} %\n",
         "The kept changes, the most certain first:\n| 0002 trainer.optim.lr = 3e-6 +",
         f"two runs differ by {100 * 2**0.5 * standing.run_sd:.1f} pp",
         "Health of experiment 0005, the last one:\n| entropy fell 5\n",

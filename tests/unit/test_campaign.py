@@ -73,7 +73,7 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
         records.append(next_record(records, 0.7, run=Run(rider=rider)))
     assert others_told(records[-1]) == "0002 adopted"
     assert "(with 0002 again)" in records[-1].judgement.why
-    assert records[-1].judgement.why.endswith("; 0002 adopted")
+    assert re.search(r"; 0002 adopted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
     campaign = folded(records)
     assert campaign.since(records[1]).startswith("adopted, ")
     assert campaign.measured_by(rider) == (2, *numbers(records[3:]))

@@ -227,7 +227,7 @@ def test_the_message_tells_why(branch: Branch) -> None:
     branch.decide(adopted, measured_by=(3, 12), hypothesis="larger steps learn faster", journal="ab12")
     assert git(branch.repo.root, "log", "-1", "--format=%B").strip() == (
         "adopt 0003: lr 3e-6 → 5e-6\n\n"
-        "Evidence: effect +0.7 ± 2.0 pp, P(it helps) 76 %, measured by 0003, 0012\n\n"
+        "Evidence: effect +0.7 ± 2.0 pp, P(it helps) 75 %, measured by 0003, 0012\n\n"
         "Hypothesis: larger steps learn faster\n\n"
         "Nightshift-Run: 0012\nNightshift-Journal: ab12"
     )

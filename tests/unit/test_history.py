@@ -17,7 +17,7 @@ from nightshift.agents.history import (
 )
 from nightshift.campaign.campaign import Campaign, fold, last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Effect, Record, Verdict
+from nightshift.campaign.records import Change, Effect, Record, Verdict, percent
 from nightshift.config.toml_edit import ABSENT
 from nightshift.config.train_toml import parse
 from nightshift.errors import UsageError
@@ -199,8 +199,8 @@ def test_the_kept_changes_are_listed_by_how_certain_they_are(story: Story) -> No
     unsure, sure = (story.campaign.posterior.effect(change) for change in story.campaign.kept)
     assert sure.p_helps > 0.95 > unsure.p_helps
     assert kept_changes(story.campaign) == [
-        f"0003  max_steps = 90, trainer.optim.lr = 6e-6  {sure}, P(it helps) {100 * sure.p_helps:.0f} %, confirmed",
-        f"0002  orchestrator.group_size = 8  {unsure}, P(it helps) {100 * unsure.p_helps:.0f} %, unconfirmed",
+        f"0003  max_steps = 90, trainer.optim.lr = 6e-6  {sure}, P(it helps) {percent(sure.p_helps)} %, confirmed",
+        f"0002  orchestrator.group_size = 8  {unsure}, P(it helps) {percent(unsure.p_helps)} %, unconfirmed",
     ]
 
 
