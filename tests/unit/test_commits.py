@@ -113,7 +113,7 @@ def test_a_shared_key_goes_back_to_the_kept_change_below(branch: Branch) -> None
     branch.decide(revert(third))
     assert (branch.config().get(LR), branch.config().get(KL)) == (5e-6, 1e-3)
     branch.decide(revert(second))
-    assert branch.config().source == SHIPPED.replace(b"1e-3", b"0.001")
+    assert branch.config().source == SHIPPED
 
 
 def test_a_change_whose_keys_are_all_overridden_leaves_without_a_commit(branch: Branch) -> None:
@@ -393,7 +393,7 @@ def git_revert(branch: Branch, name: str) -> bytes | None:
 def test_git_revert_applies_to_a_commit_below_others(branch: Branch) -> None:
     for number, keys in enumerate(({"lr": "5e-6"}, {"batch": "512"}, {"kl": "0.01"}), 1):
         branch.decide(keep(change(number, **keys)))
-    for name, line in zip(branch.ours, (b"lr = 3e-6", b"batch_size = 256", b"kl_tau = 1e-3"), strict=True):
+    for name, line in zip(branch.ours, (b"lr = 3e-6", b"batch_size = 256", b"kl_tau = 0.001"), strict=True):
         source = git_revert(branch, name)
         assert source is not None
         assert line in source
