@@ -276,7 +276,7 @@ def certified(story: Story, record: Record) -> str:
             verdict = comparison.verdict
             return f"Certified, {verdict}: its config gains {gain}, by fresh runs of both on sealed examples."
     gain = _gain(campaign.standing.gain, campaign.standing.gain_interval)
-    return f"Not certified. Believed of its config: {gain}; no fresh seed and no sealed example confirmed it."
+    return f"Not certified. Believed of its config: {gain}; nothing was measured on the test split."
 
 
 def _gain(difference: float, interval: tuple[float, float]) -> str:
