@@ -3,7 +3,7 @@
 \b
     uv run --group dev python -m tests.head_load          1, 4, 16 and 64 slots, some minutes of one core
 
-Ledger, chain, git, belief, proposals, page and all are the night's own; only the executor is a stand-in, whose runs end
+Ledger, journal, git, rule, proposals, page and all are the night's own; only the executor is a stand-in, whose runs end
 by chance as soon as the head waits. So all the time that passes is the head's.
 """
 

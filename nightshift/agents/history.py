@@ -157,10 +157,10 @@ def kept_changes(campaign: Campaign) -> list[str]:
     """The kept changes, the most certain first, a line each: keys, effect, P(it helps), confirmed or unconfirmed."""
     if campaign.posterior is None:
         return []
-    ranks = {id(change): campaign.posterior.effect(change).p_helps for change in campaign.kept}
+    effect = campaign.posterior.effect
     return [
         f"{describe_change(campaign, change)}, {'confirmed' if campaign.is_confirmed(change) else 'unconfirmed'}"
-        for change in sorted(campaign.kept, key=lambda change: -ranks[id(change)])
+        for change in sorted(campaign.kept, key=lambda change: -effect(change).p_helps)
     ]
 
 
@@ -168,8 +168,7 @@ def describe_change(campaign: Campaign, change: Change) -> str:
     """A change that was measured: its name and keys, its effect and P(it helps)."""
     assert campaign.posterior is not None
     effect = campaign.posterior.effect(change)
-    keys = ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
-    return f"{change.name}  {keys}  {effect}, P(it helps) {percent(effect.p_helps)} %"
+    return f"{change.name}  {change.settings}  {effect}, P(it helps) {percent(effect.p_helps)} %"
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from nightshift.campaign.ledger import Ledger
 
 
-_CANNOT_BE = "cannot be"  # kept, adopted or reverted: the incumbent would not be valid
-
-
 class Campaign:
     """The fold. `decided`: the decided experiments, in the order of their decisions. `posterior` and `baseline`, the
     first kept experiment, are None before that."""
@@ -67,7 +64,7 @@ class Campaign:
         is folded."""
         if self.posterior is None:
             if not is_start and record.is_keep:
-                self.posterior = _first_belief(record)
+                self.posterior = _first_posterior(record)
                 self.baseline = record
         elif is_start:
             for decision in record.user_decisions:
@@ -96,11 +93,11 @@ class Campaign:
         `validate`: UsageError for an incumbent that the engine would not run."""
         scores = run_scores(record)
         if self.posterior is None:
-            posterior = _first_belief(record)
+            posterior = _first_posterior(record)
             judgement = Judgement(why="baseline", standing=_standing(posterior, self._num_slots(record)))
             return replace(record, status=Verdict.KEEP, judgement=judgement)
         posterior = self.posterior.copy()
-        expected = Effect(*posterior.predict(record.run.kept, self.hours(record)))
+        expected_score, expected_stderr = posterior.predict(record.run.kept, self.hours(record))
         kept = posterior.kept
         decisions = self._observe(posterior, record)
         steps, refused = plan(baseline, kept, decisions, validate)
@@ -112,9 +109,10 @@ class Campaign:
             why="",
             decisions=tuple(made),
             kept=posterior.kept,
-            expected_score=expected.mean,
-            expected_stderr=expected.sd,
+            expected_score=expected_score,
+            expected_stderr=expected_stderr,
             standing=_standing(posterior, self._num_slots(record)),
+            refused=tuple(decision for decision, _ in refused),
         )
         record = replace(record, judgement=judgement)
         verdict = Verdict.MEASURED  # also if its change was kept while it ran
@@ -123,7 +121,7 @@ class Campaign:
         record = replace(record, status=verdict)
         why = [told(record, float(scores.mean()))]
         why += [f"{d.change.name} {d.action.past} ({d.estimate.with_p})" for d in record.moved if d.estimate]
-        why += [f"{d.change.name} {_CANNOT_BE} {d.action.past}: {cause}" for d, cause in refused]
+        why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         learnt = self.form(record)
         why += [learnt.conclusion] if learnt and learnt.conclusion else []
         return replace(record, judgement=replace(judgement, why="; ".join(why)))
@@ -258,9 +256,9 @@ def told(record: Record, score: float) -> str:
     return text
 
 
-def others_told(record: Record) -> str:
-    """The other changes that came in or went out with it: `0003 reverted, 0005 adopted`."""
-    return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in record.moved)
+def told_decisions(decisions: Iterable[Decision]) -> str:
+    """Changes that came in or went out: `0003 reverted, 0005 adopted`."""
+    return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 
 
 def events_of(records: Sequence[Record], branch: str, rules_hash: str) -> list[tuple[bool, Record]]:
@@ -320,8 +318,8 @@ def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]
                 judged = record.judgement
                 if not is_start and judged and record.status != Verdict.CRASH and campaign.baseline:
                     again = campaign.judge(record, stored(campaign.baseline)).judgement
-                    # What the engine refused cannot be repeated without it.
-                    if again is None or (_decided(again) != _decided(judged) and _CANNOT_BE not in judged.why):
+                    # What the engine refused cannot be repeated without the engine.
+                    if _decided(again) != _decided(judged) and not judged.refused:
                         found.append(f"experiment {record.number:04d}: its scores do not lead to its decisions")
                 campaign.step(is_start, record)
         except UsageError:  # told by those that read this record and its train.toml
@@ -329,8 +327,9 @@ def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]
     return found
 
 
-def _decided(judgement: Judgement) -> list[tuple[str, Action, float]]:
-    return [(d.change.name, d.action, round(d.effect or 0.0, 9)) for d in judgement.decisions]
+def _decided(judgement: Judgement | None) -> list[tuple[str, Action, float]]:
+    decisions = judgement.decisions if judgement else ()
+    return [(d.change.name, d.action, round(d.effect or 0.0, 9)) for d in decisions]
 
 
 def _standing(posterior: Posterior, num_slots: int) -> Standing:
@@ -354,7 +353,7 @@ def _require_as_many(record: Record, num_scores: int, num_of_baseline: int) -> N
         raise UsageError(cause, without(record))
 
 
-def _first_belief(baseline: Record) -> Posterior:
+def _first_posterior(baseline: Record) -> Posterior:
     scores = run_scores(baseline)
     stderr = float(scores.std()) / len(scores) ** 0.5
     return Posterior(float(scores.mean()), stderr, baseline.decision_rules, _noise_factor(baseline))

@@ -379,6 +379,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         """`0012`, or `commit 1a2b3c4`."""
         return f"commit {self.commit[:7]}" if self.commit else f"{self.experiment:04d}"
 
+    @property
+    def settings(self) -> str:
+        """`trainer.optim.lr = 5e-6, max_steps = removed`."""
+        return ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in self.keys.items())
+
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided about one change. `effect`: posterior mean of its effect on the score, less that of the changes
@@ -482,6 +487,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
     expected_stderr: float | None = None  # its posterior standard deviation
     standing: Standing | None = None  # after the decisions
+    refused: tuple[Decision, ...] = ()  # not carried out: no train.toml that the engine runs would hold the rest
 
 
 class Record(Document, frozen=True, kw_only=True, tag="experiment"):

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from nightshift.agents.notebook import compare_prediction
+from nightshift.campaign.campaign import told_decisions
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
 from nightshift.campaign.results import column_of, figures
@@ -82,7 +83,7 @@ def summary(record: Record, journal: str) -> str:
 def _moved(record: Record) -> str:
     """The commits that changed train.toml by other keys than those just tried: `0003 reverted, 0005 adopted`."""
     committed = [decision for decision in record.moved if f"{decision.action} {decision.change.name}" in record.commits]
-    return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in committed)
+    return told_decisions(committed)
 
 
 def print_text(text: str) -> None:

@@ -101,8 +101,7 @@ def _contents(run: Run) -> dict[str, Any]:
 
 def _change(change: Change) -> str:
     """A change in one line: `0003: trainer.optim.lr = 5e-6`."""
-    keys = (f"{key} = {'removed' if value is None else value}" for key, value in change.keys.items())
-    return f"{change.name}: {', '.join(keys)}"
+    return f"{change.name}: {change.settings}"
 
 
 def _decided(decision: Decision) -> str:

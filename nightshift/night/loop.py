@@ -253,15 +253,15 @@ class Night:
             self._update(pending=left, refusals=(), notes=())
             self._is_given_up = False
         head = setup.repo.head()
-        if setup.campaign(self.state.branch).baseline is None or head.branch != self.state.branch:
+        first = setup.campaign(self.state.branch).baseline
+        if first is None or head.branch != self.state.branch:
             return
         path, source, present = setup.root / CONFIG_NAME, setup.repo.config_at("HEAD"), None
         with suppress(ConfigError):
             present = read_source(path)
         if present == source or source is None:
             return
-        first = setup.campaign(self.state.branch).baseline
-        history = setup.repo.config_history(Head(self.state.branch, first.commit if first else None))
+        history = setup.repo.config_history(Head(self.state.branch, first.commit))
         earlier = {text for entry in history for text in (entry.before, entry.after)}
         if present is not None and present not in earlier:
             aside = ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"

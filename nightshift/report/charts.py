@@ -18,7 +18,7 @@ from nightshift.campaign.records import Z95, Standing, Verdict
 from nightshift.config.train_toml import Change
 from nightshift.config.values import shorten
 from nightshift.report.data import Experiment
-from nightshift.report.text import brief, effect, half, score, verdict
+from nightshift.report.text import brief, effect, half, incumbent_score, score, verdict
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
@@ -354,7 +354,7 @@ def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
     if incumbent == baseline:
         return (below,)
     shift = math.copysign(max(15 - abs(incumbent - baseline), 0.0) / 2, incumbent - baseline)
-    above = Text(x, incumbent + shift + 4, f"incumbent {score(round(standing.baseline, 3) + round(standing.gain, 3))}")
+    above = Text(x, incumbent + shift + 4, f"incumbent {incumbent_score(standing)}")
     return above, replace(below, y=below.y - shift)
 
 

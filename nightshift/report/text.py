@@ -8,8 +8,8 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
-from nightshift.campaign.campaign import others_told
-from nightshift.campaign.records import Z95, Effect, Record, percent
+from nightshift.campaign.campaign import told_decisions
+from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted, span
@@ -62,8 +62,7 @@ def headline(morning: Morning) -> Headline:
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
         return Headline("No gain so far", _with_last_runs(sentence, morning), "open")
     low, gain = standing.gain_interval[0], f"{signed(100 * standing.gain)} ± {100 * standing.gain_halfwidth:.1f} pp"
-    # To the digits that are shown their difference is the gain.
-    scores = f"{score(standing.baseline)} {_ARROW} {score(round(standing.baseline, 3) + round(standing.gain, 3))}"
+    scores = f"{score(standing.baseline)} {_ARROW} {incumbent_score(standing)}"
     certificate = None if morning.obsolete else morning.certificate
     if certificate:  # one gain comes first, the certified one
         result = certificate.estimate
@@ -152,6 +151,11 @@ def score(value: float | None, none: str = NOT_MEASURED) -> str:
     return none if value is None else f"{value:.3f}"
 
 
+def incumbent_score(standing: Standing) -> str:
+    """The incumbent's believed score: to the digits that are shown it is the baseline's plus the gain."""
+    return score(round(standing.baseline, 3) + round(standing.gain, 3))
+
+
 def signed(value: float) -> str:
     """A number with its sign; zero has none."""
     text = f"{abs(value):.1f}"
@@ -188,7 +192,7 @@ def contents(record: Record) -> str:
 
 def besides(record: Record) -> str:
     """What an experiment was besides its new change: `with 0007 again; 0003 reverted`; empty where it was nothing."""
-    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), others_told(record))))
+    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), told_decisions(record.moved))))
 
 
 def half(stderr: float) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign.campaign import Campaign, contradictions, fold, fold_sound, others_told
+from nightshift.campaign.campaign import Campaign, contradictions, fold, fold_sound, told_decisions
 from nightshift.campaign.commits import incumbent_values, plan
 from nightshift.campaign.counts import Counts, num_since_keep
 from nightshift.campaign.ledger import Ledger
@@ -71,7 +71,7 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     rider = a_change(2)
     while not records[-1].moved and len(records) < 10:
         records.append(next_record(records, 0.7, run=Run(rider=rider)))
-    assert others_told(records[-1]) == "0002 adopted"
+    assert told_decisions(records[-1].moved) == "0002 adopted"
     assert "(with 0002 again)" in records[-1].judgement.why
     assert re.search(r"; 0002 adopted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
     campaign = folded(records)
@@ -151,7 +151,7 @@ def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_s
     assert (refused.status, refused.judgement.kept) == ("discard", ())
     assert "; 0002 cannot be kept: no such memory" in refused.judgement.why
     assert contradictions([*records, refused], lambda record: parse(BASELINE)) == []
-    wrong = replace(refused, judgement=replace(refused.judgement, why="no"))
+    wrong = replace(refused, judgement=replace(refused.judgement, refused=()))
     assert len(contradictions([*records, wrong], lambda record: parse(BASELINE))) == 1
 
 

@@ -1,4 +1,4 @@
-"""What the sections of the morning page say: headline beside certificate, counts, keys by the belief, coordinates."""
+"""What the sections of the morning page say: headline beside certificate, counts, effects of keys, coordinates."""
 
 import json
 from pathlib import Path
