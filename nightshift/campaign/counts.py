@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nightshift.campaign.records import Change, Failure, Record, Standing, Verdict
+from nightshift.campaign.records import Change, Failure, Record, Stage, Standing, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +95,13 @@ def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
 def gain_text(standing: Standing) -> str:
     """The reported gain and half of its 95 % interval: `+4.1 ± 2.4 pp`."""
     return f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"
+
+
+def last_scores(records: Sequence[Record]) -> str:
+    """The scores of a night's last runs side by side: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
+    parts = []
+    for name, stage in (("incumbent", Stage.LAST_INCUMBENTS), ("baseline", Stage.LAST_BASELINES)):
+        scores = [r.score for r in records if r.run.stage is stage and r.score is not None]
+        if scores:
+            parts.append(f"{name} {', '.join(f'{100 * score:.1f}' for score in scores)} %")
+    return "; ".join(parts)

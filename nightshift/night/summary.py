@@ -8,7 +8,7 @@ from typing import Any
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.counts import Counts, standing_text
+from nightshift.campaign.counts import Counts, last_scores, standing_text
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.next_run import next_stage
 from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record, Stage
@@ -66,16 +66,6 @@ def summary(
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     lines += [stop, f"journal:      {journal}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
     return "\n".join(lines)
-
-
-def last_scores(own: Sequence[Record]) -> str:
-    """The scores of the night's last runs side by side: `incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`."""
-    parts = []
-    for name, stage in (("incumbent", Stage.LAST_INCUMBENTS), ("baseline", Stage.LAST_BASELINES)):
-        scores = [r.score for r in own if r.run.stage is stage and r.score is not None]
-        if scores:
-            parts.append(f"{name} {', '.join(f'{100 * score:.1f}' for score in scores)} %")
-    return "; ".join(parts)
 
 
 def one_line(record: Record, campaign: Campaign) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import NamedTuple
 
 from nightshift.campaign.campaign import Campaign, fold_sound
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.counts import Counts
+from nightshift.campaign.counts import Counts, last_scores
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.next_run import settings_of
@@ -175,18 +176,9 @@ class Morning:
     def last_runs(self) -> str:
         """`the last runs: incumbent 51.2, 50.4 %; baseline 47.1, 47.9 %`; empty where the last runs measured other
         things."""
-        scores: dict[Stage, list[float]] = {stage: [] for stage in Stage}
-        for e in reversed(self.experiments):
-            if e.record.run.stage is Stage.SEARCH:
-                break
-            scores[e.record.run.stage] += [e.record.score] if e.record.score is not None else []
-        names = {Stage.LAST_INCUMBENTS: "incumbent", Stage.LAST_BASELINES: "baseline"}
-        parts = [
-            f"{name} {', '.join(f'{100 * score:.1f}' for score in reversed(scores[stage]))} %"
-            for stage, name in names.items()
-            if scores[stage]
-        ]
-        return f"the last runs: {'; '.join(parts)}" if parts else ""
+        records = (e.record for e in reversed(self.experiments))
+        scores = last_scores([*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1])
+        return f"the last runs: {scores}" if scores else ""
 
     @property
     def isolation(self) -> str | None:
