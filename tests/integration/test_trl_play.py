@@ -212,7 +212,7 @@ def test_the_loss_is_of_what_the_trained_seat_said_as_trl_would_have_it(tmp_path
     trainer._get_per_token_logps_and_entropies = both
     trainer.train_for(HANG_SECONDS)
     ((logps, entropies, _), (all_logps, all_entropies, _)) = told[0]
-    own = trainer._own
+    own = trainer._is_trained
     assert 0 < own.sum() < 0.5 * own.numel()
     assert torch.allclose(logps[own], all_logps[own], atol=1e-5)
     assert torch.allclose(entropies[own], all_entropies[own], atol=1e-5)

@@ -104,6 +104,38 @@ def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(
             assert (frequencies - probabilities).abs().max() < 0.04  # 4 sd at p = 1/2
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_samples_in_the_precision_of_a_gpu_are_likely_ones(
+    sampler: ModuleType, shipped: tuple[Any, Any], precision: str
+) -> None:
+    """A GPU computes under autocast: the tokens that it chooses greedily are those of float32 but for near ties."""
+    import torch
+
+    model, tokenizer = shipped
+    prompts = prompt_ids(tokenizer, 40)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
+    for ids, sample in zip(prompts, samples, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids + sample.ids])).logits[0, len(ids) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
+        assert (logits.amax(1) - chosen).max() < {"float32": 1e-4, "bfloat16": 0.3}[precision]
+
+
+def test_prompts_of_one_token_and_of_many_are_read_as_transformers_reads_them(
+    sampler: ModuleType, shipped: tuple[Any, Any]
+) -> None:
+    import torch
+
+    model, tokenizer = shipped
+    long = prompt_ids(tokenizer, 2)
+    for prompts in ([[7]], [[7], [9]], [[7], *long]):
+        samples = sampler.sample(model, prompts, 1, 8, 0.0, {tokenizer.eos_token_id})
+        for ids, sample in zip(prompts, samples, strict=True):
+            expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
+            assert sample.ids == expected[0, len(ids) :].tolist()
+
+
 def make_settings(**changes: Any) -> dict[str, Any]:
     return {
         "optimizer": ADAMW,
@@ -230,6 +262,60 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
         token_counts.append(batch["num_items_in_batch"].item())
     assert token_counts[0] < token_counts[1]
     assert torch.allclose(gradients[0] * token_counts[0], gradients[1] * token_counts[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "temperature", "num_mixed"),
+    [(4, 1.0, 0), (16, 0.7, 0), (2, 1.3, 5)],
+    ids=["groups", "large", "told"],
+)
+def test_log_probs_entropies_and_gradients_are_trls(
+    make_trainer: MakeTrainer, group_size: int, temperature: float, num_mixed: int
+) -> None:
+    """On a sampled batch; `told`: the last five tokens of some completions are not the policy's own."""
+    import torch
+    from trl import GRPOTrainer
+
+    trainer, _ = make_trainer(group_size=group_size, temperature=temperature, filter_zero_advantages=False)
+    with torch.no_grad():  # biases and norms are near 0 and 1, where errors would not show
+        for parameter in trainer.model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    trainer._ends, trainer._started = math.inf, 0.0
+    trainer.model.train()
+    inputs = [
+        {"prompt": row["prompt"], "index": row["index"]} for row in trainer.train_dataset for _ in range(group_size)
+    ]
+    batch = trainer._generate_and_score_completions(inputs[:32])
+    batch["advantages"] = torch.randn(32)
+    if num_mixed:
+        batch["tool_mask"] = batch["completion_mask"].clone()
+        batch["tool_mask"][::3, -num_mixed:] = 0
+    trainer.current_gradient_accumulation_steps = 1
+    found = []
+    ours = trainer._get_per_token_logps_and_entropies
+    for path in (
+        ours,
+        lambda *arguments, **named: GRPOTrainer._get_per_token_logps_and_entropies(trainer, *arguments, **named),
+    ):
+        seen: list[Any] = []
+
+        def kept(*arguments: Any, path: Any = path, seen: list[Any] = seen, **named: Any) -> Any:
+            seen += path(*arguments, **named)
+            return seen
+
+        trainer._get_per_token_logps_and_entropies = kept
+        trainer.model.zero_grad()
+        trainer.compute_loss(trainer.model, batch).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+        found.append((seen[0].detach(), seen[1].detach(), gradient))
+    is_trained = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
+    (logps, entropies, gradient), (trl_logps, trl_entropies, trl_gradient) = found
+    torch.testing.assert_close(logps[is_trained], trl_logps[is_trained], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropies[is_trained], trl_entropies[is_trained], atol=1e-5, rtol=1e-5)
+    assert trl_gradient.norm() > 1e-3
+    assert (gradient - trl_gradient).norm() < 3e-5 * trl_gradient.norm()
+    assert not logps[~is_trained].any()
+    assert not entropies[~is_trained].any()
 
 
 def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(

@@ -3,6 +3,7 @@
 What differs from a bare GRPOTrainer, and why:
 - sampling goes through sampler.py: `generate` costs more than the rest of a step;
 - rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
+- on a CPU log-probabilities go through log_probs.py, for the same reason;
 - several environments are mixed by their ratio, as prime-rl's sources are;
 - optimizer and schedule are those of optimizer.py;
 - training ends at a moment, not at a step: an update that would begin after it does not happen.
@@ -23,6 +24,7 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from nightshift.engines.trl.log_probs import log_probs_and_entropies
 from nightshift.engines.trl.optimizer import make_optimizer, make_scheduler
 from nightshift.engines.trl.sampler import Sample, sample
 from nightshift.evaluation.environment import Environment
@@ -107,6 +109,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._set = training_set(environments, settings.get("ratio", {}))
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
+        self._is_trained: torch.Tensor  # (rows, completion tokens): the tokens that the loss is of
         self._rollout_log = RolloutLog()
         self._reward_means: list[float] = []  # one a step
         self._num_collated = itertools.count()
@@ -115,7 +118,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             tokenizer.apply_chat_template(one.episode(example).ask(), tokenize=False, add_generation_prompt=True)
             for one, example in self._set
         ]
-        longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
+        self._prompt_ids: dict[str, list[int]] = dict(zip(prompts, tokenizer(prompts)["input_ids"], strict=True))
+        longest = max(map(len, self._prompt_ids.values()))
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
         if limit < 1:
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
@@ -201,6 +205,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         episode.answer(text)
         return episode.score()
 
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return [self._prompt_ids[prompt] for prompt in prompts], None, {}
+
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
         self.model.eval()
         with self.accelerator.autocast():
@@ -261,6 +268,23 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         said = batch["completion_mask"] * batch.get("tool_mask", 1)  # without what it was told between its turns
         rows["num_items_in_batch"] = said[is_useful].sum()
         return rows
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        # Without the tokens that the policy was told between its turns.
+        self._is_trained = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **more: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """Both (rows, logits_to_keep), and 0 where nothing is learned from; None: no loss of a mixture of experts."""
+        if input_ids.is_cuda:
+            found: tuple[torch.Tensor, torch.Tensor, None] = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, **more
+            )
+            return found
+        policy = self.accelerator.unwrap_model(model)
+        return *log_probs_and_entropies(policy, input_ids, attention_mask, self._is_trained, self.temperature), None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write the metrics row of the step that TRL logs; the figures are of its rollouts."""

@@ -18,8 +18,6 @@ from nightshift.engines.trl.grpo import Trainer
 from nightshift.engines.trl.play import check_template, play
 from nightshift.evaluation.environment import Game
 
-PLAIN = ("qwen2", "qwen3", "llama", "mistral")  # nothing comes after the head's product
-
 
 class SelfPlay(Trainer):
     """See the module."""
@@ -35,7 +33,6 @@ class SelfPlay(Trainer):
         self._fifth = 0  # of the training, of which a step was kept last
         self._indices: list[int] = []
         self._rewards: Iterator[float] = iter(())
-        self._own: torch.Tensor  # of the rows that the loss is of: what the trained seat said
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._indices = [row["index"] for row in inputs]
@@ -71,32 +68,6 @@ class SelfPlay(Trainer):
             "env_mask": [trace.is_own for trace in traces],
             "logprobs": None,
         }
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self._own = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **more: Any
-    ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Of the tokens that the trained seat said, (rows, logits_to_keep) both, and 0 elsewhere.
-
-        TRL projects every token to the vocabulary, unless it has Triton: of a game a few in a hundred are learnt from.
-        """
-        inner = self.accelerator.unwrap_model(model)
-        if input_ids.is_cuda or inner.config.model_type not in PLAIN:
-            found: tuple[torch.Tensor, torch.Tensor, None] = super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, **more
-            )
-            return found
-        own, said = self._own, input_ids[:, -logits_to_keep:]
-        hidden = inner.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        scores = inner.get_output_embeddings()(hidden[:, -logits_to_keep - 1 : -1][own]).float() / self.temperature
-        logps = scores.log_softmax(dim=-1)
-        entropies = -(logps.exp() * logps).sum(dim=-1).detach()
-        chosen = logps.gather(-1, said[own][:, None])[:, 0]
-        blank = torch.zeros(own.shape)
-        return blank.masked_scatter(own, chosen), blank.masked_scatter(own, entropies), None
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
         """And which earlier steps are kept: the first that ended in each fifth of the training but the first."""
