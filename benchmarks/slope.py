@@ -27,6 +27,7 @@ import click
 from machine import RESULTS, machine, table, write_result
 
 from nightshift.campaign.records import Completion
+from nightshift.config.allowlist import CURRICULUM
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import load, parse
@@ -52,6 +53,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "base": {},
     "muon": {"trainer.optim.type": "muon", "trainer.optim.mu": 0.95, "trainer.optim.betas2": 0.95},
     "max_rl": {"orchestrator.algo.type": "max_rl"},
+    "difficulty": {f"{CURRICULUM}.sampler.type": "difficulty_pool"},
     "unfiltered": {"orchestrator.train.filter_zero_advantages": False},
     "pool": {"orchestrator.train.opponent.type": "pool"},
 }

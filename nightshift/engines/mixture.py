@@ -4,13 +4,19 @@ and who plays the other seat of a game. prime-rl has no such keys: its list of s
 from difflib import get_close_matches
 from typing import Any
 
-from nightshift.config.allowlist import OPPONENT, RATIO
+from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config
 from nightshift.engines.memory import line_in, where
 from nightshift.errors import ConfigError
 
 LEAST_RATIO = 1e-6
+POOL = ("threshold", "weight")
+DEFAULT_POOLS = {  # prime-rl's
+    "hard": {"threshold": 0.25, "weight": 0.2},
+    "normal": {"threshold": 0.75, "weight": 1.0},
+    "easy": {"threshold": 1.0, "weight": 0.2},
+}
 
 
 def ratios(config: Config, rules: Rules) -> dict[str, float]:
@@ -40,6 +46,16 @@ def opponent(config: Config, rules: Rules) -> dict[str, Any]:
         cause = f"{where(config, path)}: these rules train on {' and '.join(rules.environment_names)}, no game"
         raise ConfigError(cause, "Delete it.")
     return {}
+
+
+def difficulty_pools(config: Config) -> dict[str, dict[str, float]]:
+    """Threshold and weight of each difficulty pool by its name; empty where examples come in order."""
+    table = f"{CURRICULUM}.sampler"
+    if config.get(f"{table}.type") != "difficulty_pool":
+        return {}
+    names = [path for path in config.resolved if path.rpartition(".")[0] == f"{table}.pools"]
+    found = {path.rpartition(".")[2]: {leaf: config.get(f"{path}.{leaf}") for leaf in POOL} for path in names}
+    return found or DEFAULT_POOLS
 
 
 def without(values: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(t
 def test_an_episode_asks_once_and_scores_the_answer() -> None:
     (environment,) = environments.load(ROOT, ARITHMETIC_TRL.environments)
     assert (environment.name, environment.package) == ("arithmetic", "nightshift_arithmetic")
-    assert [len(environment.examples(split)) for split in ("train", "selection")] == [4000, 1000]
+    assert [len(environment.examples(split)) for split in ("train", "selection")] == [4000, 4000]
     example = environment.examples("selection")[0]
     episode = environment.episode(example)
     assert episode.score() == 0.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.records import Weights
-from nightshift.config.allowlist import OPPONENT, RATIO
+from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
@@ -24,7 +24,7 @@ from nightshift.config.values import number_text
 from nightshift.engines.base import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
 from nightshift.engines.memory import above_cap, line_in
-from nightshift.engines.mixture import opponent, ratios
+from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
@@ -174,6 +174,9 @@ class TrlEngine:
             settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in _LEAVES[kind]}
             used |= {f"{table}.{leaf}" for leaf in ("type", *_LEAVES[kind])}
         settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
+        if pools := difficulty_pools(config):
+            settings["difficulty_pools"] = pools
+            used |= {key for key in config.values if key.startswith(f"{CURRICULUM}.sampler.")}
         if ratio := ratios(config, self.rules):
             settings["ratio"] = ratio
             used |= {key for key in config.values if key.startswith(f"{RATIO}.")}
@@ -204,7 +207,7 @@ class TrlEngine:
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The trainer's command line and what its spec.json would hold; and what is missing here."""
-        spec = self._spec(settings, seed, run_dir)
+        spec = self.spec(settings, seed, run_dir)
         command = shlex.join(python_command(*self._trainer, str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         lines = changes(self.rules, self.root / self.rules.model)
@@ -219,7 +222,7 @@ class TrlEngine:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
         spec_path = run_dir / "spec.json"
-        write_json(spec_path, self._spec(settings, seed, run_dir))
+        write_json(spec_path, self.spec(settings, seed, run_dir))
         variables = dict(_OFFLINE)
         if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
@@ -235,7 +238,8 @@ class TrlEngine:
         """The GPU that trains. EngineError where there is none."""
         return choose_gpus(list_gpus(), self._gpu_ids, 1, self._environ)[0]
 
-    def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
+    def spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
+        """What the trainer process reads."""
         trained, sampled, _ = MEMORY[self.rules.memory]
         return {
             "model": self.rules.model if self.rules.model_revision else str(self.root / self.rules.model),

@@ -12,6 +12,7 @@ What differs from a bare GRPOTrainer, and why:
 import itertools
 import json
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,27 @@ def training_set(environments: Sequence[Environment], ratio: Mapping[str, float]
     ]
 
 
+class DifficultyPools:
+    """prime-rl's difficulty_pool: an example is drawn by the weight of the pool that its last group's mean is in."""
+
+    def __init__(self, pools: Mapping[str, Mapping[str, float]], num_examples: int, seed: int) -> None:
+        """A pool's `threshold` is the highest mean reward in it; the last pool takes in what is above."""
+        self._pools = sorted((pool["threshold"], pool["weight"]) for pool in pools.values())
+        self._weights = [1.0] * num_examples  # of one that was never drawn, as in prime-rl
+        self._rng = random.Random(seed)
+
+    def draw(self, num: int) -> list[int]:
+        """Indices of examples; one may come twice. ValueError where all are in pools of weight 0."""
+        if not any(self._weights):
+            raise ValueError("every example is in a difficulty pool of weight 0")
+        return self._rng.choices(range(len(self._weights)), self._weights, k=num)
+
+    def observe(self, index: int, reward_mean: float) -> None:
+        """What a group of an example got."""
+        weights = (weight for threshold, weight in self._pools if reward_mean <= threshold)
+        self._weights[index] = next(weights, self._pools[-1][1])
+
+
 Settings = Mapping[str, Any]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
@@ -124,6 +146,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         if limit < 1:
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
         # Of more examples than there are TRL's sampler would make no batch at all, for ever.
+        pools = settings.get("difficulty_pools")
+        self._pools = DifficultyPools(pools, len(prompts), spec["train_seed"]) if pools else None
         repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
         rows = [{"prompt": prompt, "index": index} for index, prompt in enumerate(prompts)] * repeats
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
@@ -183,6 +207,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "all_wrong_share": (groups == 0).all(1).float().mean().item(),
             "equal_share": (groups == groups[:, :1]).all(1).float().mean().item(),
         }
+        if self._pools:
+            for i, mean in zip(index[:: self.num_generations], groups.mean(1).tolist(), strict=True):
+                self._pools.observe(i, mean)
         if self._scorers:
             failed = sum(scorer.num_failed for scorer in self._scorers) - failed
             self._row["error_share"] = failed / len(rewards)
@@ -232,7 +259,12 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """TRL's loader brings a whole batch once for every part of it that is passed over; it looks at the first."""
         self._end_in_time()
-        return rows if next(self._num_collated) % self.args.steps_per_generation == 0 else []
+        if next(self._num_collated) % self.args.steps_per_generation != 0:
+            return []
+        if self._pools is None:
+            return rows
+        drawn = self._pools.draw(len(rows) // self.num_generations)
+        return [self.train_dataset[index] for index in drawn for _ in range(self.num_generations)]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Before and after generation, and before every pass of an update."""
