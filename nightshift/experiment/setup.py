@@ -125,10 +125,11 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1
     elif num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
-        num_slots = fitting.num_runs
-        if first is not None:  # the campaign's number: free memory changes, and results compare with their like only
+        num_slots, text = fitting.num_runs, f"--pairs auto: {fitting}"
+        if first is not None and num_slots_of(first.hardware) != num_slots:  # free memory changes, a campaign does not
             num_slots = num_slots_of(first.hardware)
-        reporter.note(f"--pairs auto: {fitting}" + (f"; {first.branch} has {num_slots} slots" if first else ""))
+            text += f"; {first.branch} began with {num_slots} and keeps to that"
+        reporter.note(text)
     executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
     if cluster is not None:
         executor = SlurmExecutor(root, environ, cluster)
