@@ -1,7 +1,10 @@
 """What run.py, prepare.py and the `nightshift` command do before they import anything else."""
 
+import gc
 import os
 import sys
+
+_GC_OBJECTS = 100_000  # between two searches for garbage: thousands of modules and records are none
 
 
 def is_own(folder: str) -> bool:
@@ -16,12 +19,14 @@ def is_own(folder: str) -> bool:
 
 
 def begin() -> None:
-    """Import nothing from the folders of PYTHONPATH, and let no thread of a library receive a stop signal.
+    """Import nothing from the folders of PYTHONPATH, let no thread of a library receive a stop signal, and let Python
+    search for garbage less often.
 
     `module load` on a cluster sets PYTHONPATH to packages of another Python. The checkout comes last, so that no file
     at its top hides a library. Libraries start threads when they are imported: these inherit the signal mask, so that
     signals.py can find out who sent a signal. cli/shell.py unblocks the signals in the main thread.
     """
+    gc.set_threshold(_GC_OBJECTS)
     checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     value = os.environ.get("PYTHONPATH")
     foreign = {os.path.abspath(folder) for folder in value.split(os.pathsep)} if value else set()  # "": this folder

@@ -46,7 +46,7 @@ class Neighbours(Watch):
     """A stand-in for what others take: nothing, whatever tests run beside."""
 
     def taken(self) -> Contention:
-        return Contention(2, others_share=0.0, stolen_share=0.0)
+        return Contention(len(self._cores), others_share=0.0, stolen_share=0.0)
 
 
 def fault(folder: Path, name: str, once: bool = True) -> None:

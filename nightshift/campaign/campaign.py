@@ -256,11 +256,6 @@ def told(record: Record, score: float) -> str:
     return text
 
 
-def told_decisions(decisions: Iterable[Decision]) -> str:
-    """Changes that came in or went out: `0003 reverted, 0005 adopted`."""
-    return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
-
-
 def events_of(records: Sequence[Record], branch: str, rules_hash: str) -> list[tuple[bool, Record]]:
     """The starts (True) and decisions (False) of a campaign's experiments, in the order in which they happened."""
     ours = [record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)]

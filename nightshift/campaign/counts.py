@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nightshift.campaign.records import Change, Failure, Record, Stage, Standing, Verdict
+from nightshift.campaign.records import Change, Decision, Failure, Record, Stage, Standing, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ class Counts:
         ]
         whole = f"{self.num_experiments:,} experiment{'' if self.num_experiments == 1 else 's'}"
         return f"{whole}: {', '.join(filter(None, parts))}"
+
+
+def told_decisions(decisions: Iterable[Decision]) -> str:
+    """Changes that came in or went out: `0003 reverted, 0005 adopted`."""
+    return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 
 
 def is_replaced(change: Change, kept: Iterable[Change]) -> bool:

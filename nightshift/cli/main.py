@@ -133,7 +133,10 @@ def history(as_json: bool) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of search, tpe and random.")
 @SANDBOX
 @click.option(
-    "--pairs", default="1", callback=num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
+    "--pairs",
+    default="1",
+    callback=num_slots,
+    help="Runs side by side, on GPUs or cores of their own; auto: as many as fit (doctor shows it).",
 )
 @SLURM
 @click.option(

@@ -1,6 +1,5 @@
 """What every command owes the shell: errors as one line, an exit code that is true, help, a version."""
 
-import gc
 import io
 import math
 import os
@@ -37,7 +36,7 @@ def hexadecimal(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """--pairs: a number, or 0: as many as there are GPUs for."""
+    """--pairs: a number, or 0: as many as this machine's GPUs or cores are for."""
     if value == "auto":
         return 0
     if not re.fullmatch("[1-9][0-9]{0,2}", value):
@@ -68,7 +67,6 @@ SLURM = click.option(
 )
 
 
-_GC_OBJECTS = 100_000  # between two searches for garbage: thousands of records are none, and were looked through often
 P = ParamSpec("P")
 
 
@@ -85,7 +83,6 @@ def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
             while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
                 pass  # a standard stream that is closed: its number would go to the next file that is opened
             os.close(descriptor)
-            gc.set_threshold(_GC_OBJECTS)
             return int(told(command(*args, **kwargs) or ExitCode.MEASURED))
         except SystemExit as end:
             raise SystemExit(told(end.code)) from None

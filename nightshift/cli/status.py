@@ -12,7 +12,6 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from nightshift.campaign.campaign import fold_sound, last_campaign, unfit_scores
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.counts import Counts, gain_text, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
@@ -49,6 +48,8 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     `effect`, `p_helps`: of its new change on the score of the incumbent; `since`: what became of that change; `files`:
     the folder of the experiment.
     """
+    from nightshift.campaign.campaign import fold_sound
+
     campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
     effect = campaign.effect(record)
     return {
@@ -237,6 +238,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime) -> Status:
+        from nightshift.campaign.campaign import last_campaign, unfit_scores
         from nightshift.cli.running import RunLine
 
         records, damaged = ledger.readable()
@@ -318,6 +320,8 @@ def _believed(
     last = max(judged, key=lambda record: record.decided or 0)
     assert last.judgement is not None
     if any(record.user_decisions and record.decided_before >= (last.decided or 0) for record in records):
+        from nightshift.campaign.campaign import fold_sound
+
         campaign, _ = fold_sound(ledger, records, branch, rules_hash)
         return campaign.kept, campaign.standing
     return last.judgement.kept, last.judgement.standing

@@ -20,6 +20,7 @@ from nightshift.evaluation.policy import Policy
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
     from nightshift.campaign.records import ProgressCallback, Training, Weights
     from nightshift.config.train_toml import Config
+    from nightshift.executors.capacity import Capacity
 
 Note = Callable[[str], None]  # one line of news
 
@@ -161,6 +162,10 @@ class Engine(Protocol):
 
     def gpu_ids(self) -> tuple[int, ...]:
         """NVML's numbers of the GPUs that a run uses."""
+        ...
+
+    def capacity(self) -> Capacity | None:
+        """How many runs fit side by side on this machine's cores; None where GPUs decide."""
         ...
 
     def versions(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nightshift.errors import UsageError
 
@@ -19,7 +20,11 @@ class Slot:
 
 
 def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
-    """Divide a machine into slots; 0: as many as there are GPUs for; 1: the whole machine. Raises UsageError."""
+    """Divide a machine into slots; 0: as many as there are GPUs for; 1: the whole machine. Raises UsageError.
+
+    With GPUs a slot gets neighbouring `cores`. Without GPUs slots take turns, so that with `cores` as `by_core` orders
+    them no two slots share a physical core unless there are more slots than physical cores.
+    """
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]
@@ -32,13 +37,34 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
     slots, share = [], len(cores) // num_slots
     for i in range(num_slots):
         gpus = ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)]))
-        slots.append(Slot(i, gpus or None, tuple(cores[share * i : share * (i + 1)])))
+        part = cores[share * i : share * (i + 1)] if gpus_each else cores[i::num_slots][:share]
+        slots.append(Slot(i, gpus or None, tuple(part)))
     return slots
 
 
 def own_cores() -> list[int]:
-    """The cores that this process may use; none where the system does not tell."""
+    """The logical processors that this process may use; none where the system does not tell."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def physical_cores(cores: Sequence[int], sys: Path = Path("/sys")) -> list[list[int]]:
+    """These logical processors by the physical core that they are threads of; each alone where the system does not
+    tell. Two runs on one physical core slow each other down."""
+    threads = dict[str, list[int]]()
+    for core in cores:
+        try:
+            siblings = (sys / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(core)
+        threads.setdefault(siblings, []).append(core)
+    return list(threads.values())
+
+
+def by_core(cores: Sequence[int], sys: Path = Path("/sys")) -> list[int]:
+    """The same processors: the first thread of every physical core, then the second ones."""
+    groups = physical_cores(cores, sys)
+    rank = {core: number for group in groups for number, core in enumerate(group)}
+    return sorted(cores, key=lambda core: (rank[core], core))
 
 
 def layout(num_slots: int, num_cores: int) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
-from nightshift.campaign.campaign import told_decisions
+from nightshift.campaign.counts import told_decisions
 from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import time
 from datetime import datetime
@@ -10,8 +12,11 @@ from pathlib import Path
 import psutil
 
 from nightshift.campaign.records import Failure
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.executors.watchdog import is_alive
+from tests.checkouts import ROOT
 from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, state, whole_night
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -85,3 +90,31 @@ def test_a_night_that_was_killed_can_be_stopped(root: Path) -> None:
     assert "is over" in stdout
     assert [r.failure for r in records(root)] == [None, *[Failure.INTERRUPTED] * 2]
     assert nightshift(root, "night", "--stop")[1] == "nothing of a night is left here\n"
+
+
+def test_a_night_with_pairs_auto_has_the_slots_that_doctor_says_each_on_cores_of_its_own(root: Path) -> None:
+    _, told, _ = nightshift(ROOT, "doctor", "--engine", "trl")
+    [num_slots] = map(int, re.findall(r"^trl +runs +ok +(\d+) side by side", told, re.MULTILINE))
+    asked = {"lengths": [4.0], "proposal_seconds": 0.0, "agent": "lengths", "pairs": 0}
+    code, _, stderr = whole_night(root, **asked, experiments=num_slots + 2)
+    assert code == 0, stderr
+    assert f"--pairs auto: {num_slots} side by side: " in stderr
+    ours = records(root)
+    jobs = [json.loads((root / f"runs/{r.number:04d}/job.json").read_bytes()) for r in ours]
+    cores = {job["slot"]: tuple(job["cores"]) for job in jobs}
+    assert len(cores) == num_slots
+    assert len(set().union(*cores.values())) == sum(map(len, cores.values())), "two slots share a core"
+    if num_slots > 1:
+        assert {r.result.contention.num_cores for r in ours if r.result and r.result.contention} == {
+            len(cores["slot 1"])
+        }
+    assert problems(root) == []
+
+
+def test_a_campaign_keeps_its_number_of_slots(root: Path) -> None:
+    """Free memory changes, and results of another number do not compare."""
+    assert whole_night(root, agent="lr", proposer="lr", pairs=1, experiments=1)[0] == 0
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", pairs=0, experiments=1)
+    assert code == 0, stderr
+    assert ("began with 1 and keeps to that" in stderr) == (TrlEngine(ARITHMETIC_TRL, ROOT, {}).capacity().num_runs > 1)
+    assert len({r.hardware for r in records(root)}) == 1

@@ -25,7 +25,10 @@ CHILDREN = {
     "executors/watchdog.py": (),
 }
 PRINTING = {"cli/output.py", "engines/prime_rl/validate.py"}
-HEAVY = ("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "matplotlib", "accelerate", "scipy")
+HEAVY = (
+    *("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "accelerate"),
+    *("matplotlib", "altair", "optuna", "scipy", "sklearn", "pandas", "pyarrow"),
+)
 
 
 def sources() -> dict[str, ast.Module]:

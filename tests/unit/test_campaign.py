@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign.campaign import Campaign, contradictions, fold, fold_sound, told_decisions
+from nightshift.campaign.campaign import Campaign, contradictions, fold, fold_sound
 from nightshift.campaign.commits import incumbent_values, plan
-from nightshift.campaign.counts import Counts, num_since_keep
+from nightshift.campaign.counts import Counts, num_since_keep, told_decisions
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Contention, Decision, Failure, Record, Run, Stage, packed
 from nightshift.config.train_toml import Config, parse

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -97,9 +97,9 @@ def child(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def seconds_of_all() -> float:
+def seconds_of_all(cores: Iterable[int] = os.sched_getaffinity(0)) -> float:
     times = psutil.cpu_times(percpu=True)
-    return sum(times[core].user + times[core].nice + times[core].system for core in os.sched_getaffinity(0))
+    return sum(times[core].user + times[core].nice + times[core].system for core in cores)
 
 
 def test_what_a_process_of_somebody_else_uses_is_taken_by_others(tmp_path: Path) -> None:
@@ -132,6 +132,44 @@ def test_the_work_of_what_we_started_is_ours_too(tmp_path: Path, is_ended: bool)
         before = seconds_of_all()
         others, worked = seconds_of_others(work)
         assert seconds_of_all() - before - others > 0.8 * worked
+
+
+# A stand-in for a worker: it has the first core to itself, watches it, and works beside a run on the other one.
+WORKER = """
+import os, sys, time
+from nightshift.executors.gpus import Watch
+os.sched_setaffinity(0, [int(sys.argv[1])])
+now = [0.0]
+watch = Watch(clock=lambda: now[0])
+print("ready", flush=True)
+while time.process_time() < float(sys.argv[2]):
+    pass
+sys.stdin.readline()  # the other one is done, too
+now[0] = 1000.0
+taken = watch.taken()
+print(1000.0 * taken.num_cores * taken.others_share, time.process_time(), flush=True)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="runs side by side need two cores")
+def test_a_run_on_a_core_of_its_own_is_no_contention_for_the_run_beside_it(tmp_path: Path) -> None:
+    """What all used on both cores, less what the first run calls others' work, holds the work of both runs."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    command = [sys.executable, "-c", WORKER, str(first), str(SPIN_SECONDS)]
+    pipe, sign = subprocess.PIPE, tmp_path / "sign"
+    with (
+        child(spin_command(sign)) as sibling,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parents[2]) as worker,
+    ):
+        os.sched_setaffinity(sibling.pid, [second])
+        assert worker.stdout.readline() == "ready\n"
+        before = seconds_of_all((first, second))
+        sign.touch()
+        by_sibling = float(sibling.stdout.readline())
+        others, worked = map(float, worker.communicate("\n")[0].split())
+        used = seconds_of_all((first, second)) - before
+    assert used - others > 0.8 * (SPIN_SECONDS + by_sibling)
+    assert worked >= SPIN_SECONDS
 
 
 US, STRANGER = os.getpid(), os.getppid()

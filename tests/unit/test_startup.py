@@ -13,7 +13,9 @@ import pytest
 
 from nightshift.executors import process
 from nightshift.executors.process import python_command, python_environment
+from tests import stand_in_campaign
 from tests.checkouts import ROOT
+from tests.unit.test_architecture import HEAVY
 
 SHOW = "import json, os, signal, sys; from nightshift.startup import begin; begin(); "
 
@@ -80,3 +82,58 @@ def test_a_child_imports_from_this_checkout_and_gets_no_variable_that_injects_co
     child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "a foreign module ran" not in child.stderr
     assert f"{ROOT}/nightshift/experiment/worker.py" in child.stderr  # in the traceback: it has no arguments
+
+
+# Runs a program with its arguments; at its end, says which of the modules in the first argument it has imported.
+WATCH = """
+import atexit, runpy, sys
+heavy, program, *sys.argv = sys.argv[1].split(","), sys.argv[2], *sys.argv[2:]
+atexit.register(lambda: print("HEAVY", [name for name in heavy if name in sys.modules], file=sys.stderr))
+sys.path.insert(0, "")
+runpy.run_path(program, run_name="__main__")
+"""
+BAD = b"[trainer.optim]\nlrr = 1e-6\n"
+COMMANDS = {  # a command, its exit code, and what it must not import beside HEAVY
+    "nightshift --help": (0, "numpy"),
+    "nightshift night --help": (0, "numpy"),
+    "nightshift no-command": (2, "numpy"),
+    "nightshift status": (0, ""),
+    "nightshift show 2": (0, ""),
+    "nightshift history": (0, ""),
+    "nightshift verify": (0, ""),
+    "run.py --help": (0, "numpy"),
+    "run.py --keys": (0, "numpy"),
+    "run.py": (2, "numpy"),  # its train.toml is refused
+    "run.py --no-option": (2, "numpy"),
+    "prepare.py --help": (0, "numpy"),
+}
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with a campaign of four experiments and a train.toml that is refused."""
+    root = tmp_path_factory.mktemp("checkout")
+    for name in ("nightshift", "environments", "models", "pyproject.toml"):
+        (root / name).symlink_to(ROOT / name)
+    for name in ("run.py", "prepare.py", "rules.toml"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "train.toml").write_bytes(BAD)
+    stand_in_campaign.build(root, 4, with_files=False)
+    return root
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_only_looks_or_refuses_imports_nothing_heavy(campaign: Path, command: str) -> None:
+    code, also = COMMANDS[command]
+    program, *words = command.split()
+    path = shutil.which(program) if program == "nightshift" else program
+    heavy = ",".join((*HEAVY, *filter(None, [also])))
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, heavy, str(path), *words],
+        cwd=campaign,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1] == "HEAVY []"

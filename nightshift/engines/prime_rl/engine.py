@@ -131,6 +131,9 @@ class PrimeRlEngine:
         """Of inference and trainer."""
         return tuple(gpu.index for gpu in self._pair())
 
+    def capacity(self) -> None:
+        """GPUs decide."""
+
     def versions(self) -> dict[str, str]:
         """prime-rl's commit, the packages of its own environment, the driver."""
         found = installed_versions(self.installation)

@@ -27,6 +27,7 @@ from nightshift.engines.memory import above_cap, line_in
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.executors.capacity import Capacity, capacity
 from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import free_disk_gb, write_json
@@ -43,6 +44,9 @@ MEMORY = {
     "1 x 16 GB": (1, 32, 1024),
 }
 TOO_SMALL_FOR_TWO = "1 x 16 GB"  # the other presets hold `previous`, too: 2.0 GB of Qwen2.5-0.5B in float32
+# Memory of one run on a CPU with a model of models/. Measured on arithmetic with the shipped train.toml: all processes
+# of a run hold 1.3 GB, the trainer 1.2 of it; the trainer holds 1.5 with batch_size 1024 and 2.0 with 4096.
+RUN_GB = 2.0
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 # Two wait for each other after every operation. On 2 cores, in as many seconds: calm both make about 70 steps, beside
 # two busy processes two threads make 37 and one 47, beside four 6 and 12.
@@ -122,7 +126,10 @@ class TrlEngine:
         gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
         ready = f"{self.rules.name}: {gpu}base model, disk"
         found = [Check(self.name, "installation", problem, ready) for problem in (*self.check(),) or (None,)]
-        return [*found, Check(self.name, "data", data_problem(self.root, self.rules), names)]
+        found.append(Check(self.name, "data", data_problem(self.root, self.rules), names))
+        if (fitting := self.capacity()) is not None:
+            found.append(Check(self.name, "runs", detail=str(fitting)))
+        return found
 
     def check(self) -> list[str]:
         """An unfit GPU, missing base model or disk space, each with its fix."""
@@ -153,6 +160,10 @@ class TrlEngine:
     def gpu_ids(self) -> tuple[int, ...]:
         """One, or none."""
         return (self._gpu().index,) if self._cuda else ()
+
+    def capacity(self) -> Capacity | None:
+        """On a CPU a core and RUN_GB for each run."""
+        return None if self._cuda else capacity(RUN_GB if self.rules.model.startswith(MODELS) else None)
 
     def versions(self) -> dict[str, str]:
         """Of Python and of the packages that train; the trainer runs in this environment."""
