@@ -21,7 +21,8 @@ CHILDREN = {
     "engines/prime_rl/reader.py": (),
     "engines/prime_rl/validate.py": (),
     "engines/trl/grpo.py": ("engines.trl", "evaluation.environment", "evaluation.episode"),
-    "engines/trl/sampler.py": (),
+    "engines/trl/qwen2.py": (),
+    "engines/trl/sampler.py": ("engines.trl.qwen2",),
     "executors/watchdog.py": (),
 }
 PRINTING = {"cli/output.py", "engines/prime_rl/validate.py"}

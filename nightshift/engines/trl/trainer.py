@@ -27,7 +27,7 @@ def main() -> int:
     # Libraries may print to stdout while they are imported, so it becomes the log before anything else.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    gc.disable()  # while libraries are imported it finds next to nothing, in a quarter of the time
+    gc.disable()  # imports make little garbage, and looking for it took a quarter of the start
     try:
         spec = json.loads(Path(sys.argv[1]).read_text())
         trainer = Trainer(spec, events)
