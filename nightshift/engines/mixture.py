@@ -1,5 +1,7 @@
 """What train.toml says of the environments that train, where there is something to say: how much each of several gives,
-and who plays the other seat of a game. prime-rl has no such keys: its list of sources belongs to the rules."""
+how often an example is drawn, and who plays the other seat of a game.
+
+Of the first and the last prime-rl has no such keys: its list of sources belongs to the rules."""
 
 from difflib import get_close_matches
 from typing import Any

@@ -174,6 +174,22 @@ def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     assert effective.settings == settings(engine)
 
 
+def test_difficulty_pools_are_used_those_of_train_toml_or_prime_rls(trl_engine: Engine) -> None:
+    sampler = b"[orchestrator.train.source.curriculum.sampler]\ntype = "
+    assert "difficulty_pools" not in trl_engine.validate(parse(BATCH + sampler + b"'standard'\n")).settings
+    effective = trl_engine.validate(parse(BATCH + sampler + b"'difficulty_pool'\n"))
+    assert effective.unused == ()
+    assert effective.settings["difficulty_pools"] == {
+        "hard": {"threshold": 0.25, "weight": 0.2},
+        "normal": {"threshold": 0.75, "weight": 1.0},
+        "easy": {"threshold": 1.0, "weight": 0.2},
+    }
+    own = sampler + b"'difficulty_pool'\npools = {mine = {threshold = 1, weight = 2}}\n"
+    effective = trl_engine.validate(parse(BATCH + own))
+    assert effective.unused == ()
+    assert effective.settings["difficulty_pools"] == {"mine": {"threshold": 1.0, "weight": 2.0}}
+
+
 def test_a_rate_that_the_rules_multiply_is_told_with_its_factor(trl_engine: Engine) -> None:
     end = b"[trainer.scheduler]\ntype = 'linear'\nmin_lr = 2e-7\n"
     effective = trl_engine.validate(parse(b"max_steps = 40\n[trainer.optim]\nlr = 3e-6\n" + end + BATCH))

@@ -318,6 +318,45 @@ def test_log_probs_entropies_and_gradients_are_trls(
     assert not entropies[~is_trained].any()
 
 
+def test_a_difficulty_pool_decides_how_often_an_example_is_drawn(trainer_module: ModuleType) -> None:
+    pools = {"easy": {"threshold": 1.0, "weight": 0.5}, "hard": {"threshold": 0.25, "weight": 4.0}}
+    sampler = trainer_module.DifficultyPools(pools, 4, 0)
+    for index, reward_mean in ((0, 0.25), (1, 0.3), (2, 1.5)):  # above the last threshold is the last pool's
+        sampler.observe(index, reward_mean)
+    drawn = sampler.draw(60_000)
+    assert [round(drawn.count(index) / 10_000, 1) for index in range(4)] == [4.0, 0.5, 0.5, 1.0]
+    sampler.observe(0, 1.0)  # the latest group counts
+    drawn = sampler.draw(25_000)
+    assert [round(drawn.count(index) / 10_000, 1) for index in range(4)] == [0.5, 0.5, 0.5, 1.0]
+    never = trainer_module.DifficultyPools({"all": {"threshold": 1.0, "weight": 0.0}}, 1, 0)
+    assert never.draw(1) == [0]
+    never.observe(0, 0.5)
+    with pytest.raises(ValueError, match="every example is in a difficulty pool of weight 0"):
+        never.draw(1)
+
+
+def test_a_trainer_draws_by_its_difficulty_pools(make_trainer: MakeTrainer) -> None:
+    """What was right in all four rollouts has weight 0: it is not drawn again."""
+    pools = {"open": {"threshold": 0.99, "weight": 1.0}, "solved": {"threshold": 1.0, "weight": 0.0}}
+    trainer, _ = make_trainer(max_steps=6, difficulty_pools=pools)
+    drawn: list[set[int]] = []
+    trainer._score = lambda text, index: float(index % 2)
+    reward = trainer._reward
+
+    def seen(completions: Any, index: list[int], completion_ids: Any, **more: Any) -> Any:
+        drawn.append({*index})
+        assert index == [i for i in index[::4] for _ in range(4)]
+        return reward(completions, index, completion_ids, **more)
+
+    trainer.reward_funcs[0] = seen
+    trainer.train_for(math.inf)
+    assert len(drawn) == 6
+    for step, indices in enumerate(drawn):
+        solved = {index for earlier in drawn[:step] for index in earlier if index % 2}
+        assert not indices & solved
+    assert {index % 2 for index in drawn[0]} == {0, 1}
+
+
 def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(
     make_trainer: MakeTrainer,
 ) -> None:

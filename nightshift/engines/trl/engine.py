@@ -187,7 +187,7 @@ class TrlEngine:
         settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
         if pools := difficulty_pools(config):
             settings["difficulty_pools"] = pools
-            used |= {key for key in config.values if key.startswith(f"{CURRICULUM}.sampler.")}
+        used |= {key for key in config.values if key.startswith(f"{CURRICULUM}.sampler.")}
         if ratio := ratios(config, self.rules):
             settings["ratio"] = ratio
             used |= {key for key in config.values if key.startswith(f"{RATIO}.")}

@@ -4,7 +4,7 @@ What differs from a bare GRPOTrainer, and why:
 - sampling goes through sampler.py: `generate` costs more than the rest of a step;
 - rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
 - on a CPU log-probabilities go through log_probs.py, for the same reason;
-- several environments are mixed by their ratio, as prime-rl's sources are;
+- several environments are mixed by their ratio, as prime-rl's sources are, and examples drawn by difficulty pools;
 - optimizer and schedule are those of optimizer.py;
 - training ends at a moment, not at a step: an update that would begin after it does not happen.
 """
@@ -259,16 +259,14 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """TRL's loader brings a whole batch once for every part of it that is passed over; it looks at the first."""
         self._end_in_time()
-        if next(self._num_collated) % self.args.steps_per_generation != 0:
-            return []
-        if self._pools is None:
-            return rows
-        drawn = self._pools.draw(len(rows) // self.num_generations)
-        return [self.train_dataset[index] for index in drawn for _ in range(self.num_generations)]
+        return rows if next(self._num_collated) % self.args.steps_per_generation == 0 else []
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Before and after generation, and before every pass of an update."""
         self._end_in_time()
+        if self._pools and generation_batch:  # here: the loader is a batch ahead, and would not know the last rewards
+            drawn = self._pools.draw(len(generation_batch) // self.num_generations)
+            generation_batch = [self.train_dataset[index] for index in drawn for _ in range(self.num_generations)]
         inputs = super()._prepare_inputs(generation_batch)
         self._end_in_time()
         return inputs
