@@ -32,8 +32,12 @@ NUM_SELECTION = 400
 
 
 def small(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
-    """The rules with fewer examples than the thousand that every process would draw and answer."""
-    return replace(rules, environments=(replace(rules.environments[0], num_selection=num_selection),))
+    """The rules with fewer examples than the thousands that every process would draw and answer.
+
+    The stand-in's scores follow the learning rate at a scale of 50, whatever that of the real task is.
+    """
+    few = replace(rules.environments[0], num_selection=num_selection)
+    return replace(rules, environments=(few,), learning_rate_scale=50.0)
 
 
 def quick(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
