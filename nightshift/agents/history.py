@@ -10,7 +10,7 @@ from itertools import groupby
 from nightshift.campaign.campaign import Campaign, fold_sound, last_campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Effect, Record, Verdict, percent
+from nightshift.campaign.records import Change, Effect, Record, Verdict
 from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.train_toml import Config, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text
@@ -167,8 +167,7 @@ def kept_changes(campaign: Campaign) -> list[str]:
 def describe_change(campaign: Campaign, change: Change) -> str:
     """A change that was measured: its name and keys, its effect and P(it helps)."""
     assert campaign.posterior is not None
-    effect = campaign.posterior.effect(change)
-    return f"{change.name}  {change.settings}  {effect}, P(it helps) {percent(effect.p_helps)} %"
+    return f"{change.name}  {change.settings}  {campaign.posterior.effect(change).with_p}"
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:

@@ -120,7 +120,7 @@ class Campaign:
             verdict = Verdict.KEEP if own.action is Action.KEEP else Verdict.DISCARD
         record = replace(record, status=verdict)
         why = [told(record, float(scores.mean()))]
-        why += [f"{d.change.name} {d.action.past} ({d.estimate.with_p})" for d in record.moved if d.estimate]
+        why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         learnt = self.form(record)
         why += [learnt.conclusion] if learnt and learnt.conclusion else []
@@ -221,7 +221,7 @@ class Campaign:
         """What the verdict on a measured experiment does not say: load, gains in form, environments that fall."""
         form, busy = self.form(record), remark(record)
         lines = [busy] if busy else []
-        lines += [str(form)] if form and form.conclusion else []
+        lines += [form.line] if form and form.conclusion else []
         return lines + remarks(record, self._parent_of(record))
 
     def _parent_of(self, record: Record) -> Record | None:
@@ -252,7 +252,7 @@ def told(record: Record, score: float) -> str:
         of = "incumbent" if run.new or run.kept else "baseline"
         text += f", expected of the {of} {100 * judged.expected_score:.1f} %"
     if decision is not None and decision.estimate is not None:
-        text += f"; {decision.estimate.with_p}: {decision.action}"
+        text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text
 
 

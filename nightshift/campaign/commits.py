@@ -157,7 +157,7 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
     """Return the commit's message: a subject below 72 characters, the evidence, the hypothesis and the trailers."""
     evidence = []
     if (effect := step.decision.estimate) is not None:
-        evidence.append(effect.with_p)
+        evidence.append(f"effect {effect.with_p}")
     if reason.measured_by:
         evidence.append(
             "measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by) + reason.with_rider

@@ -344,8 +344,8 @@ class Effect:
 
     @property
     def with_p(self) -> str:
-        """`effect +2.4 ± 4.9 pp, P(it helps) 71 %`."""
-        return f"effect {self}, P(it helps) {percent(self.p_helps)} %"
+        """`+2.4 ± 4.9 pp, P(it helps) 71 %`."""
+        return f"{self}, P(it helps) {percent(self.p_helps)} %"
 
 
 def percent(probability: float) -> int:

@@ -151,25 +151,18 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
 
 
 def _order_problems(lines: Sequence[bytes]) -> Iterator[str]:
-    seen: dict[bytes, int] = {}
-    expected, before = 1, ""
+    number, before = 1, ""
     for place, data in enumerate(lines, 1):
         try:
             line = line_of(data)
         except ValueError as error:
             yield f"line {place} of {JOURNAL_NAME} is damaged: {error}"
-            before, expected = sha256(data), expected + 1
+            before, number = sha256(data), number + 1
             continue
-        if data in seen:
-            yield f"line {place} of {JOURNAL_NAME} repeats line {seen[data]}"
-        elif line.number > expected:
-            yield f"before line {place} of {JOURNAL_NAME}, {line.number - expected} are missing"
-        elif line.number < expected:
-            yield f"line {place} of {JOURNAL_NAME} stands in the wrong place: it was line {line.number}"
-        elif line.before != before:
-            yield f"line {place - 1} of {JOURNAL_NAME} was changed after line {place} was written, or both were"
-        seen.setdefault(data, place)
-        before, expected = sha256(data), line.number + 1
+        if (line.number, line.before) != (number, before):
+            cause = f"line {place} of {JOURNAL_NAME}, number {line.number}, does not follow the line before it"
+            yield f"{cause}: a line was changed, removed, added or moved"
+        before, number = sha256(data), line.number + 1
 
 
 def _name(place: int, line: Line) -> str:

@@ -16,19 +16,7 @@ from nightshift.campaign.campaign import fold_sound, last_campaign, unfit_scores
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.counts import Counts, gain_text, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
-from nightshift.campaign.records import (
-    Z95,
-    Change,
-    Cost,
-    Decision,
-    Effect,
-    Progress,
-    Record,
-    Run,
-    Standing,
-    Verdict,
-    percent,
-)
+from nightshift.campaign.records import Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError
@@ -63,40 +51,32 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """`name: value` by the names of record.json, inner values indented: verdict, proposal, the rest; last hashes."""
     fields = shown(ledger, record)
-    del fields["kind"], fields["files"]
-    result = {"result": fields.pop("result")}
-    if (judged := fields.pop("judgement")) is not None and record.judgement is not None:
-        judged["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
-        judged["kept"] = [_change(change) for change in record.judgement.kept]
-    decision, effect = record.decision, fields.pop("effect")
+    del fields["kind"], fields["files"], fields["p_helps"]
+    if record.judgement is not None:
+        fields["judgement"]["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
+        fields["judgement"]["kept"] = [_change(change) for change in record.judgement.kept]
+    run, decision, effect = record.run, record.decision, fields.pop("effect")
     first = {
         "number": record.number,
         "status": record.status,
-        "judgement": judged,
-        "effect_at_decision": decision and _interval(decision.estimate),
-        "effect": effect and _interval(Effect(**effect)),
-        "p_helps": fields.pop("p_helps"),
+        "judgement": fields.pop("judgement"),
+        "effect_at_decision": decision and decision.estimate and decision.estimate.with_p,
+        "effect": effect and Effect(**effect).with_p,
         "since": fields.pop("since"),
         "score": record.score,
         **fields.pop("proposal"),
         "diff": fields.pop("diff"),
     }
-    fields["run"] = _contents(record.run)
-    fields["user_decisions"] = [_decided(decision) for decision in record.user_decisions]
-    last = {name: fields.pop(name) for name in _LAST}
-    fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
-    folder = os.fspath(ledger.run_dir(record.number))
-    return _lines({**first, **fields, **result, "files": folder, **last}, "")
-
-
-def _contents(run: Run) -> dict[str, Any]:
-    """What a run held, a line for each change."""
-    return {
+    fields["run"] = {
         "kept": [_change(change) for change in run.kept],
         "rider": run.rider and _change(run.rider),
         "new": run.new and _change(run.new),
         "stage": run.stage.name.lower().replace("_", " "),
     }
+    fields["user_decisions"] = [_decided(decision) for decision in record.user_decisions]
+    fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    last = {"files": os.fspath(ledger.run_dir(record.number)), **{name: fields.pop(name) for name in _LAST}}
+    return _lines({**first, **fields, "result": fields.pop("result"), **last}, "")
 
 
 def _change(change: Change) -> str:
@@ -105,15 +85,9 @@ def _change(change: Change) -> str:
 
 
 def _decided(decision: Decision) -> str:
-    """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +0.0200 ± 0.0400, P(it helps) 84 %`."""
-    line = f"{decision.action} {_change(decision.change)}"
-    effect = decision.estimate
-    return f"{line}; effect {_interval(effect)}, P(it helps) {percent(effect.p_helps)} %" if effect else line
-
-
-def _interval(effect: Effect | None) -> str | None:
-    """An effect on the score, a fraction of 1, with half of its 95 % interval."""
-    return None if effect is None else f"{effect.mean:+.4f} \N{PLUS-MINUS SIGN} {Z95 * effect.sd:.4f}"
+    """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
+    line, effect = f"{decision.action} {_change(decision.change)}", decision.estimate
+    return f"{line}; effect {effect.with_p}" if effect else line
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.next_run import measuring_run, next_stage
-from nightshift.campaign.records import NO_SANDBOX, Change, Cost, Failure, Record, Request, Run, Stage
+from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import used_keys
@@ -99,8 +99,8 @@ class Night:
         self._failures = list[str]()  # causes of infrastructure failures in a row
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._over: Stop | None = None  # what cannot be gone on after
-        # STOP came while an agent was at work; an agent tells not all dollars; what was taken was refused after all.
-        self._is_stop_new = self._is_unpriced_told = self._is_given_up = False
+        # An agent tells not all dollars; what was taken was refused after all.
+        self._is_unpriced_told = self._is_given_up = False
 
     def run(self) -> Stop:
         """Until a stop rule holds, or what measures changed; why. Interrupted and UsageError end it too, with the same
@@ -286,8 +286,7 @@ class Night:
         if self._over or interrupted_by:
             return self._over or Stop(f"stopped by {interrupted_by}")
         if has_file:
-            by = f"appeared while {self._proposer.name} was at work, and may be its own"
-            return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
+            return Stop(f"file {STOP_NAME} found")
         own = self._own()
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
@@ -342,7 +341,6 @@ class Night:
             answer = self._proposer.propose(context, setup.is_stopping)
         answer = answer.with_proposal(proposer=self._proposer.name, sandbox=self._proposer.sandbox)
         self._pay(answer)
-        self._is_stop_new = self._signs[1] and self._proposer.sandbox == NO_SANDBOX
         if self._interrupted_by:
             return
         if answer.lesson and last.proposal.lesson is None:  # what the last experiment taught

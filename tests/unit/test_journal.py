@@ -183,10 +183,10 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
         "certify/0009/comparison.json has no line",
     ),
     "a line changed": (lambda x: reorder(x, lambda o: [*o[:2], o[2].replace(b"a", b"b"), *o[3:]]), "line 3"),
-    "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "before line 4 of journal.jsonl, 1 are"),
-    "the first line deleted": (lambda x: reorder(x, lambda o: o[1:]), "before line 1 of journal.jsonl, 1 are missing"),
-    "a line doubled": (lambda x: reorder(x, lambda o: [*o[:3], *o[2:]]), "line 4 of journal.jsonl repeats line 3"),
-    "lines swapped": (lambda x: reorder(x, lambda o: [o[0], o[2], o[1], *o[3:]]), "stands in the wrong place"),
+    "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "line 4 of journal.jsonl, number 5, does"),
+    "the first line deleted": (lambda x: reorder(x, lambda o: o[1:]), "line 1 of journal.jsonl, number 2, does not"),
+    "a line doubled": (lambda x: reorder(x, lambda o: [*o[:3], *o[2:]]), "line 4 of journal.jsonl, number 3, does not"),
+    "lines swapped": (lambda x: reorder(x, lambda o: [o[0], o[2], o[1], *o[3:]]), "journal.jsonl, number 3, does not"),
     "a line of text": (lambda x: reorder(x, lambda o: [*o[:2], b"x\n", *o[2:]]), "line 3 of journal.jsonl is damaged"),
     "a line of brackets": (
         lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "line 3 of journal.jsonl is damaged"
