@@ -125,10 +125,10 @@ class ControllerLock:
         is_ours = False
         try:
             # Somebody may have removed or replaced the file before this process locked it.
-            is_ours = _flock(file, fcntl.LOCK_EX) and _is_at(file, self._path)
-            if is_ours:
+            if _flock(file, fcntl.LOCK_EX) and _is_at(file, self._path):
                 os.ftruncate(file, 0)
                 os.pwrite(file, _this_process(), 0)
+                is_ours = True
         finally:
             if not is_ours:
                 os.close(file)
