@@ -20,7 +20,6 @@ from nightshift.text import clean
 MAX_CHARACTERS = 6_000
 MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
 _NUM_LAST = 8
-_LEAST_CUT = 30  # characters of a shortened text by which its source can be recognised
 _MAX_REFUSALS = 3
 
 Section = tuple[str, Sequence[str]]  # a title, and lines
@@ -167,28 +166,21 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
     """
     proposal, effect = record.proposal, campaign.effect(record) if campaign else None
     status = ", ".join(filter(None, (record.status, campaign.since(record) if campaign else "")))
-    why = clean(record.judgement.why, 120) if record.judgement else ""
+    why = clean(record.why, 120)
     if record.status == Verdict.MEASURED:
         status = why
     elif effect is not None and record.status != Verdict.CRASH:
         status += f" {effect}"
     elif why:
         status += f" ({why})"
-    text = clean("; ".join(record.diff), 200) + record.run.with_rider
-    if not _repeats(proposal.description, record):
+    change = "; ".join(record.diff)
+    text = clean(change, 200) + record.run.with_rider
+    if not change or change not in proposal.description:  # that of a search is `tpe: trainer.optim.lr 3e-6 -> 5e-6`
         text = " | ".join(filter(None, (text, clean(proposal.description, 160))))
     text += f" | lesson: {clean(proposal.lesson, 160)}" if proposal.lesson else ""
     if contradiction := belied(record):
         text += f" | reported outcome: {clean(proposal.reported_outcome or '', 120)}; BUT {contradiction}"
     return f"{record.number:04d} {status}: {text}"
-
-
-def _repeats(text: str, record: Record) -> bool:
-    """True if a description says no more than the diff, such as a search's `tpe: trainer.optim.lr 3e-6 -> 5e-6`."""
-    change = "; ".join(record.diff)
-    parts = {text, text.partition(": ")[2]}
-    cut = {part.removesuffix("...").rstrip() for part in parts if part.endswith("...") and len(part) > _LEAST_CUT}
-    return bool(change) and (change in parts or any(change.startswith(part) for part in cut))
 
 
 def steps(context: Context) -> str:

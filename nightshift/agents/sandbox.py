@@ -347,7 +347,6 @@ class Sandbox:
 _ALWAYS = """
     --unshare-user --unshare-ipc --unshare-uts --unshare-cgroup-try --cap-drop ALL --die-with-parent --new-session
 """
-_CLUSTER = ("sbatch", "srun", "salloc", "scancel", "scontrol", "squeue", "sinfo", "munge", "unmunge")
 _LOOK = 'for path; do if [ -e "$path" ]; then echo "$path can be seen" >&2; exit 1; fi; done'
 _MAX_LOOKED_FOR = 1_000  # names in one hidden folder
 
@@ -426,8 +425,6 @@ class Bubblewrap(Sandbox):
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
             **({evidence: ("--ro-bind", os.fspath(evidence))} if evidence.is_dir() else {}),
-            # Jobs of a cluster run outside. Without munge's socket, which is not shown, these could do nothing.
-            **{path: ("--ro-bind", os.devnull) for path in _programs(_CLUSTER, search) if is_shown(path, places)},
             Path("/dev"): ("--dev",),
             Path("/proc"): self.form.proc,
         }
@@ -628,12 +625,6 @@ def _other_user(
     sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed), kept=kept)
     wrong = sandbox.trial(words, clone)
     return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
-
-
-def _programs(names: Sequence[str], search: str) -> list[Path]:
-    """Where the system has programs, or you have."""
-    folders = dict.fromkeys((*search.split(os.pathsep), *os.defpath.split(os.pathsep), "/usr/local/bin"))
-    return [Path(found).resolve() for name in names for folder in folders if (found := shutil.which(name, path=folder))]
 
 
 def _has_programs(folder: str, places: Places) -> bool:

@@ -241,8 +241,7 @@ def strategy(context: Context) -> str:
 def reflection(record: Record) -> str:
     """What the strategist is asked when an experiment is decided."""
     health = [clean(line, 500) for line in (record.health or "").splitlines()]
-    why = clean(record.judgement.why, 500) if record.judgement else ""
-    lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), why, *health]
+    lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), clean(record.why, 500), *health]
     text = "\n".join(f"| {line}" for line in lines if line)
     return _REFLECTION.format(number=record.number, record=text)
 

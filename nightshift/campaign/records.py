@@ -570,6 +570,11 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
         return self.commits.get(f"keep {self.decision.change.name}") if self.decision else None
 
     @property
+    def why(self) -> str:
+        """Why it was decided so; empty without a verdict."""
+        return self.judgement.why if self.judgement else ""
+
+    @property
     def starts(self) -> str:
         """In words, which start of its config it is; empty for the first one."""
         return f"start {self.num_starts} of this config" if self.num_starts > 1 else ""

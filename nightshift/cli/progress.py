@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _FIRST_SECONDS, _TICK_SECONDS = 0.1, 0.5  # before the first word, and between two looks
 _PLAIN_SECONDS = 9.0  # between two plain lines: with a tick, and a busy machine's delay, less than ten
-_BAR = range(3, 21)  # cells
 _LEAST_WIDTH = 20  # columns: of less a line says nothing
 
 
@@ -106,15 +105,10 @@ class TerminalReporter:
 
 
 def live_line(wait: Wait | None, runs: Sequence[RunLine], width: int) -> str:
-    """One line of at most `width` cells: what is waited for first, then the runs, with as much as there is room for."""
-    told = [] if wait is None else [str(wait)]
-    if len(runs) == 1 and not told:
-        [run] = runs
-        wordings = [(name, bar) for name in (run.name, run.short) for bar in reversed(_BAR)]
-        texts = (run.text(*wording) for wording in (*wordings, (run.name, 0), (run.short, 0)))
-        line = next((text for text in texts if len(text) <= width), run.text(run.short))
-    else:
-        line = "  |  ".join([*told, *(run.text(run.short) for run in runs)])
+    """One line of at most `width` cells: what is waited for first, then the runs."""
+    line = runs[0].text() if len(runs) == 1 and wait is None else ""
+    if not line or len(line) > width:
+        line = "  |  ".join([*([] if wait is None else [str(wait)]), *(run.text(run.short) for run in runs)])
     plain = line.encode("ascii", "replace").decode()  # a foreign name may be two cells wide, or more
     return plain if len(plain) <= width else plain[: max(width - 3, 0)] + "..."
 

@@ -46,8 +46,8 @@ class RunLine:
             self._last = _written(self._folder / PROGRESS_NAME), share
             self._first = self._first or self._last
 
-    def text(self, name: str = "", bar: int = 0) -> str:
-        """What it does, since when, and when that ends; with a bar of so many cells, if its share is known."""
+    def text(self, name: str = "") -> str:
+        """What it does, since when, and when that ends."""
         reading, job, lasts = self._reading, self._job, lasted(time.time() - self._began)
         place = clean(reading.slot, _MAX_NAME) + ": " if reading and reading.slot else ""
         head = f"{name or self.name}: {place}"
@@ -64,9 +64,8 @@ class RunLine:
         else:
             parts.append(f"step {reading.num_steps}")
             parts += [f"reward {reading.reward:.2f}"] if reading.reward is not None else []
-        share, ends = self._outlook()
-        drawn = f" [{'#' * round(share * bar):-<{bar}}]" if bar and share is not None else ""
-        return f"{head}{', '.join([*parts, lasts])}{drawn}{',' if ends and not drawn else ''}{ends}"
+        parts += [lasts, *([ends] if (ends := self._ends()) else [])]
+        return head + ", ".join(parts)
 
     @property
     def name(self) -> str:
@@ -91,10 +90,10 @@ class RunLine:
         total = self._num_examples
         return min(self._most / total, 1.0) if reading.phase is Phase.EVALUATING and total else None
 
-    def _outlook(self) -> tuple[float | None, str]:
-        """How much of this phase is over, 0..1, and when it ends, if it goes on as it did."""
+    def _ends(self) -> str:
+        """When this phase ends, if it goes on as it did; empty where that cannot be told."""
         if self._first is None or self._last is None or self._job is None or self._reading is None:
-            return None, ""
+            return ""
         (began, before), (then, share) = self._first, self._last
         rate = (share - before) / (then - began) if then > began else 0.0
         if self._reading.phase is Phase.TRAINING:
@@ -102,10 +101,10 @@ class RunLine:
             is_measured = self._job.rules.budget_clock == "cpu" and rate > 0
             rate = min(max(rate, fastest / _SLOWEST), fastest) if is_measured else fastest
         if rate <= 0:
-            return share, ""
-        now, end = time.time(), then + (1 - share) / rate
+            return ""
+        end = then + (1 - share) / rate
         at = datetime.fromtimestamp(end).astimezone().strftime("%H:%M:%S %Z")
-        return min(share + rate * max(now - then, 0.0), 1.0), f" {'ends' if end > now else 'was to end'} {at}"
+        return f"{'ends' if end > time.time() else 'was to end'} {at}"
 
 
 def _job(folder: Path) -> Job | None:

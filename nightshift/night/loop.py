@@ -295,8 +295,8 @@ class Night:
         """Start the campaign's first experiment; False where that crashed already."""
         failed = [record for record in own if record.failure is not Failure.INTERRUPTED]
         num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
-        if failed and failed[-1].judgement and (num_lost < len(failed) or num_lost >= MAX_TRIES):
-            self._over = Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
+        if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
+            self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
             return False
         record = start(Request(), load(self._setup.root / CONFIG_NAME), self._setup)
         if record.status != STARTED:
@@ -435,13 +435,13 @@ class Night:
         self._tidy()
         self._has_news, own = True, self._own()
         if (event := event_of(record, own)) is not None:
-            self._send(event, record.judgement.why if record.judgement else "", record)
+            self._send(event, record.why, record)
         if record.failure is Failure.MACHINERY and record.run.new is None:
             self._pause(num_crashes(own))
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, own))
-            if num_tries >= MAX_TRIES and record.judgement:
-                self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
+            if num_tries >= MAX_TRIES:
+                self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.why}")
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
 

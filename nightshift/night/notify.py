@@ -176,7 +176,7 @@ def event_of(record: Record, own: Sequence[Record]) -> str | None:
     if record.is_keep:
         return KEEP if record.parent is not None else None
     ended = by_end(own)[-3:]
-    causes = [r.judgement.why if r.judgement and r.status == Verdict.CRASH else None for r in ended]
+    causes = [r.why if r.status == Verdict.CRASH else None for r in ended]
     return REPEATED_CRASH if is_second(causes) and ended[-1].number == record.number else None
 
 

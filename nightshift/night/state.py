@@ -188,6 +188,5 @@ def stop_rule(
     if is_spent(state, cost) and not state.pending:  # what is paid for is run
         return Stop(f"--max-cost {asked.max_cost:g}: its proposals cost {cost.dollars_text}")
     if num_crashes(own) >= MAX_CRASHES:
-        why = own[-1].judgement.why if own[-1].judgement else ""
-        return Stop(f"{num_crashes(own)} crashes in a row, the last one: {why}", is_planned=False)
+        return Stop(f"{num_crashes(own)} crashes in a row, the last one: {own[-1].why}", is_planned=False)
     return None

@@ -70,7 +70,6 @@ def test_training_ends_when_its_budget_does(tmp_path: Path) -> None:
     text = told(run, Progress(Phase.TRAINING, 37, 60.0, 0.512), time.time())
     assert text.startswith("experiment 0007: training, step 37, reward 0.51, 0 s, ends ")
     assert 55 <= end_of(text) <= 60
-    assert "[####------]" in run.text(bar=10)
 
 
 def test_a_budget_of_cpu_time_ends_later_beside_neighbours(tmp_path: Path) -> None:
@@ -106,7 +105,6 @@ def test_a_line_is_never_wider_than_its_terminal_and_says_when_it_ends_if_it_can
     assert len(line) <= width
     assert line.isascii()
     assert ("ends " in line) == (width >= 60)
-    assert ("[" in line) == (width >= 79)  # its place takes what a bar would
     both = live_line(Wait(lambda: "claude is at work", 900.0), [run, run], width)
     assert both.startswith("claude is at work, 0 s of ")
     assert len(both) <= width
