@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.signals import unblocked
-from nightshift.waiting import waiting
 
 
 class Blob(NamedTuple):
@@ -47,9 +46,9 @@ CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
-LOCK_SECONDS = 60.0  # a git that works holds its lock files for less
+LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
 _LOCK_POLL_SECONDS = 0.2
-_LOCK_FILE = re.compile(rb"Unable to create '(.+\.lock)': File exists")
+_LOCK_FILE = re.compile(r"Unable to create '(.+\.lock)': File exists")
 _SAFE_OPTIONS = (
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
@@ -77,24 +76,14 @@ class Head:
         return self.branch.startswith(CAMPAIGN_PREFIX)
 
 
-class GitLockedError(EngineError):
-    """A lock file of git did not go away. `is_known`: this process had waited for the same file before."""
-
-    def __init__(self, path: Path, is_known: bool) -> None:
-        cause = f"git could not write: its lock file {path} is still there"
-        super().__init__(cause, "End the git that holds it; if none runs, delete the file.")
-        self.is_known = is_known
-
-
 class Repo:
     """The git repository whose top is `root`; knows nothing where there is no git.
 
-    A git that meets a lock file is started again for LOCK_SECONDS, once for each lock file; then GitLockedError.
+    A git that meets a lock file is started again for LOCK_SECONDS; then EngineError.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._waited_for = set[tuple[Path, int]]()  # lock files, with their times
 
     def head(self) -> Head:
         """Branch and commit now; ("", None) outside a git checkout."""
@@ -258,21 +247,13 @@ class Repo:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             result = self._run_once(*arguments, **options)
-            met = _LOCK_FILE.search(result.stderr) if result.returncode else None
+            met = _LOCK_FILE.search(os.fsdecode(result.stderr)) if result.returncode else None
             if met is None:
                 return result
-            self._wait_for_lock(self.root / os.fsdecode(met[1]), deadline)
-
-    def _wait_for_lock(self, path: Path, deadline: float) -> None:
-        """Return when the lock file is gone or another one. GitLockedError at the deadline on the monotonic clock."""
-        modified = _modified(path)
-        is_known = (path, modified) in self._waited_for
-        self._waited_for.add((path, modified))  # before the wait: after Ctrl-C nobody waits again
-        with waiting(f"waiting for git's lock file {path}", LOCK_SECONDS):
-            while _modified(path) == modified:
-                if is_known or time.monotonic() >= deadline:
-                    raise GitLockedError(path, is_known)
-                time.sleep(_LOCK_POLL_SECONDS)
+            if time.monotonic() >= deadline:
+                cause = f"git could not write: its lock file {self.root / met[1]} is still there"
+                raise EngineError(cause, "End the git that holds it; if none runs, delete the file.")
+            time.sleep(_LOCK_POLL_SECONDS)
 
     def _run_once(
         self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
@@ -308,14 +289,6 @@ class Repo:
         except (OSError, ValueError) as error:  # a NUL in an argument, which a record brought
             reason = error.strerror if isinstance(error, OSError) else error
             raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
-
-
-def _modified(path: Path) -> int:
-    """When a file was changed last, in nanoseconds since 1970; 0 if it is gone."""
-    try:
-        return path.lstat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _program() -> str | None:
