@@ -219,16 +219,13 @@ class AgentProposer:
 
     @property
     def name(self) -> str:
-        """What you call it."""
         return self.agent.name
 
     @property
     def sandbox(self) -> str:
-        """In which the agent works."""
         return self.agent.sandbox.name
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        """Brief it, let it work, take over what may be taken over."""
         return self.agent.ask(compose(context), context, is_stopping)
 
 

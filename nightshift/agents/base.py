@@ -76,7 +76,6 @@ class Answer:
     rider: Change | None = None
 
     def with_proposal(self, **changes: Any) -> Answer:
-        """The same answer, with these fields of its proposal changed."""
         return replace(self, proposal=structs.replace(self.proposal, **changes))
 
 

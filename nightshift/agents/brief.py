@@ -72,7 +72,6 @@ def brief(context: Context, head: str, task: str) -> str:
 
 
 def refusals_of(context: Context) -> str:
-    """Why the last proposals for this experiment were refused, in lines."""
     causes = context.refusals[-_MAX_REFUSALS:]
     return "".join(f"An earlier proposal for this experiment was refused:\n| {clean(cause, 200)}\n" for cause in causes)
 
@@ -128,7 +127,6 @@ def _sections(context: Context) -> list[Section]:
 
 
 def _incumbent(context: Context) -> list[str]:
-    """Its believed score, the last measured one, and its config."""
     campaign, standing, run = context.campaign, context.campaign.standing, context.incumbent_run
     assert standing is not None
     believed = f"believed score {100 * standing.incumbent:.1f} %"
@@ -145,7 +143,6 @@ def _incumbent(context: Context) -> list[str]:
 
 
 def _role_of(run: Record, campaign: Campaign) -> str:
-    """The experiment of `Context.incumbent_run` in words."""
     name = f"experiment {run.number:04d}"
     if run is campaign.incumbent_run:
         return f"{name}, a run of the incumbent"

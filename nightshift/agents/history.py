@@ -37,7 +37,6 @@ class Trial:
     starts: str = ""  # which start of its config it is, if not the first
 
     def __str__(self) -> str:
-        """One line."""
         words = [
             " ".join(filter(None, (self.verdict, self.since))),
             str(self.effect or ""),
@@ -91,7 +90,6 @@ class KeyHistory:
 
     @property
     def near_misses(self) -> tuple[Trial, ...]:
-        """Trials worth another look, alone or with another key."""
         return tuple(trial for trial in self.trials if trial.is_near_miss)
 
     @property
@@ -205,7 +203,6 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
     damaged: tuple[str, ...]
 
     def __str__(self) -> str:
-        """In lines, see `describe`."""
         lines = ["kept, the most certain first:", *(f"  {line}" for line in self.kept)] if self.kept else []
         lines += describe(self.keys, self.untried_keys)
         return "\n".join([*(f"damaged: {cause}" for cause in self.damaged), *lines])

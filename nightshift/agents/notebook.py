@@ -94,7 +94,6 @@ def belied(record: Record) -> str:
 
 
 def entry(record: Record) -> list[str]:
-    """The lines of one experiment: hypothesis, prediction, outcome and lesson."""
     proposal, outcome = record.proposal, _outcome(record)
     lines = [f"{record.number:04d} {record.status}: {clean(proposal.description, 240)}"]
     for name, text in (("mechanism", proposal.mechanism), ("refuted by", proposal.falsifier)):

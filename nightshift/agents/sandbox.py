@@ -94,7 +94,6 @@ class Login:
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
-    """Your home folder."""
     return Path(environ.get("HOME") or Path.home()).absolute()
 
 
@@ -472,7 +471,6 @@ class OtherUser(Sandbox):
         return before
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
-        """As the base says."""
         inside = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp", "SHELL": "/bin/sh"}
         inside |= {"PATH": self.environ.get("PATH", os.defpath), "USER": "agent", "LOGNAME": "agent"}
         return [*_entry(), *_as_user(self.uid), *self._whole(words)], {**self._variables(), **inside}
@@ -628,7 +626,6 @@ def _other_user(
 
 
 def _has_programs(folder: str, places: Places) -> bool:
-    """True if programs can be seen in it."""
     return Path(folder).is_absolute() and any(
         place.parent == Path(folder) or (Path(folder).is_relative_to(place) and option[0] in ("--ro-bind", "--symlink"))
         for place, option in places.items()

@@ -73,7 +73,6 @@ class SearchProposer:
 
 
 def space_of(context: Context) -> SearchSpace:
-    """The search space around the incumbent."""
     return SearchSpace.for_engine(context.used_keys, parse(context.source), throughput_of(context).plan)
 
 
@@ -97,7 +96,6 @@ def _open(context: Context) -> list[Config]:
 
 
 def _tpe(context: Context, space: SearchSpace, in_flight: list[Config], seed: int) -> dict[str, Any]:
-    """A draw of all dimensions by TPE."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # The liar keeps proposals apart that are in flight at the same time.
     sampler = optuna.samplers.TPESampler(

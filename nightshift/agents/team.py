@@ -181,7 +181,6 @@ class TeamProposer:
 
     @property
     def name(self) -> str:
-        """What you call it."""
         return f"{PREFIX}{self.strategist.name},{self.implementer.name}"
 
     @property
@@ -231,7 +230,6 @@ def members(name: str) -> list[str]:
 
 
 def strategy(context: Context) -> str:
-    """What the strategist is asked for."""
     head = _STRATEGIST.format(
         number=context.number, mode=mode(context.campaign.decided), budget=context.rules.budget_text
     )
@@ -247,7 +245,6 @@ def reflection(record: Record) -> str:
 
 
 def implementation(context: Context, asked: Answer) -> str:
-    """What the implementer is asked for."""
     return _IMPLEMENTER.format(
         number=context.number,
         steps=steps(context),

@@ -128,7 +128,6 @@ class Campaign:
 
     @property
     def kept(self) -> tuple[Change, ...]:
-        """The incumbent's changes in the order of adoption."""
         return self.posterior.kept if self.posterior else ()
 
     @property
@@ -165,7 +164,6 @@ class Campaign:
         return self.posterior.effect(change)
 
     def is_kept(self, change: Change | None) -> bool:
-        """True if the incumbent holds this change."""
         return change is not None and any(change.keys == kept.keys for kept in self.kept)
 
     def is_confirmed(self, change: Change) -> bool:
@@ -369,7 +367,6 @@ def _began(record: Record) -> datetime:
 
 
 def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
-    """What a config with these changes sets beside the baseline."""
     return {key: value for change in changes for key, value in change.keys.items()}
 
 

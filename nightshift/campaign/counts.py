@@ -29,7 +29,6 @@ class Counts:
 
     @classmethod
     def of(cls, records: Iterable[Record], kept: Iterable[Change] = ()) -> Counts:
-        """`kept`: the incumbent's changes now."""
         records, kept = list(records), tuple(kept)
         numbers = {change.experiment for change in kept}
         keeps = [record.run.new for record in records if record.is_keep and record.run.new]

@@ -103,7 +103,6 @@ class Comparison:
 
     @property
     def estimator(self) -> str:
-        """How the interval was made, in one sentence."""
         return (
             "95 % interval from the variance between seeds (pooled over both configs) and of the paired difference "
             f"between examples; t with {self.estimate.df:.1f} degrees of freedom"
@@ -442,7 +441,6 @@ def _comparison(
 
 
 def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
-    """The difference on each environment, where there are several."""
     estimates = {}
     for index, part in enumerate(sides[0][0].parts):
         baseline, incumbent = ([split(e.example_scores, e.parts)[index] for e in side] for side in sides)
@@ -451,7 +449,6 @@ def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[s
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
-    """What a reader should know beside the numbers."""
     notes = [result.note] if result.note else []
     for run in runs:
         name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.contention

@@ -260,7 +260,6 @@ def _refuse_again(
 
 
 def _name_of(run: Run, campaign: Campaign) -> str:
-    """A run without a new change in words."""
     if campaign.baseline is None:
         return "baseline"
     if run.is_baseline:

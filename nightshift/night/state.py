@@ -120,7 +120,6 @@ def load(ledger: Ledger) -> NightState | None:
 
 
 def night_cost(state: NightState, ledger: Ledger) -> Cost:
-    """What all proposals of a night cost, refused or not."""
     return proposals_cost(ledger.runs_dir, state.branch, state.rules_hash, state.started)
 
 
@@ -157,7 +156,6 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Decided experiments since the last keep."""
     return counts.num_since_keep(decided(records))
 
 
