@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import TracebackType
@@ -24,8 +21,9 @@ from typing import Any
 
 import psutil
 
+from nightshift.agents.presets import program_words
 from nightshift.campaign.records import Record, Verdict
-from nightshift.errors import Interrupted, UsageError
+from nightshift.errors import Interrupted
 from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
@@ -49,7 +47,8 @@ class Notifier:
 
     def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = LIMIT_SECONDS) -> None:
         """`command` None: nothing is sent. `note` takes a line of news. UsageError if the program does not exist."""
-        self._words = words_of(command) if command is not None else ()
+        fix = "Install it, give its path, or leave --notify out."
+        self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
         self._queue = SimpleQueue[tuple[str, bytes] | None]()
         self._last: tuple[str, bytes] | None = None  # that was sent
@@ -156,19 +155,6 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
         return None
     lines = [clean(line, 200) for line in output.decode(errors="replace").splitlines()]
     return "; its last words: ".join([problem, *[line for line in lines if line][-1:]])
-
-
-def words_of(command: str) -> tuple[str, ...]:
-    """The words of a command, with the program's absolute path; no shell is used. UsageError without such a program."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--notify {command!r} is no command ({error})", "Close its quotes.") from None
-    program = shutil.which(words[0]) if words else None
-    if program is None:
-        cause = f"--notify {command!r}: no program {words[0] if words else ''!r} on PATH"
-        raise UsageError(cause, "Install it, give its path, or leave --notify out.")
-    return (str(Path(program).absolute()), *words[1:])
 
 
 def event_of(record: Record, own: Sequence[Record]) -> str | None:
