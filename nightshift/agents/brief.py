@@ -172,7 +172,8 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
         status += f" ({why})"
     change = "; ".join(record.diff)
     text = clean(change, 200) + record.run.with_rider
-    if not change or change not in proposal.description:  # that of a search is `tpe: trainer.optim.lr 3e-6 -> 5e-6`
+    said = proposal.description.partition(": ")[2] or proposal.description
+    if not change.startswith(said.removesuffix("...")):  # a search says `tpe: trainer.optim.lr 3e-6 -> 5e-6`
         text = " | ".join(filter(None, (text, clean(proposal.description, 160))))
     text += f" | lesson: {clean(proposal.lesson, 160)}" if proposal.lesson else ""
     if contradiction := belied(record):

@@ -211,7 +211,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime) -> Status:
-        from nightshift.cli.running import RunLine
+        from nightshift.cli.running import describe_run
 
         records, damaged = ledger.readable()
         whose = last_campaign(records)
@@ -222,15 +222,15 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         started = [record for record in records if record.status == STARTED] if is_running else []
         running = []
         for record in started:
-            run, progress = RunLine(ledger.run_dir(record.number)), read_progress(ledger.run_dir(record.number))
-            run.read(progress)
+            folder = ledger.run_dir(record.number)
+            progress = read_progress(folder)
             experiment = Running(
                 number=record.number,
                 since=record.started,
                 seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
                 description=record.proposal.description,
                 progress=progress,
-                phase=run.text("run"),
+                phase=describe_run(folder, progress, "run"),
             )
             running.append(experiment)
         (kept, standing), incumbent = _believed(ledger, sound, *whose), None
