@@ -97,7 +97,7 @@ class Campaign:
             judgement = Judgement(why="baseline", standing=_standing(posterior, self._num_slots(record)))
             return replace(record, status=Verdict.KEEP, judgement=judgement)
         posterior = self.posterior.copy()
-        expected_score, expected_stderr = posterior.predict(record.run.kept, self.hours(record))
+        expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         kept = posterior.kept
         decisions = self._observe(posterior, record)
         steps, refused = plan(baseline, kept, decisions, validate)
@@ -110,7 +110,6 @@ class Campaign:
             decisions=tuple(made),
             kept=posterior.kept,
             expected_score=expected_score,
-            expected_stderr=expected_stderr,
             standing=_standing(posterior, self._num_slots(record)),
             refused=tuple(decision for decision, _ in refused),
         )

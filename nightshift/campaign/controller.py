@@ -23,7 +23,7 @@ import psutil
 
 from nightshift.errors import UsageError
 from nightshift.files import as_json, disk_error, read_file
-from nightshift.text import clean
+from nightshift.text import clean, local
 
 HOLDER_NAME = ".controller"
 _PATIENCE_SECONDS = 1.0  # `is_held` takes the lock for an instant, for example in `nightshift status`
@@ -44,10 +44,9 @@ class Holder:
     host: str
 
     def __str__(self) -> str:
-        started = datetime.fromisoformat(self.since).astimezone()
-        clock = "%H:%M" if started.date() == datetime.now().astimezone().date() else "%Y-%m-%d %H:%M"
+        since = local(datetime.fromisoformat(self.since))
         where = "" if self.host == socket.gethostname() else f" on {clean(self.host)}"
-        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {started:{clock}}"
+        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {since}"
 
 
 _held: dict[Path, int] = {}  # descriptors of the folders whose lock this process holds

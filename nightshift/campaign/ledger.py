@@ -181,17 +181,15 @@ class Ledger:
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
 
     def readable(self) -> tuple[list[Record], list[str]]:
-        """As `records` for who only looks: all that can be read, and a line for each that is damaged. UsageError where
-        all that can be read was written by an earlier version."""
-        records, damaged, earlier = [], [], None
+        """As `records` for who only looks: all that can be read, and a line for each that is damaged."""
+        records, damaged = [], []
         for number in self.numbers():
             try:
                 records += [record] if (record := self.read(number)) else []
+            except EarlierVersionError:
+                raise
             except UsageError as error:
                 damaged.append(error.cause)
-                earlier = earlier or (error if isinstance(error, EarlierVersionError) else None)
-        if earlier is not None and not records:
-            raise earlier
         return records, damaged
 
     def record(self, number: int) -> Record:

@@ -471,7 +471,6 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     decisions: tuple[Decision, ...] = ()
     kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order of adoption
     expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
-    expected_stderr: float | None = None  # its posterior standard deviation
     standing: Standing | None = None  # after the decisions
     refused: tuple[Decision, ...] = ()  # not carried out: no train.toml that the engine runs would hold the rest
 
