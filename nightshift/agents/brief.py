@@ -12,6 +12,7 @@ from nightshift.agents.notebook import belied, calibrations, compare_prediction,
 from nightshift.agents.notebook import mode as mode_of
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.counts import gain_text
 from nightshift.campaign.records import Z95, Record, Verdict
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
@@ -118,7 +119,7 @@ def _sections(context: Context) -> list[Section]:
         (f"Problems that {last.number:04d} fixed and broke against its parent:", context.flips),
         ("The last experiments, latest first:", [describe(record, campaign) for record in latest]),
         ("In flight now, not yet decided: propose something else.", _open(context)),
-        ("How predictions came out:", [*comparison, *map(str, calibrations(decided))]),
+        ("How predictions came out:", [*comparison, *calibrations(decided)]),
         ("Lessons of earlier ones, latest first:", lessons(decided[:-_NUM_LAST])),
         (f"Health of {_role_of(run, campaign)}:", (run.health or "").splitlines()),
         ("What was tried, by key:", history.describe(tried, untried)),
@@ -131,8 +132,7 @@ def _incumbent(context: Context) -> list[str]:
     assert standing is not None
     believed = f"believed score {100 * standing.incumbent:.1f} %"
     if campaign.kept:
-        gain = f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"
-        believed += f", baseline {100 * standing.baseline:.1f} %, gain {gain}"
+        believed += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}"
     measured = f"last measured {100 * (run.score or 0.0):.1f} %"
     measured += "".join(f", {name} {100 * score:.1f} %" for name, score in run.environment_scores.items())
     measured += f" by {_role_of(run, campaign)}"

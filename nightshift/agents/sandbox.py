@@ -481,26 +481,15 @@ class OtherUser(Sandbox):
 
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
         search = self.environ.get("PATH", os.defpath)
+        places = program_places(words, search, {}, ())
         paths = {
             "clone": [clone.path],
-            "needed": needed_files(words, search),
+            "needed": [path for path, option in places.items() if option[0] == "--ro-bind"],
             "closed": self.closed,
             "above": dict.fromkeys(parent for path in self.kept for parent in path.parents),
             "kept": [*self.kept, *(Path(folder) for folder in search.split(os.pathsep) if Path(folder).is_absolute())],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
-
-
-def needed_files(words: Sequence[str], search: str) -> list[Path]:
-    """The program that `words` begin with, the interpreters of scripts, and the files that the other words name."""
-    program = shutil.which(words[0], path=search)
-    waiting = [Path(word) for word in (program or "", *words[1:]) if _is_file(word)]
-    files = list[Path]()
-    while waiting:
-        path = _steps(waiting.pop())[-1]
-        waiting += [] if path in files else _interpreter(path, search)
-        files.append(path)
-    return files
 
 
 def _as_user(uid: int) -> list[str]:
