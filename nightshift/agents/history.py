@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
-from nightshift.campaign.campaign import Campaign, fold_sound, last_campaign
+from nightshift.campaign.campaign import Campaign, fold, last_campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Change, Effect, Record, Verdict
@@ -191,7 +191,7 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> li
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
     """What the last campaign tried: `nightshift history`. `kept`: the incumbent's changes, the most certain first;
-    `near_misses`: experiments; `damaged`: what could not be read or fits nothing."""
+    `near_misses`: experiments; `damaged`: what could not be read."""
 
     branch: str
     rules_hash: str
@@ -213,7 +213,7 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     Raises UsageError before the baseline, and where the incumbent's file is gone.
     """
     records, damaged = ledger.readable()
-    campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
+    campaign = fold(ledger, records, *last_campaign(records))
     found = load_configs(ledger, campaign.decided)
     if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
@@ -230,7 +230,7 @@ def of_last_campaign(ledger: Ledger) -> Memory:
         dead_ends=tuple(each.key for each in keys if each.is_dead_end),
         keys=tuple(keys),
         untried_keys=tuple(untried(keys, now, used_keys)),
-        damaged=(*damaged, *unfit.values()),
+        damaged=tuple(damaged),
     )
 
 

@@ -274,29 +274,6 @@ def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
     return campaign
 
 
-def fold_sound(
-    ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
-) -> tuple[Campaign, dict[int, str]]:
-    """As `fold` for who only looks: without the experiments that fit nothing, and why not, by their numbers."""
-    causes = unfit_scores([record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)])
-    return fold(ledger, [record for record in records if record.number not in causes], branch, rules_hash), causes
-
-
-def unfit_scores(records: Sequence[Record]) -> dict[int, str]:
-    """Map the experiments of one campaign whose scores cannot be compared with its baseline's to the cause."""
-    causes, num_examples = dict[int, str](), None
-    for record in sorted((record for record in records if record.decided), key=lambda record: record.decided or 0):
-        if record.judgement is None or record.status == Verdict.CRASH or not (record.is_keep or num_examples):
-            continue
-        try:
-            scores = run_scores(record)
-            num_examples = num_examples or len(scores)
-            _require_as_many(record, len(scores), num_examples)
-        except UsageError as error:
-            causes[record.number] = error.cause
-    return causes
-
-
 def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
     """Branch and rules hash of the last experiment that came to a verdict; of no campaign where none did."""
     return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from nightshift.campaign.campaign import fold_sound, last_campaign, unfit_scores
+from nightshift.campaign.campaign import fold, last_campaign
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.counts import Counts, gain_text, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
@@ -37,7 +37,7 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     `effect`, `p_helps`: of its new change on the score of the incumbent; `since`: what became of that change; `files`:
     the folder of the experiment.
     """
-    campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
+    campaign = fold(ledger, ledger.readable()[0], record.branch, record.rules_hash)
     effect = campaign.effect(record)
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
@@ -194,7 +194,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
     campaign's. `others`: experiments of other campaigns in runs/. `journal`: its head. `damaged`: what could not be
-    read or fits nothing. Everything is read from the records: folding thousands of them takes seconds.
+    read. Everything is read from the records: folding thousands of them takes seconds.
     """
 
     is_running: bool
@@ -216,8 +216,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         records, damaged = ledger.readable()
         whose = last_campaign(records)
         ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
-        unfit = unfit_scores(ours)
-        sound = [record for record in ours if record.number not in unfit]  # as the page counts
         is_running = ledger.is_running()
         started = [record for record in records if record.status == STARTED] if is_running else []
         running = []
@@ -233,9 +231,9 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
                 phase=describe_run(folder, progress, "run"),
             )
             running.append(experiment)
-        (kept, standing), incumbent = _believed(ledger, sound, *whose), None
+        (kept, standing), incumbent = _believed(ledger, ours, *whose), None
         if standing is not None:
-            measured = [record for record in sound if record.evaluation and record.status != Verdict.CRASH]
+            measured = [record for record in ours if record.evaluation and record.status != Verdict.CRASH]
             num_baseline_runs = sum(record.run.is_baseline for record in measured)
             incumbent = Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs)
         return cls(
@@ -243,13 +241,13 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
-            counted=Counts.of(sound, kept),
-            cost=campaign_cost(ledger.runs_dir, sound),
+            counted=Counts.of(ours, kept),
+            cost=campaign_cost(ledger.runs_dir, ours),
             others=len(records) - len(ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
             journal=ledger.journal.head,
-            damaged=(*damaged, *unfit.values()),
+            damaged=tuple(damaged),
         )
 
     def lines(self) -> list[str]:
@@ -292,7 +290,7 @@ def _believed(
     last = max(judged, key=lambda record: record.decided or 0)
     assert last.judgement is not None
     if any(record.user_decisions and record.decided_before >= (last.decided or 0) for record in records):
-        campaign, _ = fold_sound(ledger, records, branch, rules_hash)
+        campaign = fold(ledger, records, branch, rules_hash)
         return campaign.kept, campaign.standing
     return last.judgement.kept, last.judgement.standing
 
