@@ -166,9 +166,11 @@ class Ledger:
         self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)), access=access)
 
     def holds(self, path: Path) -> bool:
-        """True if the journal's last line about a file in runs/ has its hash. OSError if the file cannot be read."""
+        """True if the journal's last line about a file in runs/ has its hash; False if the file cannot be read."""
         line = self.journal.last(path.relative_to(self.runs_dir).as_posix())
-        return line is not None and line.sha256 == sha256(read_file(path))
+        with suppress(OSError):
+            return line is not None and line.sha256 == sha256(read_file(path))
+        return False
 
     def close(self, record: Record) -> None:
         """Write the final record and its row, when no run of it is left. Raises EngineError when the disk refuses."""
