@@ -28,14 +28,9 @@ class Wait:
     at_most: float | None = None
     began: float = field(default_factory=time.monotonic)
 
-    @property
-    def seconds(self) -> float:
-        """How long it lasts."""
-        return time.monotonic() - self.began
-
     def __str__(self) -> str:
         most = "" if self.at_most is None else f" of at most {lasted(self.at_most)}"
-        return f"{clean(self.what())}, {lasted(self.seconds)}{most}"
+        return f"{clean(self.what())}, {lasted(time.monotonic() - self.began)}{most}"
 
 
 @contextmanager

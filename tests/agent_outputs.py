@@ -57,6 +57,11 @@ CODEX_FAILED = _lines(
     {"type": "turn.started"},
     {"type": "turn.failed", "error": {"message": "stream disconnected: 401 Unauthorized"}},
 )
+CODEX_FAILED = _lines(
+    {"type": "thread.started", "thread_id": "0199a213"},
+    {"type": "turn.started"},
+    {"type": "turn.failed", "error": {"message": "stream disconnected: 401 Unauthorized"}},
+)
 CODEX_OLD = _lines(
     *(
         {
@@ -92,12 +97,3 @@ _STATS = {
 }
 GEMINI = json.dumps({"session_id": "5f", "response": "I halved the batch.", "stats": _STATS}, indent=2) + "\n"
 GEMINI_FAILED = json.dumps({"error": {"type": "Error", "message": "Please set an Auth method", "code": 41}}, indent=2)
-GEMINI_STREAM = _lines(
-    {"type": "init", "session_id": "5f", "model": "gemini-pro"},
-    {"type": "message", "role": "assistant", "content": "I halved the batch.", "delta": True},
-    {
-        "type": "result",
-        "status": "success",
-        "stats": {"total_tokens": 5_120, "input_tokens": 5_000, "output_tokens": 120, "cached": 0, "tool_calls": 1},
-    },
-)

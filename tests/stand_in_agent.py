@@ -90,7 +90,6 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
         "2 MB": lambda: Path("hypothesis.txt").write_text("HYPOTHESIS: " + 1_999_988 * "x"),
         "long path": lambda: [(Path("d" * 200).mkdir(), os.chdir("d" * 200)) for _ in range(25)],
         "100,000 files": lambda: [Path(f"file-{number}").touch() for number in range(100_000)],
-        "unreadable": lambda: (Path("deep/er").mkdir(parents=True), Path("deep/er/x").touch(), Path("deep").chmod(0)),
     }
 
 

@@ -9,7 +9,6 @@ it in there.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 import time
@@ -220,16 +219,13 @@ class AgentProposer:
 
     @property
     def name(self) -> str:
-        """What you call it."""
         return self.agent.name
 
     @property
     def sandbox(self) -> str:
-        """As the protocol says."""
         return self.agent.sandbox.name
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        """Brief it, let it work, take over what may be taken over."""
         return self.agent.ask(compose(context), context, is_stopping)
 
 
@@ -238,13 +234,10 @@ def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> A
     finished. A clone that cannot be read is a refused proposal."""
     try:
         notes = agent.clone.changes()
-        text, cut = _read_answer(agent.clone.path / ANSWER_NAME)
+        text = _read_answer(agent.clone.path / ANSWER_NAME)
     except ConfigError as error:
         return Answer(b"", cause=f"{agent.name}: {error}")
     said = parse_answer(text)
-    is_cut = {name: len(value) == MAX_SENTENCE and value.endswith("...") for name, value in said.items()}
-    cuts = [f"{label.lower()} cut at {MAX_SENTENCE} characters" for label, name in _LABELS.items() if is_cut.get(name)]
-    notes = (*notes, *cut, *cuts)
     ended = None if cause is None else f"{agent.name}: {cause}"
     about_the_last = {name: said.pop(name) for name in _OF_THE_LAST if name in said}
     answer = Answer(None, Proposal(notes=notes, **said), **about_the_last)  # type: ignore[arg-type]
@@ -262,17 +255,16 @@ def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> A
     return answer if ended is None else answer.with_proposal(notes=(*notes, ended))
 
 
-def _read_answer(path: Path) -> tuple[str, tuple[str, ...]]:
-    """The text of an answer ("" if there is none), and a note if it was cut. ConfigError if it cannot be read."""
+def _read_answer(path: Path) -> str:
+    """The text of an answer, its first 64 KiB; "" if there is none. ConfigError if it cannot be read."""
     try:
         with open_regular(path) as file:
-            data, num_bytes = file.read(_MAX_ANSWER), os.fstat(file.fileno()).st_size
+            return file.read(_MAX_ANSWER).decode(errors="replace")
     except FileNotFoundError:
-        return "", ()
+        return ""
     except OSError as error:
-        raise ConfigError(f"{ANSWER_NAME} cannot be read: {error.strerror}", "Leave a regular file.") from None
-    cut = (f"hypothesis cut at {_MAX_ANSWER:,} of {num_bytes:,} bytes",) if num_bytes > _MAX_ANSWER else ()
-    return data.decode(errors="replace"), cut
+        cause = f"{ANSWER_NAME} in the agent's clone cannot be read: {error.strerror}"
+        raise ConfigError(cause, "Leave a regular file.") from None
 
 
 def check_agent(name: str, sandbox: str, root: Path, environ: Mapping[str, str]) -> Check:

@@ -76,7 +76,6 @@ class Answer:
     rider: Change | None = None
 
     def with_proposal(self, **changes: Any) -> Answer:
-        """The same answer, with these fields of its proposal changed."""
         return replace(self, proposal=structs.replace(self.proposal, **changes))
 
 
@@ -84,18 +83,13 @@ class Proposer(Protocol):
     """Makes one proposal at a time; keeps no state that the ledger does not hold."""
 
     @property
-    def name(self) -> str:
-        """What you call it."""
-        ...
+    def name(self) -> str: ...  # what you call it
 
     @property
-    def sandbox(self) -> str:
-        """In which its agents work; empty if it asks none."""
-        ...
+    def sandbox(self) -> str: ...  # in which its agents work; empty if it asks none
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """The next proposal. Returns soon, without one, once `is_stopping` says so.
 
         Raises EngineError when the machinery is missing or broken.
         """
-        ...

@@ -12,6 +12,7 @@ from nightshift.agents.notebook import belied, calibrations, compare_prediction,
 from nightshift.agents.notebook import mode as mode_of
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.counts import gain_text
 from nightshift.campaign.records import Z95, Record, Verdict
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
@@ -20,7 +21,6 @@ from nightshift.text import clean
 MAX_CHARACTERS = 6_000
 MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
 _NUM_LAST = 8
-_LEAST_CUT = 30  # characters of a shortened text by which its source can be recognised
 _MAX_REFUSALS = 3
 
 Section = tuple[str, Sequence[str]]  # a title, and lines
@@ -73,7 +73,6 @@ def brief(context: Context, head: str, task: str) -> str:
 
 
 def refusals_of(context: Context) -> str:
-    """Why the last proposals for this experiment were refused, in lines."""
     causes = context.refusals[-_MAX_REFUSALS:]
     return "".join(f"An earlier proposal for this experiment was refused:\n| {clean(cause, 200)}\n" for cause in causes)
 
@@ -120,7 +119,7 @@ def _sections(context: Context) -> list[Section]:
         (f"Problems that {last.number:04d} fixed and broke against its parent:", context.flips),
         ("The last experiments, latest first:", [describe(record, campaign) for record in latest]),
         ("In flight now, not yet decided: propose something else.", _open(context)),
-        ("How predictions came out:", [*comparison, *map(str, calibrations(decided))]),
+        ("How predictions came out:", [*comparison, *calibrations(decided)]),
         ("Lessons of earlier ones, latest first:", lessons(decided[:-_NUM_LAST])),
         (f"Health of {_role_of(run, campaign)}:", (run.health or "").splitlines()),
         ("What was tried, by key:", history.describe(tried, untried)),
@@ -129,13 +128,11 @@ def _sections(context: Context) -> list[Section]:
 
 
 def _incumbent(context: Context) -> list[str]:
-    """Its believed score, the last measured one, and its config."""
     campaign, standing, run = context.campaign, context.campaign.standing, context.incumbent_run
     assert standing is not None
     believed = f"believed score {100 * standing.incumbent:.1f} %"
     if campaign.kept:
-        gain = f"{100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp"
-        believed += f", baseline {100 * standing.baseline:.1f} %, gain {gain}"
+        believed += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}"
     measured = f"last measured {100 * (run.score or 0.0):.1f} %"
     measured += "".join(f", {name} {100 * score:.1f} %" for name, score in run.environment_scores.items())
     measured += f" by {_role_of(run, campaign)}"
@@ -146,7 +143,6 @@ def _incumbent(context: Context) -> list[str]:
 
 
 def _role_of(run: Record, campaign: Campaign) -> str:
-    """The experiment of `Context.incumbent_run` in words."""
     name = f"experiment {run.number:04d}"
     if run is campaign.incumbent_run:
         return f"{name}, a run of the incumbent"
@@ -167,28 +163,22 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
     """
     proposal, effect = record.proposal, campaign.effect(record) if campaign else None
     status = ", ".join(filter(None, (record.status, campaign.since(record) if campaign else "")))
-    why = clean(record.judgement.why, 120) if record.judgement else ""
+    why = clean(record.why, 120)
     if record.status == Verdict.MEASURED:
         status = why
     elif effect is not None and record.status != Verdict.CRASH:
         status += f" {effect}"
     elif why:
         status += f" ({why})"
-    text = clean("; ".join(record.diff), 200) + record.run.with_rider
-    if not _repeats(proposal.description, record):
+    change = "; ".join(record.diff)
+    text = clean(change, 200) + record.run.with_rider
+    said = proposal.description.partition(": ")[2] or proposal.description
+    if not change.startswith(said.removesuffix("...")):  # a search says `tpe: trainer.optim.lr 3e-6 -> 5e-6`
         text = " | ".join(filter(None, (text, clean(proposal.description, 160))))
     text += f" | lesson: {clean(proposal.lesson, 160)}" if proposal.lesson else ""
     if contradiction := belied(record):
         text += f" | reported outcome: {clean(proposal.reported_outcome or '', 120)}; BUT {contradiction}"
     return f"{record.number:04d} {status}: {text}"
-
-
-def _repeats(text: str, record: Record) -> bool:
-    """True if a description says no more than the diff, such as a search's `tpe: trainer.optim.lr 3e-6 -> 5e-6`."""
-    change = "; ".join(record.diff)
-    parts = {text, text.partition(": ")[2]}
-    cut = {part.removesuffix("...").rstrip() for part in parts if part.endswith("...") and len(part) > _LEAST_CUT}
-    return bool(change) and (change in parts or any(change.startswith(part) for part in cut))
 
 
 def steps(context: Context) -> str:

@@ -5,7 +5,6 @@ same place for one checkout: what a killed night left there is cleared by the ne
 """
 
 import hashlib
-import math
 import os
 import stat
 import subprocess
@@ -18,13 +17,12 @@ from types import MappingProxyType
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.config.values import quoted, shorten
 from nightshift.errors import ConfigError, EngineError, UsageError, listed
-from nightshift.files import MAX_BYTES, read_file, remove_tree
+from nightshift.files import remove_tree
 from nightshift.signals import unblocked
 
 ANSWER_NAME = "hypothesis.txt"
 EVIDENCE_NAME = "evidence"  # in bubblewrap it cannot be written to
-_MAX_FILES = 50_000  # that an agent may add: it may unpack anything
-_MAX_HASHED_BYTES = 100_000  # a larger file is compared by its size and time: a sparse file costs its writer nothing
+_MAX_FILES = 50_000  # of a clone: an agent may unpack anything
 _CLEAR_SECONDS = 120.0
 
 
@@ -68,13 +66,9 @@ class Clone:
         """Note which files are not as `open` left them, except train.toml, the answer and those of git.
 
         Raises:
-            ConfigError: the clone cannot be read, so no proposal can be taken from it.
+            ConfigError: the clone cannot be listed, so no proposal can be taken from it.
         """
-        listing = self._listing(len(self._opened) + _MAX_FILES)
-        for name in (CONFIG_NAME, ANSWER_NAME):  # other files stay here: `uv run` alone leaves a .venv full of links
-            if name in listing and (problem := _problem((self.path / name).lstat())):
-                raise _unreadable(name, problem)
-        changed = {name for name, _ in self._opened.items() ^ listing.items()}
+        changed = {name for name, _ in self._opened.items() ^ self._listing().items()}
         files = [_shown(name) for name in sorted(changed - {CONFIG_NAME, ANSWER_NAME})]
         return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 
@@ -91,62 +85,36 @@ class Clone:
         if os.path.lexists(self.folder):
             raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
 
-    def _listing(self, max_files: float = math.inf) -> dict[str, str]:
-        """Map the files of the clone, by relative name, to their content, as `_content` describes it.
+    def _listing(self) -> dict[str, str]:
+        """Mode, size and time of each file of the clone, by relative name.
 
         ConfigError for a folder that cannot be listed, or too many files.
         """
-        listing, num_files, folders = dict[str, str](), 0, [os.fspath(self.path)]
+        listing, folders = dict[str, str](), [os.fspath(self.path)]
         try:
+            if self.path.is_symlink():
+                raise _unreadable(".", "is a symbolic link")
             while folders:  # os.walk recurses, and a tree that is deep enough ends it
-                folder = folders.pop()
-                mode = os.lstat(folder).st_mode
-                if not stat.S_ISDIR(mode) or not mode & stat.S_IRUSR:
-                    raise _unreadable(self._name(folder), "is not a readable folder")
-                with os.scandir(folder) as entries:
+                with os.scandir(folders.pop()) as entries:
                     for entry in entries:
-                        num_files += 1
-                        if num_files > max_files:
-                            raise _unreadable(".", f"has more than {_MAX_FILES:,} new files")
-                        name, status = self._name(entry.path), entry.stat(follow_symlinks=False)
+                        name, status = os.path.relpath(entry.path, self.path), entry.stat(follow_symlinks=False)
                         if not stat.S_ISDIR(status.st_mode):
-                            listing[name] = _content(entry.path, status)
+                            listing[name] = f"{status.st_mode:o} {status.st_size} {status.st_mtime_ns}"
                         elif name != ".git":
                             folders.append(entry.path)
+                        if len(listing) + len(folders) > _MAX_FILES:
+                            raise _unreadable(".", f"has more than {_MAX_FILES:,} files")
         except OSError as error:
-            name = self._name(error.filename)
+            name = os.path.relpath(error.filename, self.path)
             raise _unreadable(name, f"cannot be read: {error.strerror}") from None
         return listing
-
-    def _name(self, path: str) -> str:
-        return os.path.relpath(path, self.path)
 
 
 def _unreadable(name: str, problem: str) -> ConfigError:
     """The refusal of a proposal whose clone cannot be read because of the file or folder `name`."""
-    fix = f"Leave {CONFIG_NAME}, {ANSWER_NAME} and few other regular files."
+    fix = f"Leave {CONFIG_NAME}, {ANSWER_NAME} and few other files."
     return ConfigError(f"{_shown(name)} in the agent's clone {problem}".removeprefix(". in "), fix)
 
 
 def _shown(name: str) -> str:
     return shorten(quoted(name)[1:-1], 60)
-
-
-def _problem(status: os.stat_result) -> str:
-    """Why a file cannot be read; "" if it can."""
-    if stat.S_ISLNK(status.st_mode):
-        return "is a symbolic link"
-    if not stat.S_ISREG(status.st_mode):
-        return "is not a regular file"
-    if not status.st_mode & stat.S_IRUSR:  # root could read it
-        return f"has mode {stat.S_IMODE(status.st_mode):03o}"
-    return f"has {status.st_size:,} bytes" if status.st_size > MAX_BYTES else ""
-
-
-def _content(path: str, status: os.stat_result) -> str:
-    """What differs when a file is changed; never waits for a pipe, never follows a link."""
-    if stat.S_ISLNK(status.st_mode):
-        return str(Path(path).readlink())
-    if _problem(status) or status.st_size > _MAX_HASHED_BYTES:
-        return f"{status.st_mode:o} {status.st_size} {status.st_mtime_ns}"
-    return f"{status.st_mode:o} {hashlib.sha256(read_file(path, _MAX_HASHED_BYTES)).hexdigest()}"

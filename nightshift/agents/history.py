@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
-from nightshift.campaign.campaign import Campaign, fold_sound, last_campaign
+from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import incumbent_config
+from nightshift.campaign.counts import last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Effect, Record, Verdict, percent
+from nightshift.campaign.records import Change, Effect, Record, Verdict
 from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.train_toml import Config, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text
@@ -37,7 +38,6 @@ class Trial:
     starts: str = ""  # which start of its config it is, if not the first
 
     def __str__(self) -> str:
-        """One line."""
         words = [
             " ".join(filter(None, (self.verdict, self.since))),
             str(self.effect or ""),
@@ -91,7 +91,6 @@ class KeyHistory:
 
     @property
     def near_misses(self) -> tuple[Trial, ...]:
-        """Trials worth another look, alone or with another key."""
         return tuple(trial for trial in self.trials if trial.is_near_miss)
 
     @property
@@ -167,8 +166,7 @@ def kept_changes(campaign: Campaign) -> list[str]:
 def describe_change(campaign: Campaign, change: Change) -> str:
     """A change that was measured: its name and keys, its effect and P(it helps)."""
     assert campaign.posterior is not None
-    effect = campaign.posterior.effect(change)
-    return f"{change.name}  {change.settings}  {effect}, P(it helps) {percent(effect.p_helps)} %"
+    return f"{change.name}  {change.settings}  {campaign.posterior.effect(change).with_p}"
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:
@@ -194,7 +192,7 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> li
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
     """What the last campaign tried: `nightshift history`. `kept`: the incumbent's changes, the most certain first;
-    `near_misses`: experiments; `damaged`: what could not be read or fits nothing."""
+    `near_misses`: experiments; `damaged`: what could not be read."""
 
     branch: str
     rules_hash: str
@@ -206,7 +204,6 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
     damaged: tuple[str, ...]
 
     def __str__(self) -> str:
-        """In lines, see `describe`."""
         lines = ["kept, the most certain first:", *(f"  {line}" for line in self.kept)] if self.kept else []
         lines += describe(self.keys, self.untried_keys)
         return "\n".join([*(f"damaged: {cause}" for cause in self.damaged), *lines])
@@ -217,7 +214,7 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     Raises UsageError before the baseline, and where the incumbent's file is gone.
     """
     records, damaged = ledger.readable()
-    campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
+    campaign = fold(ledger, records, *last_campaign(records))
     found = load_configs(ledger, campaign.decided)
     if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
@@ -234,7 +231,7 @@ def of_last_campaign(ledger: Ledger) -> Memory:
         dead_ends=tuple(each.key for each in keys if each.is_dead_end),
         keys=tuple(keys),
         untried_keys=tuple(untried(keys, now, used_keys)),
-        damaged=(*damaged, *unfit.values()),
+        damaged=tuple(damaged),
     )
 
 

@@ -6,7 +6,6 @@ difference and the effect as it was believed at the decision.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from nightshift.campaign.counts import num_since_keep
@@ -20,35 +19,26 @@ _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two
 _SAYS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """How well one agent predicts: means over its predictions of the predicted effect and of the effect as it was
-    believed at the decision, fractions of 1."""
-
-    proposer: str
-    num_predictions: int
-    predicted: float
-    effect: float
-
-    def __str__(self) -> str:
-        num = f"{self.num_predictions} prediction{'' if self.num_predictions == 1 else 's'}"
-        return f"{self.proposer} expects {100 * self.predicted:+.1f} pp, gets {100 * self.effect:+.1f} pp ({num})"
-
-
 def predicted(text: str | None, sign: int = 1) -> float | None:
     """The first number of `pp` in a prediction, a fraction; None without one. `sign`: of a number without a sign."""
     match = POINTS.search((text or "").replace("\u2212", "-"))
     return None if match is None else float(match[1]) / 100 * (1 if match[1][0] in "+-" else sign)
 
 
-def calibrations(decided: Sequence[Record]) -> list[Calibration]:
-    """Compare predictions with effects: an entry for each agent whose predictions were measured."""
+def calibrations(decided: Sequence[Record]) -> list[str]:
+    """How well each agent predicts, a line each: means over its predictions of the predicted effect, and of the effect
+    as it was believed at the decision."""
     pairs = dict[str, list[tuple[float, float]]]()
     for record in decided:
         prediction, effect = predicted(record.proposal.prediction), _effect(record)
         if prediction is not None and effect is not None and record.proposal.proposer:
             pairs.setdefault(record.proposal.proposer, []).append((prediction, effect.mean))
-    return [Calibration(name, len(both), *map(fmean, zip(*both, strict=True))) for name, both in pairs.items()]
+    lines = []
+    for name, both in pairs.items():
+        expected, gained = map(fmean, zip(*both, strict=True))
+        num = f"{len(both)} prediction{'' if len(both) == 1 else 's'}"
+        lines.append(f"{name} expects {100 * expected:+.1f} pp, gets {100 * gained:+.1f} pp ({num})")
+    return lines
 
 
 def compare_prediction(record: Record) -> str:
@@ -94,7 +84,6 @@ def belied(record: Record) -> str:
 
 
 def entry(record: Record) -> list[str]:
-    """The lines of one experiment: hypothesis, prediction, outcome and lesson."""
     proposal, outcome = record.proposal, _outcome(record)
     lines = [f"{record.number:04d} {record.status}: {clean(proposal.description, 240)}"]
     for name, text in (("mechanism", proposal.mechanism), ("refuted by", proposal.falsifier)):

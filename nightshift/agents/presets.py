@@ -55,15 +55,18 @@ PROMPT_FILE = "{prompt_file}"
 
 def command_of(agent: str, *, is_contained: bool = False) -> tuple[str, ...]:
     """The words of a preset's or of your own command. UsageError if its program is not to be found."""
-    preset = PRESETS.get(agent)
+    preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
+    command = agent if preset is None else preset.contained if is_contained else preset.command
+    fix = f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}."
+    return program_words("--agent", command, fix)
+
+
+def program_words(flag: str, command: str, fix: str) -> tuple[str, ...]:
+    """The words of a command; no shell is used. UsageError, which names `flag`, if its program is not to be found."""
     try:
-        words = tuple(shlex.split(agent if preset is None else preset.contained if is_contained else preset.command))
+        words = tuple(shlex.split(command))
     except ValueError as error:
-        raise UsageError(f"--agent {agent!r} is no command ({error})", "Close its quotes.") from None
+        raise UsageError(f"{flag} {command!r} is no command ({error})", "Close its quotes.") from None
     if not words or shutil.which(words[0]) is None:
-        presets = ", ".join([*PRESETS, *SEARCHES])
-        raise UsageError(
-            f"--agent {agent}: no program {words[0] if words else ''!r} on PATH",
-            f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}.",
-        )
+        raise UsageError(f"{flag} {command!r}: no program {words[0] if words else ''!r} on PATH", fix)
     return words

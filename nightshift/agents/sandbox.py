@@ -94,7 +94,6 @@ class Login:
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
-    """Your home folder."""
     return Path(environ.get("HOME") or Path.home()).absolute()
 
 
@@ -347,7 +346,6 @@ class Sandbox:
 _ALWAYS = """
     --unshare-user --unshare-ipc --unshare-uts --unshare-cgroup-try --cap-drop ALL --die-with-parent --new-session
 """
-_CLUSTER = ("sbatch", "srun", "salloc", "scancel", "scontrol", "squeue", "sinfo", "munge", "unmunge")
 _LOOK = 'for path; do if [ -e "$path" ]; then echo "$path can be seen" >&2; exit 1; fi; done'
 _MAX_LOOKED_FOR = 1_000  # names in one hidden folder
 
@@ -426,8 +424,6 @@ class Bubblewrap(Sandbox):
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
             **({evidence: ("--ro-bind", os.fspath(evidence))} if evidence.is_dir() else {}),
-            # Jobs of a cluster run outside. Without munge's socket, which is not shown, these could do nothing.
-            **{path: ("--ro-bind", os.devnull) for path in _programs(_CLUSTER, search) if is_shown(path, places)},
             Path("/dev"): ("--dev",),
             Path("/proc"): self.form.proc,
         }
@@ -475,7 +471,6 @@ class OtherUser(Sandbox):
         return before
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
-        """As the base says."""
         inside = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp", "SHELL": "/bin/sh"}
         inside |= {"PATH": self.environ.get("PATH", os.defpath), "USER": "agent", "LOGNAME": "agent"}
         return [*_entry(), *_as_user(self.uid), *self._whole(words)], {**self._variables(), **inside}
@@ -486,26 +481,15 @@ class OtherUser(Sandbox):
 
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
         search = self.environ.get("PATH", os.defpath)
+        places = program_places(words, search, {}, ())
         paths = {
             "clone": [clone.path],
-            "needed": needed_files(words, search),
+            "needed": [path for path, option in places.items() if option[0] == "--ro-bind"],
             "closed": self.closed,
             "above": dict.fromkeys(parent for path in self.kept for parent in path.parents),
             "kept": [*self.kept, *(Path(folder) for folder in search.split(os.pathsep) if Path(folder).is_absolute())],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
-
-
-def needed_files(words: Sequence[str], search: str) -> list[Path]:
-    """The program that `words` begin with, the interpreters of scripts, and the files that the other words name."""
-    program = shutil.which(words[0], path=search)
-    waiting = [Path(word) for word in (program or "", *words[1:]) if _is_file(word)]
-    files = list[Path]()
-    while waiting:
-        path = _steps(waiting.pop())[-1]
-        waiting += [] if path in files else _interpreter(path, search)
-        files.append(path)
-    return files
 
 
 def _as_user(uid: int) -> list[str]:
@@ -630,14 +614,7 @@ def _other_user(
     return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
 
 
-def _programs(names: Sequence[str], search: str) -> list[Path]:
-    """Where the system has programs, or you have."""
-    folders = dict.fromkeys((*search.split(os.pathsep), *os.defpath.split(os.pathsep), "/usr/local/bin"))
-    return [Path(found).resolve() for name in names for folder in folders if (found := shutil.which(name, path=folder))]
-
-
 def _has_programs(folder: str, places: Places) -> bool:
-    """True if programs can be seen in it."""
     return Path(folder).is_absolute() and any(
         place.parent == Path(folder) or (Path(folder).is_relative_to(place) and option[0] in ("--ro-bind", "--symlink"))
         for place, option in places.items()

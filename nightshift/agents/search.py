@@ -1,14 +1,16 @@
 """A search without a language model: random draws, Optuna's TPE or a Gaussian process, from the ledger alone."""
 
+import importlib.util
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 
-from nightshift.agents import gaussian_process
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.history import load_configs
 from nightshift.agents.space import Dimension, SearchSpace
@@ -16,7 +18,7 @@ from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.records import Proposal
 from nightshift.config.train_toml import Config, diff, parse
 from nightshift.config.values import shorten
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, UsageError
 
 # Random experiments before a model is asked; Optuna's default of 10 is a good part of a night of 40.
 NUM_STARTUP = 8
@@ -28,6 +30,8 @@ _FAR = 0.10
 _STAYS_NEAR = 0.8  # of the numbers in a local change; the others go anywhere in their box
 _MAX_DRAWS = 20  # that change nothing
 _MAX_HYPOTHESIS = 200
+_NUM_SAMPLES = 128  # of the best score so far, which noise hides
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,11 @@ class SearchProposer:
     name: str
     seed: int
     sandbox: ClassVar = ""  # it asks nobody
+
+    def __post_init__(self) -> None:
+        if self.name == "search" and importlib.util.find_spec("botorch") is None:
+            fix = "Install it: uv sync --extra search."
+            raise UsageError("--agent search needs BoTorch, which is not installed", fix)
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """One change; the same ledger and seed give the same change. A new direction is a random draw."""
@@ -73,7 +82,6 @@ class SearchProposer:
 
 
 def space_of(context: Context) -> SearchSpace:
-    """The search space around the incumbent."""
     return SearchSpace.for_engine(context.used_keys, parse(context.source), throughput_of(context).plan)
 
 
@@ -97,7 +105,6 @@ def _open(context: Context) -> list[Config]:
 
 
 def _tpe(context: Context, space: SearchSpace, in_flight: list[Config], seed: int) -> dict[str, Any]:
-    """A draw of all dimensions by TPE."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # The liar keeps proposals apart that are in flight at the same time.
     sampler = optuna.samplers.TPESampler(
@@ -133,7 +140,38 @@ def _best(
     values, variances = (np.array([row[column] for row in runs]) for column in (1, 2))
     values = np.maximum(values, np.sort(values)[-max(len(values) // 4, 1) :].mean() - _FAR)
     pending_places = np.array(pending).reshape(len(pending), len(space.dimensions))
-    return changes[gaussian_process.most_promising(np.array(places), values, variances, pending_places, candidates)]
+    return changes[_most_promising(np.array(places), values, variances, pending_places, candidates)]
+
+
+def _most_promising(places: Floats, scores: Floats, variances: Floats, pending: Floats, candidates: Floats) -> int:
+    """The index of the candidate, (c, d), that a Gaussian process expects to improve most; the same arguments give the
+    same one.
+
+    `places` (n, d) and `pending` (m, d) lie in the unit cube as well, `scores` and the `variances` of their noise are
+    (n,). The process has BoTorch's own kernel and priors (Hvarfner et al. 2024, arXiv:2402.02229); the acquisition is
+    noisy log expected improvement (Ament et al. 2023, arXiv:2310.20708), which leaves aside what is in flight.
+    """
+    with warnings.catch_warnings(action="ignore"):  # of libraries about each other; BoTorch tries a failed fit again
+        import torch
+        from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+        from botorch.fit import fit_gpytorch_mll
+        from botorch.models import SingleTaskGP
+        from botorch.models.transforms import Standardize
+        from botorch.sampling.normal import SobolQMCNormalSampler
+        from gpytorch.mlls import ExactMarginalLogLikelihood
+
+        known = (torch.tensor(values) for values in (places, scores[:, None], variances[:, None], pending, candidates))
+        x, y, noise, open_, asked = known
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = SingleTaskGP(x, y, noise, outcome_transform=Standardize(1))
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+            sampler = SobolQMCNormalSampler(torch.Size([_NUM_SAMPLES]), seed=0)
+            value = qLogNoisyExpectedImprovement(
+                model, x, sampler=sampler, X_pending=open_ if len(open_) else None, prune_baseline=True
+            )
+            with torch.no_grad():
+                return int(value(asked[:, None, :]).argmax())
 
 
 def _anywhere(dimension: Dimension, rng: random.Random) -> Any:

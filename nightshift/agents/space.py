@@ -40,8 +40,6 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a key is searched."""
-
     scale: Scale
     low: float = 0.0
     high: float = 0.0
@@ -121,12 +119,10 @@ class Dimension:
 
     @property
     def is_choice(self) -> bool:
-        """Among a few values without an order."""
         return self.box.scale is Scale.CHOICE
 
     @property
     def is_exponent(self) -> bool:
-        """Of two."""
         return self.box.scale is Scale.POWER_OF_TWO
 
     @property
@@ -278,7 +274,6 @@ class SearchSpace:
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Of all dimensions, by name."""
         return {dimension.name: dimension.distribution for dimension in self.dimensions}
 
     def _known(self, resolved: Mapping[str, Any]) -> dict[str, Any]:

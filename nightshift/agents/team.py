@@ -8,9 +8,8 @@ no evidence. So no answer judges one hypothesis and sells the next.
 import csv
 import dataclasses
 import io
-import shlex
+import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,6 +126,7 @@ def _last_words(folder: Path) -> Iterator[str]:
 
 
 PREFIX = "team:"
+_MEMBER = r"""((?:[^,'"]|'[^']*'|"[^"]*")+)"""
 
 _STRATEGIST = """\
 You are the strategist of an overnight campaign that improves an LLM's RL post-training. Your one task now: think of \
@@ -181,7 +181,6 @@ class TeamProposer:
 
     @property
     def name(self) -> str:
-        """What you call it."""
         return f"{PREFIX}{self.strategist.name},{self.implementer.name}"
 
     @property
@@ -217,21 +216,13 @@ class TeamProposer:
 def members(name: str) -> list[str]:
     """Strategist and implementer of `team:claude,codex`; a comma in quotes is part of a command. UsageError for others
     than two."""
-    text, starts = name.removeprefix(PREFIX), [0]
-    for place, character in enumerate(text):
-        if character == ",":
-            with suppress(ValueError):  # a quote is open
-                shlex.split(text[starts[-1] : place])
-                starts.append(place + 1)
-    ends = [*(start - 1 for start in starts[1:]), len(text)]
-    found = [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]
-    if len(found) != 2 or not all(found):
-        raise UsageError(f"--agent {name} names {len(found)}", f"Write two: --agent {PREFIX}claude,codex.")
-    return found
+    match = re.fullmatch(f"{_MEMBER},{_MEMBER}", name.removeprefix(PREFIX))
+    if match is None:
+        raise UsageError(f"--agent {name} does not name two agents", f"Write two: --agent {PREFIX}claude,codex.")
+    return [match[1].strip(), match[2].strip()]
 
 
 def strategy(context: Context) -> str:
-    """What the strategist is asked for."""
     head = _STRATEGIST.format(
         number=context.number, mode=mode(context.campaign.decided), budget=context.rules.budget_text
     )
@@ -241,14 +232,12 @@ def strategy(context: Context) -> str:
 def reflection(record: Record) -> str:
     """What the strategist is asked when an experiment is decided."""
     health = [clean(line, 500) for line in (record.health or "").splitlines()]
-    why = clean(record.judgement.why, 500) if record.judgement else ""
-    lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), why, *health]
+    lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), clean(record.why, 500), *health]
     text = "\n".join(f"| {line}" for line in lines if line)
     return _REFLECTION.format(number=record.number, record=text)
 
 
 def implementation(context: Context, asked: Answer) -> str:
-    """What the implementer is asked for."""
     return _IMPLEMENTER.format(
         number=context.number,
         steps=steps(context),

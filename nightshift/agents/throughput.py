@@ -70,7 +70,6 @@ class Throughput:
         return cls(covariance @ pull, covariance, budget_seconds)
 
     def plan(self, resolved: Mapping[str, Value]) -> Plan:
-        """For the keys that apply in a train.toml, with their values."""
         drivers = _drivers(resolved)
         log_sd = math.sqrt(float(drivers @ self.covariance @ drivers) + NOISE_SD**2)
         return Plan(max(self.budget_seconds * math.exp(-float(drivers @ self.mean)), LEAST_STEPS), log_sd)
@@ -85,7 +84,6 @@ def step_seconds(run: Result) -> float | None:
 
 
 def throughput_of(context: Context) -> Throughput:
-    """As the campaign's runs tell it."""
     known = [record for record in context.campaign.decided if record.number in context.configs]
     runs = [(context.configs[record.number], record.result) for record in known if record.result]
     return Throughput.of(runs, context.rules.budget_seconds)

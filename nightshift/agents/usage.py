@@ -2,26 +2,24 @@
 
 Read are the JSON formats that the presets ask for, whatever the program is called that prints them:
 
-    Claude Code  `--output-format json`: one object, and the last line of `stream-json`: `type` "result", `result`,
+    Claude Code  `--output-format json`, and the last line of `stream-json`: one object: `type` "result", `result`,
                  `session_id`, `usage` with `input_tokens` (less the cached ones, which have names of their own), and
                  `total_cost_usd`, which is of the process so far: of one session the last counts
     Codex        `--json`: a line an event; of `turn.completed` the `usage`, which is of the whole thread and whose
-                 `input_tokens` hold the cached ones (so did `token_count` before), of `turn.failed` the `error`
+                 `input_tokens` hold the cached ones, of `turn.failed` the `error`
     Gemini CLI   `--output-format json`: one object on many lines: `response`, `stats.models.NAME.tokens` with `prompt`
-                 (the cached ones too), `tool`, `candidates` and `thoughts`; `stream-json` ends with their sums
+                 (the cached ones too), `tool`, `candidates` and `thoughts`
 
-The text is hostile: of a bounded end of it only what is a sane number is believed, and what is absent is None. Sane
-numbers may add up to more than one may be: then the largest stands for the sum, and is said as "at least".
+The text is hostile: of a bounded end of it only what is a sane number is believed, and what is absent is None.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from nightshift.campaign.records import FIGURES, Cost, together
+from nightshift.campaign.records import Cost, together
 from nightshift.text import clean
 
 MAX_LOG_BYTES = 1_000_000
@@ -74,15 +72,7 @@ def said(output: str) -> Said:
             told["claude", session if isinstance(session, str) else None] = cost
         elif (cost := _of_gemini(row)) is not None:
             told["gemini", number] = cost
-    return Said(clean(words or _last_line(output), MAX_WORDS), _at_most(together(told.values()) or Cost()))
-
-
-def _at_most(told: Cost) -> Cost:
-    """A sum of several, held at what one may tell."""
-    tokens_in, tokens_out = (None if n is None else min(n, MAX_TOKENS) for n in (told.tokens_in, told.tokens_out))
-    held = Cost(tokens_in, tokens_out, None if told.dollars is None else min(told.dollars, MAX_DOLLARS))
-    at_least = [f for f in FIGURES if f in told.at_least or getattr(held, f) != getattr(told, f)]
-    return replace(held, at_least=tuple(at_least))
+    return Said(clean(words or _last_line(output), MAX_WORDS), together(told.values()) or Cost())
 
 
 def _objects(output: str) -> Iterator[Mapping[str, Any]]:
@@ -114,24 +104,14 @@ def _of_claude(row: Mapping[str, Any]) -> Cost | None:
 
 
 def _of_codex(row: Mapping[str, Any]) -> Cost | None:
-    event = next((each for each in (row, row.get("msg"), row.get("payload")) if _is_token_count(each)), None)
-    if row.get("type") == "turn.completed":
-        usage = _mapping(row.get("usage"))
-    elif event is not None:
-        usage = _mapping(_mapping(event.get("info")).get("total_token_usage"))
-    else:
+    if row.get("type") != "turn.completed":
         return None
+    usage = _mapping(row.get("usage"))
     return Cost(_tokens(usage.get("input_tokens")), _tokens(usage.get("output_tokens")))
-
-
-def _is_token_count(event: Any) -> bool:
-    return isinstance(event, dict) and event.get("type") == "token_count"
 
 
 def _of_gemini(row: Mapping[str, Any]) -> Cost | None:
     stats = _mapping(row.get("stats"))
-    if row.get("type") == "result" and "input_tokens" in stats:
-        return Cost(_tokens(stats.get("input_tokens")), _tokens(stats.get("output_tokens")))
     models = [_mapping(_mapping(each).get("tokens")) for each in _mapping(stats.get("models")).values()]
     tokens_in, tokens_out = (_total(_tokens(m.get(name)) for m in models for name in names) for names in _GEMINI)
     return Cost(tokens_in, tokens_out) if models else None

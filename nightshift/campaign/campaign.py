@@ -97,7 +97,7 @@ class Campaign:
             judgement = Judgement(why="baseline", standing=_standing(posterior, self._num_slots(record)))
             return replace(record, status=Verdict.KEEP, judgement=judgement)
         posterior = self.posterior.copy()
-        expected_score, expected_stderr = posterior.predict(record.run.kept, self.hours(record))
+        expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         kept = posterior.kept
         decisions = self._observe(posterior, record)
         steps, refused = plan(baseline, kept, decisions, validate)
@@ -110,7 +110,6 @@ class Campaign:
             decisions=tuple(made),
             kept=posterior.kept,
             expected_score=expected_score,
-            expected_stderr=expected_stderr,
             standing=_standing(posterior, self._num_slots(record)),
             refused=tuple(decision for decision, _ in refused),
         )
@@ -120,7 +119,7 @@ class Campaign:
             verdict = Verdict.KEEP if own.action is Action.KEEP else Verdict.DISCARD
         record = replace(record, status=verdict)
         why = [told(record, float(scores.mean()))]
-        why += [f"{d.change.name} {d.action.past} ({d.estimate.with_p})" for d in record.moved if d.estimate]
+        why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         learnt = self.form(record)
         why += [learnt.conclusion] if learnt and learnt.conclusion else []
@@ -128,7 +127,6 @@ class Campaign:
 
     @property
     def kept(self) -> tuple[Change, ...]:
-        """The incumbent's changes in the order of adoption."""
         return self.posterior.kept if self.posterior else ()
 
     @property
@@ -165,7 +163,6 @@ class Campaign:
         return self.posterior.effect(change)
 
     def is_kept(self, change: Change | None) -> bool:
-        """True if the incumbent holds this change."""
         return change is not None and any(change.keys == kept.keys for kept in self.kept)
 
     def is_confirmed(self, change: Change) -> bool:
@@ -221,7 +218,7 @@ class Campaign:
         """What the verdict on a measured experiment does not say: load, gains in form, environments that fall."""
         form, busy = self.form(record), remark(record)
         lines = [busy] if busy else []
-        lines += [str(form)] if form and form.conclusion else []
+        lines += [form.line] if form and form.conclusion else []
         return lines + remarks(record, self._parent_of(record))
 
     def _parent_of(self, record: Record) -> Record | None:
@@ -252,7 +249,7 @@ def told(record: Record, score: float) -> str:
         of = "incumbent" if run.new or run.kept else "baseline"
         text += f", expected of the {of} {100 * judged.expected_score:.1f} %"
     if decision is not None and decision.estimate is not None:
-        text += f"; {decision.estimate.with_p}: {decision.action}"
+        text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text
 
 
@@ -270,34 +267,6 @@ def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
     campaign.update(events_of(records, branch, rules_hash))
     ledger.folded[branch, rules_hash] = campaign
     return campaign
-
-
-def fold_sound(
-    ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
-) -> tuple[Campaign, dict[int, str]]:
-    """As `fold` for who only looks: without the experiments that fit nothing, and why not, by their numbers."""
-    causes = unfit_scores([record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)])
-    return fold(ledger, [record for record in records if record.number not in causes], branch, rules_hash), causes
-
-
-def unfit_scores(records: Sequence[Record]) -> dict[int, str]:
-    """Map the experiments of one campaign whose scores cannot be compared with its baseline's to the cause."""
-    causes, num_examples = dict[int, str](), None
-    for record in sorted((record for record in records if record.decided), key=lambda record: record.decided or 0):
-        if record.judgement is None or record.status == Verdict.CRASH or not (record.is_keep or num_examples):
-            continue
-        try:
-            scores = run_scores(record)
-            num_examples = num_examples or len(scores)
-            _require_as_many(record, len(scores), num_examples)
-        except UsageError as error:
-            causes[record.number] = error.cause
-    return causes
-
-
-def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
-    """Branch and rules hash of the last experiment that came to a verdict; of no campaign where none did."""
-    return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))
 
 
 def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]) -> list[str]:
@@ -364,7 +333,6 @@ def _began(record: Record) -> datetime:
 
 
 def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
-    """What a config with these changes sets beside the baseline."""
     return {key: value for change in changes for key, value in change.keys.items()}
 
 

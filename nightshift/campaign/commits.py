@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nightshift.campaign.git import ConfigCommit, Head, Repo
+from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.toml_edit import ABSENT, set_values
@@ -122,8 +122,9 @@ def commit(
 ) -> list[str | None]:
     """Commit each step on the campaign's branch. Returns: the id of each commit, None for a step that changes no value.
 
-    A call that is repeated after a kill commits only the steps that train.toml at HEAD does not hold yet. Keys that the
-    user set meanwhile stay, and a step that does not fit them is left out: `user_decisions` says so then.
+    A call that is repeated after a kill commits only the steps after the last one whose commit is there, by its
+    subject. Keys that the user set meanwhile stay, and a step that does not fit them is left out: `user_decisions` says
+    so then.
 
     Args:
         head: the branch, and a commit on it from before the steps.
@@ -136,7 +137,9 @@ def commit(
         return []
     tip, history = repo.head(), [entry for entry in repo.config_history(head) if entry.id not in others]
     config = parse(repo.config_at(tip.commit or "") or b"")
-    ids = _ids_of_done(config, steps, history)
+    by_name = {entry.subject.partition(":")[0]: entry.id for entry in history}
+    num_done = max((number for number, step in enumerate(steps, 1) if step.name in by_name), default=0)
+    ids = [by_name.get(step.name) for step in steps[:num_done]]
     for step in steps[len(ids) :]:
         held: dict[str, Any] = dict(incumbent_values(config))
         changed = _changed(step.before, step.after)
@@ -157,7 +160,7 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
     """Return the commit's message: a subject below 72 characters, the evidence, the hypothesis and the trailers."""
     evidence = []
     if (effect := step.decision.estimate) is not None:
-        evidence.append(effect.with_p)
+        evidence.append(f"effect {effect.with_p}")
     if reason.measured_by:
         evidence.append(
             "measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by) + reason.with_rider
@@ -267,21 +270,6 @@ def _edit(config: Config, values: Values) -> Config:
     if wrong := _changed(values, incumbent_values(edited)):
         raise UsageError(f"{next(iter(wrong))} does not fit the other kept changes")
     return edited
-
-
-def _ids_of_done(config: Config, steps: Sequence[Step], history: Sequence[ConfigCommit]) -> list[str | None]:
-    """The commits of the first steps, as many as train.toml at HEAD holds. If the user edited it meanwhile, the
-    subjects of the commits tell how many."""
-    values = incumbent_values(config)
-    subjects = [entry.subject.partition(":")[0] for entry in history]
-    done = [n for n, step in enumerate(steps, 1) if step.after == values]
-    if steps[0].before == values:
-        # Steps that cancel each other leave the same values twice: the last commit's subject tells.
-        done = [n for n in done if [steps[n - 1].name] == subjects[-1:]]
-    elif not done:
-        done = [n for n, step in enumerate(steps, 1) if step.name in subjects]
-    ids = {entry.subject.partition(":")[0]: entry.id for entry in history}
-    return [None if step.after == step.before else ids.get(step.name) for step in steps[: max(done, default=0)]]
 
 
 def _subject(step: Step, before: Config, after: Config) -> str:

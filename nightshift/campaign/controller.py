@@ -23,14 +23,14 @@ import psutil
 
 from nightshift.errors import UsageError
 from nightshift.files import as_json, disk_error, read_file
-from nightshift.text import clean
+from nightshift.text import clean, local
 
 HOLDER_NAME = ".controller"
 _PATIENCE_SECONDS = 1.0  # `is_held` takes the lock for an instant, for example in `nightshift status`
 _POLL_SECONDS = 0.01
 _MAX_COMMAND = 200  # characters that are shown
-# Some file systems lock no folders, some no files. An emulation of flock by locks on byte ranges refuses a descriptor
-# that was opened for reading (EBADF).
+# Some file systems lock no folders. An emulation of flock by locks on byte ranges refuses a descriptor that was opened
+# for reading (EBADF).
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -44,10 +44,9 @@ class Holder:
     host: str
 
     def __str__(self) -> str:
-        started = datetime.fromisoformat(self.since).astimezone()
-        clock = "%H:%M" if started.date() == datetime.now().astimezone().date() else "%Y-%m-%d %H:%M"
+        since = local(datetime.fromisoformat(self.since))
         where = "" if self.host == socket.gethostname() else f" on {clean(self.host)}"
-        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {started:{clock}}"
+        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {since}"
 
 
 _held: dict[Path, int] = {}  # descriptors of the folders whose lock this process holds
@@ -74,7 +73,7 @@ class ControllerLock:
             _held[self.runs_dir] = folder
             yield
         finally:
-            if _held.pop(self.runs_dir, None) == folder and self._is_in_place(folder):
+            if _held.pop(self.runs_dir, None) == folder and _is_at(folder, self.runs_dir):
                 self._path.unlink(missing_ok=True)
             for descriptor in (file, folder):
                 if descriptor is not None:
@@ -88,11 +87,8 @@ class ControllerLock:
             except OSError:
                 return False
             try:
-                if not _flock(descriptor, fcntl.LOCK_SH):
+                if not _flock(descriptor, fcntl.LOCK_SH, is_required=False):
                     return True
-            except OSError as error:  # of the file: a file system without any lock, where no controller can start
-                if path == self.runs_dir and error.errno not in _NO_LOCK:
-                    raise
             finally:
                 os.close(descriptor)
         return False
@@ -100,23 +96,16 @@ class ControllerLock:
     def require_in_place(self) -> None:
         """Raise UsageError if this process holds the lock and somebody moved runs/ away."""
         folder = _held.get(self.runs_dir)
-        if folder is not None and not self._is_in_place(folder):
+        if folder is not None and not _is_at(folder, self.runs_dir):
             cause = f"{self.runs_dir} was moved away or replaced while this process worked in it"
             raise UsageError(cause, "Put the folder back, then repeat the command.")
-
-    def _is_in_place(self, folder: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(folder), self.runs_dir.stat())
-        except OSError:
-            return False
 
     def _acquire(self, folder: int) -> int:
         """Lock the folder and `.controller`, which then names this process. Returns: the file's descriptor."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                is_locked = _flock_folder(folder)
-                file = None if is_locked is False else self._lock_file(has_folder=is_locked is True)
+                file = self._lock_file() if _flock(folder, fcntl.LOCK_EX, is_required=False) else None
             except OSError as error:
                 raise disk_error(error, self._path) from None
             if file is not None:
@@ -129,53 +118,40 @@ class ControllerLock:
                 raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
             time.sleep(_POLL_SECONDS)
 
-    def _lock_file(self, has_folder: bool) -> int | None:
-        """Lock `.controller`, and write into it. None while another process holds the lock.
-
-        With the lock of the folder, what else lies in its place is removed, and a file system that locks no files will
-        do. OSError without it.
-        """
-        if has_folder and (self._path.is_symlink() or self._path.is_fifo()):
-            self._path.unlink()
+    def _lock_file(self) -> int | None:
+        """Lock `.controller`, and write into it. None while another process holds the lock."""
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         is_ours = False
         try:
-            try:
-                is_free = _flock(file, fcntl.LOCK_EX)
-            except OSError as error:
-                if not has_folder or error.errno not in _NO_LOCK:
-                    raise
-                is_free = True
             # Somebody may have removed or replaced the file before this process locked it.
-            is_ours = is_free and os.path.samestat(os.fstat(file), os.lstat(self._path))
-            if is_ours:
+            if _flock(file, fcntl.LOCK_EX) and _is_at(file, self._path):
                 os.ftruncate(file, 0)
                 os.pwrite(file, _this_process(), 0)
-        except FileNotFoundError:
-            pass
+                is_ours = True
         finally:
             if not is_ours:
                 os.close(file)
         return file if is_ours else None
 
 
-def _flock(descriptor: int, kind: int) -> bool:
-    """Try to lock; False if another process holds the lock."""
+def _flock(descriptor: int, kind: int, *, is_required: bool = True) -> bool:
+    """Try to lock; False if another process holds the lock. A file system without such locks is an OSError, unless the
+    lock is not required."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if is_required or error.errno not in _NO_LOCK:
+            raise
     return True
 
 
-def _flock_folder(descriptor: int) -> bool | None:
-    """Try to lock a folder; False if another process holds the lock, None if the file system locks no folders."""
+def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return _flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno in _NO_LOCK:
-            return None
-        raise
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def _this_process() -> bytes:

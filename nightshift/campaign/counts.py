@@ -29,7 +29,6 @@ class Counts:
 
     @classmethod
     def of(cls, records: Iterable[Record], kept: Iterable[Change] = ()) -> Counts:
-        """`kept`: the incumbent's changes now."""
         records, kept = list(records), tuple(kept)
         numbers = {change.experiment for change in kept}
         keeps = [record.run.new for record in records if record.is_keep and record.run.new]
@@ -110,3 +109,8 @@ def last_scores(records: Sequence[Record]) -> str:
         if scores:
             parts.append(f"{name} {', '.join(f'{100 * score:.1f}' for score in scores)} %")
     return "; ".join(parts)
+
+
+def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
+    """Branch and rules hash of the last experiment that came to a verdict; of no campaign where none did."""
+    return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import Reason, commit, incumbent_values, plan
-from nightshift.campaign.git import CONFIG_NAME, GitLockedError, Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import NOT_ISOLATED, Action, Decision, Failure, Judgement, Record, Verdict
 from nightshift.campaign.verify import resume_journal
@@ -62,8 +62,6 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         done.append(_restore(repo, candidate, incumbent_values(baseline, before.kept)))
         return replace(record, commits=commits, git_action="; ".join(done))
     except (EngineError, UsageError, OSError, ValueError) as error:
-        if isinstance(error, GitLockedError) and error.is_known and record.git_action:
-            return record  # the same lock file as before: the record says so
         return replace(record, git_action=f"{_FAILED}{error}")
 
 

@@ -2,8 +2,7 @@
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the submitted bytes are
 committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the person's
-configuration, which an agent could have written, but for the author's name. An object is believed only if its bytes
-have its hash.
+configuration, which an agent could have written, but for the author's name.
 """
 
 import hashlib
@@ -23,13 +22,10 @@ from typing import Any, NamedTuple
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.signals import unblocked
-from nightshift.waiting import waiting
-
-FOLDER, SUBMODULE = "40000", "160000"  # modes of what is no file in a tree
 
 
 class Blob(NamedTuple):
-    """An entry of a tree: `mode` 120000 is a link, `id` hashes its bytes."""
+    """A file of a commit: `mode` 120000 is a link, `id` hashes its bytes."""
 
     mode: str
     id: str
@@ -46,20 +42,13 @@ class ConfigCommit(NamedTuple):
     is_rewritten: bool = False
 
 
-def object_id(kind: bytes, data: bytes, width: int) -> str:
-    """The name that git gives to such bytes: hex of `width` digits, 40 for sha1 and 64 for sha256."""
-    digest = hashlib.sha1 if width == 40 else hashlib.sha256
-    return digest(b"%s %d\0" % (kind, len(data)) + data).hexdigest()
-
-
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
-LOCK_SECONDS = 60.0  # a git that works holds its lock files for less
+LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
 _LOCK_POLL_SECONDS = 0.2
-_LOCK_FILE = re.compile(rb"Unable to create '(.+\.lock)': File exists")
-_CLONE_AGAIN = "Clone the repository again from a place that you trust."
+_LOCK_FILE = re.compile(r"Unable to create '(.+\.lock)': File exists")
 _SAFE_OPTIONS = (
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
@@ -87,24 +76,14 @@ class Head:
         return self.branch.startswith(CAMPAIGN_PREFIX)
 
 
-class GitLockedError(EngineError):
-    """A lock file of git did not go away. `is_known`: this process had waited for the same file before."""
-
-    def __init__(self, path: Path, is_known: bool) -> None:
-        cause = f"git could not write: its lock file {path} was {_age(path)} old and still there"
-        super().__init__(cause, "End the git that holds it; if none runs, delete the file.")
-        self.is_known = is_known
-
-
 class Repo:
     """The git repository whose top is `root`; knows nothing where there is no git.
 
-    A git that meets a lock file is started again for LOCK_SECONDS, once for each lock file; then GitLockedError.
+    A git that meets a lock file is started again for LOCK_SECONDS; then EngineError.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._waited_for = set[tuple[Path, int]]()  # lock files, with their times
 
     def head(self) -> Head:
         """Branch and commit now; ("", None) outside a git checkout."""
@@ -116,24 +95,24 @@ class Repo:
         return Head(branch, commit or None)
 
     def config_at(self, commit: str) -> bytes | None:
-        """Bytes of train.toml in `commit`; None if it has none. UsageError for a forged object."""
-        blob = (self._top(commit) or {}).get(CONFIG_NAME)
-        return None if blob is None or blob.mode in (FOLDER, SUBMODULE) else self._objects([blob.id])[0]
+        """Bytes of train.toml in `commit`; None if it has none."""
+        return self._configs([commit])[0]
 
     def files_at(self, commit: str) -> dict[str, Blob]:
-        """The files that `commit` holds, by their names relative to the root. UsageError for a forged object."""
-        entries = self._top(commit)
-        if entries is None:
-            raise UsageError(f"git has no readable commit {commit[:12]}", _CLONE_AGAIN)
-        if CONFIG_NAME not in entries:
+        """The files that `commit` holds, by their names relative to the root. UsageError if git cannot read it."""
+        files = dict[str, Blob]()
+        listed = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
+        if listed.returncode != 0:
+            fix = "Fetch it: a checkout must hold the whole of its branch."
+            raise UsageError(f"git has no readable commit {commit[:12]}", fix)
+        for entry in os.fsdecode(listed.stdout).split("\0")[:-1]:
+            about, _, path = entry.partition("\t")
+            mode, kind, name = about.split()
+            if kind == "blob":  # no submodule
+                files[path] = Blob(mode, name)
+        if CONFIG_NAME not in files:
             fix = "Commit it, in a repository of its own."
             raise UsageError(f"{commit[:7]} holds no {CONFIG_NAME} at its top", fix)
-        files = dict[str, Blob]()
-        while entries:
-            files |= {name: blob for name, blob in entries.items() if blob.mode not in (FOLDER, SUBMODULE)}
-            folders = {name: blob.id for name, blob in entries.items() if blob.mode == FOLDER}
-            trees = zip(folders, self._trees([*folders.values()]), strict=True)
-            entries = {f"{folder}/{name}": blob for folder, tree in trees for name, blob in tree.items()}
         return files
 
     def files(self) -> list[str]:
@@ -155,7 +134,8 @@ class Repo:
             data = os.fsencode(path.readlink()) if is_link else path.read_bytes()
         except OSError:
             return True
-        return object_id(b"blob", data, len(blob.id)) != blob.id
+        digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
+        return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
 
     def commit_config(self, head: Head, config: bytes, message: str) -> Head:
         """Commit train.toml on top of `head`; return the new head. UsageError if the branch has moved."""
@@ -172,19 +152,13 @@ class Repo:
         since, tip = head.commit, self._commit_on(head.branch)
         if since is None or since == tip:
             return []
-        listed = self._git("rev-list", "--first-parent", "--reverse", f"{since}..{tip}").split()
-        commits = self._objects(listed)
-        is_rewritten = not commits or commits[0].split(b"\n")[1] != f"parent {since}".encode()
+        listed = self._listed("--first-parent", "--reverse", f"{since}..{tip}")
+        is_rewritten = not listed or listed[0][1] != since
         if is_rewritten:
-            listed, commits = [tip], self._objects([tip])
-        trees = self._trees([data.split()[1].decode() for data in (*self._objects([since]), *commits)])
-        blobs = [tree.get(CONFIG_NAME) for tree in trees]
-        ids = ["" if blob is None or blob.mode in (FOLDER, SUBMODULE) else blob.id for blob in blobs]
-        names = [*dict.fromkeys(filter(None, ids))]
-        texts = {"": b""} | dict(zip(names, self._objects(names), strict=True))
-        subjects = [data.partition(b"\n\n")[2].partition(b"\n")[0].decode(errors="replace") for data in commits]
-        changes = zip(listed, subjects, ids, ids[1:], strict=False)
-        return [ConfigCommit(c, s, texts[a], texts[b], is_rewritten) for c, s, a, b in changes if a != b]
+            listed = self._listed("--max-count=1", tip)
+        texts = [text or b"" for text in self._configs([since, *(commit for commit, _, _ in listed)])]
+        changes = zip(listed, texts, texts[1:], strict=False)
+        return [ConfigCommit(commit, s, a, b, is_rewritten) for (commit, _, s), a, b in changes if a != b]
 
     def start_campaign(self, tag: str) -> Head:
         """Create `autoresearch/<tag>` (`-2`, `-3`, ... where it is taken) at HEAD and stand on it; no file changes."""
@@ -223,10 +197,10 @@ class Repo:
     def _commit(self, branch: str, parent: str, config: bytes, message: str) -> str:
         """One commit on top of `parent` that changes train.toml only, and the same in the index."""
         blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
-        entries = {**(self._top(parent) or {}), CONFIG_NAME: Blob("100644", blob)}
-        kinds = {FOLDER: "tree", SUBMODULE: "commit"}
-        listed = (f"{b.mode} {kinds.get(b.mode, 'blob')} {b.id}\t{name}\0" for name, b in entries.items())
-        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(listed))).strip()
+        listed = self._git("ls-tree", "-z", "--full-tree", parent).split("\0")[:-1]
+        entries = [entry for entry in listed if entry.partition("\t")[2] != CONFIG_NAME]
+        entries.append(f"100644 blob {blob}\t{CONFIG_NAME}")
+        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{entry}\0" for entry in entries))).strip()
         identity = []  # the author: what the person configured for this checkout or for all, else our own
         for key, ours in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
             person = self._git("config", "--get", key, check=False, is_personal=True).strip()
@@ -239,40 +213,26 @@ class Repo:
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, parent)
         return commit
 
-    def _top(self, commit: str) -> dict[str, Blob] | None:
-        """What lies at the top of a commit, folders too; None where there is no such commit."""
-        name = self._git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", check=False).strip()
-        return self._trees([self._objects([name])[0].split()[1].decode()])[0] if name else None
+    def _listed(self, *arguments: str) -> list[tuple[str, str, str]]:
+        """The id, the first parent ("" if there is none) and the subject of each commit that `arguments` name."""
+        lines = self._git("rev-list", "--parents", "--format=%s", *arguments).split("\n")[:-1]
+        ids = [line.removeprefix("commit ").split() for line in lines[::2]]
+        return [(names[0], "".join(names[1:2]), subject) for names, subject in zip(ids, lines[1::2], strict=True)]
 
-    def _trees(self, names: Sequence[str]) -> list[dict[str, Blob]]:
-        """The entries of tree objects, by name. An object holds `mode name NUL id` for each; the id is in bytes."""
-        trees = []
-        for object_name, data in zip(names, self._objects(names), strict=True):
-            entries, width = dict[str, Blob](), len(object_name) // 2
-            while data:
-                entry, _, data = data.partition(b"\0")
-                mode, _, name = entry.partition(b" ")
-                entries[os.fsdecode(name)] = Blob(mode.decode(), data[:width].hex())
-                data = data[width:]
-            trees.append(entries)
-        return trees
-
-    def _objects(self, names: Sequence[str]) -> list[bytes]:
-        """Their contents. UsageError for one whose bytes have another hash: git itself does not look at all of them."""
-        answer, at, found = self._run("cat-file", "--batch", stdin="\n".join(names).encode()).stdout, 0, []
-        for name in names:
-            line_end = answer.find(b"\n", at)
-            header = answer[at:line_end].split()
-            if len(header) != 3:
-                fix = "Fetch it: a checkout must hold the whole of its branch."
-                raise EngineError(f"git has no object {name}", fix)
-            at = line_end + 1 + int(header[2])
-            found.append(answer[line_end + 1 : at])
-            at += 1
-            if object_id(header[1], found[-1], len(name)) != name:
-                cause = f"git's object {name[:12]} holds other bytes than its name says: it was overwritten"
-                raise UsageError(cause, _CLONE_AGAIN)
-        return found
+    def _configs(self, commits: Sequence[str]) -> list[bytes | None]:
+        """The bytes of train.toml in each commit; None where there is none."""
+        names = "".join(f"{commit or 'no commit'}:{CONFIG_NAME}\n" for commit in commits)  # `:NAME` is in the index
+        answer, configs = self._run("cat-file", "--batch", stdin=os.fsencode(names)).stdout, list[bytes | None]()
+        for _ in commits:
+            header, _, answer = answer.partition(b"\n")
+            _, _, kind_and_size = header.partition(b" ")
+            kind, _, size = kind_and_size.partition(b" ")
+            if not size.isdigit():  # `missing`
+                configs.append(None)
+                continue
+            configs.append(answer[: int(size)] if kind == b"blob" else None)
+            answer = answer[int(size) + 1 :]
+        return configs
 
     def _git(self, *arguments: str, check: bool = True, **options: Any) -> str:
         """The output of a git command. EngineError if it fails, unless `check` is False. `options`: of `_run_once`."""
@@ -287,21 +247,13 @@ class Repo:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             result = self._run_once(*arguments, **options)
-            met = _LOCK_FILE.search(result.stderr) if result.returncode else None
+            met = _LOCK_FILE.search(os.fsdecode(result.stderr)) if result.returncode else None
             if met is None:
                 return result
-            self._wait_for_lock(self.root / os.fsdecode(met[1]), deadline)
-
-    def _wait_for_lock(self, path: Path, deadline: float) -> None:
-        """Return when the lock file is gone or another one. GitLockedError at the deadline on the monotonic clock."""
-        modified = _modified(path)
-        is_known = (path, modified) in self._waited_for
-        self._waited_for.add((path, modified))  # before the wait: after Ctrl-C nobody waits again
-        with waiting(lambda: f"waiting for git's lock file {path} ({_age(path)} old)", LOCK_SECONDS):
-            while _modified(path) == modified:
-                if is_known or time.monotonic() >= deadline:
-                    raise GitLockedError(path, is_known)
-                time.sleep(_LOCK_POLL_SECONDS)
+            if time.monotonic() >= deadline:
+                cause = f"git could not write: its lock file {self.root / met[1]} is still there"
+                raise EngineError(cause, "End the git that holds it; if none runs, delete the file.")
+            time.sleep(_LOCK_POLL_SECONDS)
 
     def _run_once(
         self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
@@ -337,23 +289,6 @@ class Repo:
         except (OSError, ValueError) as error:  # a NUL in an argument, which a record brought
             reason = error.strerror if isinstance(error, OSError) else error
             raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
-
-
-def _modified(path: Path) -> int:
-    """When a file was changed last, in nanoseconds since 1970; 0 if it is gone."""
-    try:
-        return path.lstat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _age(path: Path) -> str:
-    """How long ago a file was changed last: `34 s`, `12 min`, `5 h`, `3 days`."""
-    seconds = max(time.time() - _modified(path) / 1e9, 0.0)
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _program() -> str | None:

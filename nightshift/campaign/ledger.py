@@ -166,9 +166,11 @@ class Ledger:
         self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)), access=access)
 
     def holds(self, path: Path) -> bool:
-        """True if the journal's last line about a file in runs/ has its hash. OSError if the file cannot be read."""
+        """True if the journal's last line about a file in runs/ has its hash; False if the file cannot be read."""
         line = self.journal.last(path.relative_to(self.runs_dir).as_posix())
-        return line is not None and line.sha256 == sha256(read_file(path))
+        with suppress(OSError):
+            return line is not None and line.sha256 == sha256(read_file(path))
+        return False
 
     def close(self, record: Record) -> None:
         """Write the final record and its row, when no run of it is left. Raises EngineError when the disk refuses."""
@@ -181,17 +183,15 @@ class Ledger:
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
 
     def readable(self) -> tuple[list[Record], list[str]]:
-        """As `records` for who only looks: all that can be read, and a line for each that is damaged. UsageError where
-        all that can be read was written by an earlier version."""
-        records, damaged, earlier = [], [], None
+        """As `records` for who only looks: all that can be read, and a line for each that is damaged."""
+        records, damaged = [], []
         for number in self.numbers():
             try:
                 records += [record] if (record := self.read(number)) else []
+            except EarlierVersionError:
+                raise
             except UsageError as error:
                 damaged.append(error.cause)
-                earlier = earlier or (error if isinstance(error, EarlierVersionError) else None)
-        if earlier is not None and not records:
-            raise earlier
         return records, damaged
 
     def record(self, number: int) -> Record:

@@ -11,7 +11,6 @@ _NIGHT_OF_LAST_RUNS = 5  # a night has last runs if it has at least this many ti
 
 
 def settings_of(change: Change) -> Settings:
-    """Return the identity of a change."""
     return frozenset(change.keys.items())
 
 
@@ -39,5 +38,4 @@ def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int)
 
 
 def measuring_run(kept: tuple[Change, ...], stage: Stage) -> Run:
-    """Return one of a night's last runs, given the incumbent's changes."""
     return Run(kept=kept if stage is Stage.LAST_INCUMBENTS else (), stage=stage)

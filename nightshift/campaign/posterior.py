@@ -68,7 +68,6 @@ class Posterior:
 
     @property
     def kept(self) -> tuple[Change, ...]:
-        """The incumbent's changes in the order of adoption."""
         return tuple(self._changes[settings] for settings in self._kept)
 
     @property
@@ -77,7 +76,6 @@ class Posterior:
         return float(np.average(self._variances, weights=np.exp(self._log_weights - self._log_weights.max())))
 
     def copy(self) -> Posterior:
-        """Return a copy that shares nothing that changes."""
         made = copy.copy(self)
         vars(made).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
         made._by_keys = {keys: [*values] for keys, values in self._by_keys.items()}

@@ -151,8 +151,6 @@ _SCORES = json.Decoder(tuple[Fraction, ...])
 
 
 class Outcome(StrEnum):
-    """How a run ended."""
-
     FINISHED = "finished"  # max_steps reached
     BUDGET = "budget"  # the training budget was used up: the normal end
     NO_GRADIENT = "no_gradient"  # nothing was left to learn from: the weights of that moment are scored
@@ -167,8 +165,6 @@ class Outcome(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What an experiment came to."""
-
     KEEP = "keep"
     DISCARD = "discard"
     MEASURED = "measured"  # nothing new was tried: the baseline, the incumbent or an earlier config once more
@@ -184,8 +180,6 @@ class Failure(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a run is doing now; shown on the live line."""
-
     STARTING = "starting"
     TRAINING = "training"
     EVALUATING = "evaluating"
@@ -193,8 +187,6 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One reading of the live line."""
-
     phase: Phase
     num_steps: _Count
     seconds_left: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
@@ -280,7 +272,6 @@ class Evaluation:
 
 
 def packed(scores: Sequence[float]) -> Raw:
-    """The scores of the examples as an Evaluation holds them."""
     return Raw(json.encode(scores))
 
 
@@ -344,8 +335,8 @@ class Effect:
 
     @property
     def with_p(self) -> str:
-        """`effect +2.4 ± 4.9 pp, P(it helps) 71 %`."""
-        return f"effect {self}, P(it helps) {percent(self.p_helps)} %"
+        """`+2.4 ± 4.9 pp, P(it helps) 71 %`."""
+        return f"{self}, P(it helps) {percent(self.p_helps)} %"
 
 
 def percent(probability: float) -> int:
@@ -354,8 +345,6 @@ def percent(probability: float) -> int:
 
 
 class Action(StrEnum):
-    """What a decision does with one change."""
-
     KEEP = "keep"  # a new change joins the incumbent
     DISCARD = "discard"  # the change does not join
     ADOPT = "adopt"  # a change that left, or never joined, joins
@@ -406,8 +395,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(IntEnum):
-    """The part of a night in which a run starts."""
-
     SEARCH = 0  # changes come in and go out
     LAST_BASELINES = 1  # the run measures the baseline: kept changes may still go out
     LAST_INCUMBENTS = 2  # the run measures the incumbent, which is fixed
@@ -435,7 +422,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_baseline(self) -> bool:
-        """True if it holds no change."""
         return not self.changes
 
 
@@ -485,7 +471,6 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     decisions: tuple[Decision, ...] = ()
     kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order of adoption
     expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
-    expected_stderr: float | None = None  # its posterior standard deviation
     standing: Standing | None = None  # after the decisions
     refused: tuple[Decision, ...] = ()  # not carried out: no train.toml that the engine runs would hold the rest
 
@@ -566,8 +551,12 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def kept_commit(self) -> str | None:
-        """The commit that keeps its new change."""
         return self.commits.get(f"keep {self.decision.change.name}") if self.decision else None
+
+    @property
+    def why(self) -> str:
+        """Why it was decided so; empty without a verdict."""
+        return self.judgement.why if self.judgement else ""
 
     @property
     def starts(self) -> str:
@@ -620,5 +609,4 @@ class Job:
 
     @property
     def sha256(self) -> str:
-        """Of the job as JSON, in hexadecimal digits."""
         return hashlib.sha256(json.encode(self)).hexdigest()

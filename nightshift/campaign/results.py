@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nightshift.campaign.records import Record
-from nightshift.text import escape_formula
+from nightshift.text import clean, escape_formula
 
 # The first five are those that readers of the format know; then ours.
 COLUMNS = (
@@ -55,8 +55,7 @@ def row(record: Record, columns: Sequence[str] = COLUMNS) -> str:
     values, cells = figures(record), []
     for value in map(values.get, columns):
         text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-        cells.append(escape_formula(line) if isinstance(value, str) else line)
+        cells.append(escape_formula(clean(text)) if isinstance(value, str) else text)
     return "\t".join(cells)
 
 

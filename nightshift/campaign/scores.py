@@ -8,8 +8,8 @@ examples the spread over all alike is less than 85 % of it (tests/unit/test_comp
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,73 +43,53 @@ def remark(record: Record) -> str | None:
 SURE = 3.0  # standard errors for "more are formatted", as in health.py
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Those of an experiment's run: shares as fractions, and how many answers there are."""
+class Form(NamedTuple):
+    """Surely more answers than the parent's are written as asked.
 
-    score: float
-    strict: float
-    formatted: float
-    count: int
+    `gain`: of the score. `by_form`: what the form alone is worth; may exceed the gain. `conclusion`: in a few words;
+    None where more than the form was learnt. `line`: all of it. `strict_scores`: before and after.
+    """
 
-    def right_share(self, formatted: bool) -> float | None:
-        """Right answers among the formatted ones, or among all others; None where there are none."""
-        share, right = (self.formatted, self.strict) if formatted else (1 - self.formatted, self.score - self.strict)
-        return right / share if share * self.count > 0.5 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A parent and its candidate, of which surely more answers are written as asked."""
-
-    before: Answers
-    after: Answers
-
-    @property
-    def gain(self) -> float:
-        return self.after.score - self.before.score
-
-    @property
-    def by_form(self) -> float:
-        """What the form alone is worth: the change of the formatted share, times how much more often formatted answers
-        are right than others, on the mean of both sides (Kitagawa 1955, JASA 50, 1168). May exceed the gain."""
-        known = [
-            [share for side in (self.before, self.after) if (share := side.right_share(formatted)) is not None]
-            for formatted in (True, False)
-        ]
-        return (self.after.formatted - self.before.formatted) * (fmean(known[0]) - fmean(known[1]))
-
-    @property
-    def conclusion(self) -> str | None:
-        """In a few words; None where more than the form was learnt."""
-        noise = _stderr(self.before.score, self.before.count, self.after.score, self.after.count)
-        if self.gain <= noise:
-            return "written better, not right more often"
-        return "a gain in form only" if self.gain - self.by_form <= min(noise, self.by_form) else None
-
-    def __str__(self) -> str:
-        before, after = self.before, self.after
-        return (
-            f"form: {after.formatted:.0%} of the answers end as asked, {before.formatted:.0%} before: strict_score "
-            f"{100 * (after.strict - before.strict):+.1f} pp, eval_score {100 * self.gain:+.1f} pp, "
-            f"the form alone is worth {100 * self.by_form:+.1f} pp: {self.conclusion or 'more than form'}"
-        )
+    gain: float
+    by_form: float
+    conclusion: str | None
+    line: str
+    strict_scores: tuple[float, float]
 
 
 def compare(candidate: Record, parent: Record) -> Form | None:
-    """What the candidate learnt of the form; None where it did not surely, or where it was not measured."""
-    before, after = _answers(parent), _answers(candidate)
-    if before is None or after is None:
-        return None
-    noise = _stderr(before.formatted, before.count, after.formatted, after.count)
-    return Form(before, after) if after.formatted - before.formatted > SURE * noise else None
+    """What the candidate learnt of the form; None where it did not surely, or where it was not measured.
 
-
-def _answers(record: Record) -> Answers | None:
-    found = record.evaluation
-    if found is None or found.strict_score is None or found.format_rate is None:
+    The form is worth the change of the formatted share, times how much more often formatted answers are right than
+    others, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
+    """
+    before, after = parent.evaluation, candidate.evaluation
+    if before is None or before.strict_score is None or before.format_rate is None:
         return None
-    return Answers(found.eval_score, found.strict_score, found.format_rate, len(found.example_scores))
+    if after is None or after.strict_score is None or after.format_rate is None:
+        return None
+    n, m = len(before.example_scores), len(after.example_scores)
+    more = after.format_rate - before.format_rate
+    if more <= SURE * _stderr(before.format_rate, n, after.format_rate, m):
+        return None
+    right, others = list[float](), list[float]()  # shares of right answers among the formatted ones, and all others
+    for score, strict, share, num in (
+        (before.eval_score, before.strict_score, before.format_rate, n),
+        (after.eval_score, after.strict_score, after.format_rate, m),
+    ):
+        right += [strict / share] if share * num > 0.5 else []
+        others += [(score - strict) / (1 - share)] if (1 - share) * num > 0.5 else []
+    gain, by_form = after.eval_score - before.eval_score, more * (fmean(right) - fmean(others))
+    noise = _stderr(before.eval_score, n, after.eval_score, m)
+    conclusion = "a gain in form only" if gain - by_form <= min(noise, by_form) else None
+    if gain <= noise:
+        conclusion = "written better, not right more often"
+    line = (
+        f"form: {after.format_rate:.0%} of the answers end as asked, {before.format_rate:.0%} before: strict_score "
+        f"{100 * (after.strict_score - before.strict_score):+.1f} pp, eval_score {100 * gain:+.1f} pp, "
+        f"the form alone is worth {100 * by_form:+.1f} pp: {conclusion or 'more than form'}"
+    )
+    return Form(gain, by_form, conclusion, line, (before.strict_score, after.strict_score))
 
 
 def _stderr(p: float, n: int, q: float, m: int) -> float:

@@ -4,7 +4,6 @@ A kill may come between the writing of a file and its line. `resume_journal` add
 journal holds the beginning of the same experiment.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,6 @@ from nightshift.errors import UsageError, listed
 from nightshift.files import Document, read_file
 from nightshift.text import clean
 
-_OF_AN_EXPERIMENT = re.compile(r"([0-9]{4,9})/([^/]+)")
 _MAX_READINGS = 10  # of all records, until no line was added meanwhile
 Places = Mapping[str, Sequence[tuple[int, Line]]]  # by file: the lines about it, with their places from 1
 
@@ -126,20 +124,12 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     if recovered:
         names = listed([clean(file) for file in recovered])
         found.notes.append(f"{names}: written by a later start, after a kill or because the journal was gone")
-    _compare_experiments(ledger, records, places, found)
-    _compare_other_files(ledger, files, {record.number for record in records if record.result}, places, found)
-    by_number = {record.number: record for record in records}
+    _compare_files(ledger, records, files, places, found)
     for record in records:
         try:
             _ = record.evaluation and run_scores(record)
         except UsageError as error:
             problems.append(error.cause)
-        if record.baseline is not None and record.is_keep:
-            source = by_number.get(record.baseline)
-            same = ("result", "config_hash", "rules_hash")
-            if source is None or any(getattr(source, name) != getattr(record, name) for name in same):
-                cause = f"experiment {record.number:04d} has not the result of {record.baseline:04d}, as it says"
-                problems.append(cause)
     if ledger.numbers() == list(range(1, len(records) + 1)):  # without one of them the others would lead elsewhere
         problems += contradictions(records, ledger.stored_config)
     known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
@@ -151,95 +141,56 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
 
 
 def _order_problems(lines: Sequence[bytes]) -> Iterator[str]:
-    seen: dict[bytes, int] = {}
-    expected, before = 1, ""
+    number, before = 1, ""
     for place, data in enumerate(lines, 1):
         try:
             line = line_of(data)
         except ValueError as error:
             yield f"line {place} of {JOURNAL_NAME} is damaged: {error}"
-            before, expected = sha256(data), expected + 1
+            before, number = sha256(data), number + 1
             continue
-        if data in seen:
-            yield f"line {place} of {JOURNAL_NAME} repeats line {seen[data]}"
-        elif line.number > expected:
-            yield f"before line {place} of {JOURNAL_NAME}, {line.number - expected} are missing"
-        elif line.number < expected:
-            yield f"line {place} of {JOURNAL_NAME} stands in the wrong place: it was line {line.number}"
-        elif line.before != before:
-            yield f"line {place - 1} of {JOURNAL_NAME} was changed after line {place} was written, or both were"
-        seen.setdefault(data, place)
-        before, expected = sha256(data), line.number + 1
+        if (line.number, line.before) != (number, before):
+            cause = f"line {place} of {JOURNAL_NAME}, number {line.number}, does not follow the line before it"
+            yield f"{cause}: a line was changed, removed, added or moved"
+        before, number = sha256(data), line.number + 1
 
 
-def _name(place: int, line: Line) -> str:
-    return f"line {place} ({line.event}): runs/{clean(line.file)}"
-
-
-def _numbers(about: Sequence[tuple[int, Line]]) -> str:
-    return listed([str(place) for place, _ in about])
-
-
-def _compare_experiments(ledger: Ledger, records: Sequence[Record], places: Places, found: Findings) -> None:
-    """Each experiment has one line for its train.toml and, once it is decided, one for its record."""
-    say, there = found.problems.append, set(ledger.numbers())
-    for file, about in places.items():
-        if (match := _OF_AN_EXPERIMENT.fullmatch(file)) and int(match[1]) not in there and match[2] != JOB_NAME:
-            say(f"{_name(*about[-1])} is gone: experiment {match[1]} was deleted, or moved out of runs/")
-    for record in records:
-        number = f"{record.number:04d}"
-        begun, decided = (places.get(f"{number}/{name}", []) for name in (CONFIG_NAME, RECORD_NAME))
-        for what, about in (("begun", begun), ("decided", decided)):
-            if len(about) > 1:
-                say(f"lines {_numbers(about)}: experiment {number} was {what} more than once")
-        if record.status == STARTED and decided:
-            say(f"{_name(*decided[-1])} says now that it was never decided")
-        if not begun:
-            if record.status != STARTED or record is not records[-1]:
-                say(f"experiment {number} has no line: invented, or copied into runs/")
-            continue
-        if record.status != STARTED and not decided:
-            found.notes.append(f"experiment {number}: its decision has no line yet, and the next start adds it")
-        for place, line in (*begun[-1:], *(decided[-1:] if record.status != STARTED else ())):
-            if _sha256(ledger, line.file) != line.sha256:
-                say(f"{_name(place, line)} was changed since")
-
-
-def _compare_other_files(
-    ledger: Ledger, there: Sequence[str], measured: set[int], places: Places, found: Findings
+def _compare_files(
+    ledger: Ledger, records: Sequence[Record], others: Sequence[str], places: Places, found: Findings
 ) -> None:
-    """Jobs and certificates. The job of a run that nobody collected yet may still be replaced by another one."""
-    of_experiments = (f"/{CONFIG_NAME}", f"/{RECORD_NAME}")
-    own = {file for file in places if not file.endswith(of_experiments)}
-    for file in sorted({*there, *own}):
+    """Each experiment has one line for its train.toml and, once it is decided, one for its record; and so has each of
+    the `others`, jobs and files of certificates. A job may be submitted again until its run is collected."""
+    by_folder = {f"{record.number:04d}": record for record in records}
+    files = {f"{folder}/{CONFIG_NAME}" for folder in by_folder}
+    files |= {f"{folder}/{RECORD_NAME}" for folder, record in by_folder.items() if record.status != STARTED}
+    for file in sorted({*files, *others, *places}):
+        folder, _, name = file.rpartition("/")
         say, about = found.problems.append, places.get(file, [])
-        if file.endswith(JOB_NAME):
-            # Collected: its run is part of a record or a certificate. Not so if the experiment is gone, which has a
-            # line of its own, or if a journal that was begun anew has no line of the start.
-            if match := _OF_AN_EXPERIMENT.fullmatch(file):
-                is_collected = file in places and int(match[1]) in measured
-            else:
-                is_collected = f"{file.rpartition('/')[0]}/{RUN_NAME}" in places
+        if name == JOB_NAME:
+            record = by_folder.get(folder)
+            is_collected = f"{folder}/{RUN_NAME}" in places or bool(about and record and record.result)
             say = say if is_collected else found.notes.append
-        digest = _sha256(ledger, file)
-        if not about and _may_lack_a_line(file, places):
-            found.notes.append(
-                f"runs/{file} has no line, perhaps by a kill: it is not read, and certify makes it again"
-            )
+        if not about and _may_lack_a_line(file, records, places):
+            found.notes.append(f"runs/{file} has no line, perhaps by a kill: the next start adds it or makes it again")
         elif not about:
             say(f"runs/{clean(file)} has no line: invented, or copied into runs/")
-        elif digest is None:
-            say(f"{_name(*about[-1])} was deleted")
-        elif len(about) > 1 and about[-1][1].event == "measured":
-            say(f"lines {_numbers(about)}: runs/{file} was measured more than once: an earlier one was deleted")
-        elif digest != about[-1][1].sha256:
-            say(f"{_name(*about[-1])} was changed since")
+        else:
+            place, line = about[-1]
+            if len(about) > 1 and name != JOB_NAME:
+                numbers = listed([str(number) for number, _ in about])
+                say(f"lines {numbers}: runs/{clean(file)} was written more than once: an earlier one was deleted")
+            if _sha256(ledger, file) != line.sha256:
+                say(f"line {place} ({line.event}): runs/{clean(file)} was changed since, or deleted")
 
 
-def _may_lack_a_line(file: str, places: Places) -> bool:
-    """True if certify writes a file next after what the last line about its certificate speaks of: a kill may have come
-    between the file and its line."""
+def _may_lack_a_line(file: str, records: Sequence[Record], places: Places) -> bool:
+    """True if a kill may have come between a file and its line: the train.toml of the last start, a decision; and what
+    certify writes next after the file that the last line about its certificate speaks of."""
     folder, _, name = file.rpartition("/")
+    if name == CONFIG_NAME:
+        return records[-1].status == STARTED and folder == f"{records[-1].number:04d}"
+    if name == RECORD_NAME:
+        return f"{folder}/{CONFIG_NAME}" in places
     certificate = "/".join(file.split("/")[:2]) + "/"
     numbered = [line for other, about in places.items() if other.startswith(certificate) for line in about]
     if not numbered:

@@ -4,7 +4,6 @@ from nightshift.startup import begin
 
 
 def main() -> None:
-    """Prepare this process, then obey."""
     begin()
     from nightshift.cli.main import commands
 

@@ -40,7 +40,6 @@ def summary(record: Record, journal: str) -> str:
     games = record.evaluation.figures if record.evaluation else {}
     outcome = record.result.training.outcome if record.result else None
     # A branch called by the day, as they usually are: autoresearch/nov23.
-    how = "branch -m" if record.branch == CAMPAIGN_PREFIX.rstrip("/") else "switch -c"  # no branch fits below it
     branch = f"{CAMPAIGN_PREFIX}{datetime.fromisoformat(record.started).astimezone():%b%d}".lower()
 
     def figure(name: str, spec: str) -> tuple[str, str]:
@@ -74,7 +73,7 @@ def summary(record: Record, journal: str) -> str:
         *([] if record.proposal.is_isolated else [("agent", NOT_ISOLATED)]),
         *([("journal", journal)] if journal else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
-        *([] if Head(record.branch, None).is_campaign else [("next", f"git {how} {branch}")]),
+        *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {branch}")]),
         *([("train.toml", moved)] if (moved := _moved(record)) else []),
     )
     return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in lines)])

@@ -9,23 +9,18 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING
 
-from nightshift.campaign.records import Phase, Progress
+from nightshift.campaign.records import RESULT_NAME, Phase, Progress
 from nightshift.cli import output
 from nightshift.signals import blocked
 from nightshift.waiting import Wait, innermost, news
 
-if TYPE_CHECKING:
-    from nightshift.cli.running import RunLine
-
 _FIRST_SECONDS, _TICK_SECONDS = 0.1, 0.5  # before the first word, and between two looks
 _PLAIN_SECONDS = 9.0  # between two plain lines: with a tick, and a busy machine's delay, less than ten
-_BAR = range(3, 21)  # cells
 _LEAST_WIDTH = 20  # columns: of less a line says nothing
 
 
@@ -36,9 +31,9 @@ class TerminalReporter:
         """`what` is done where nothing says what is waited for."""
         self._what = what
         self._base: Wait | None = None
-        self._runs: dict[Path, RunLine] = {}
+        self._runs: Mapping[Path, Progress | None] = {}
         self._spoke, self._failed = time.monotonic(), ""
-        self._told: set[tuple[RunLine, Phase | None]] = set()
+        self._told: set[tuple[Path, Phase | None]] = set()
         while not news.empty():  # of an earlier one
             news.get()
         self._ticker = threading.Thread(target=self._tick, name="live line", daemon=True)
@@ -51,13 +46,8 @@ class TerminalReporter:
 
     def show(self, readings: Mapping[Path, Progress | None]) -> None:
         """Which runs are in flight, by their folders, and how far they are; None: it waits for its turn."""
-        from nightshift.cli.running import RunLine
-
-        runs = {folder: self._runs.get(folder) or RunLine(folder) for folder in readings}
-        for folder, run in runs.items():
-            run.read(readings[folder])
         self._what = "looking at what came of it"
-        self._runs = runs  # another one each time: the ticker goes through the old one
+        self._runs = readings  # another one each time: the ticker goes through the old one
 
     def close(self) -> None:
         """End the ticker, and the live line with it. Safe to call twice."""
@@ -87,7 +77,7 @@ class TerminalReporter:
 
     def _draw(self) -> None:
         wait = innermost()
-        runs = [run for run in self._runs.values() if not run.is_over()]
+        runs = {folder: reading for folder, reading in self._runs.items() if not (folder / RESULT_NAME).exists()}
         if wait is not None or runs:
             self._base = None
         else:
@@ -99,22 +89,25 @@ class TerminalReporter:
         is_due = time.monotonic() - self._spoke >= _PLAIN_SECONDS
         if wait is not None and is_due:
             self.note(str(wait))
-        for run in runs:
-            if is_due or (run, run.phase) not in self._told:
-                self.note(run.text())
-        self._told = {(run, run.phase) for run in runs}
+        for folder, reading in runs.items():
+            if is_due or (folder, reading and reading.phase) not in self._told:
+                self.note(_in_words(folder, reading))
+        self._told = {(folder, reading.phase if reading else None) for folder, reading in runs.items()}
 
 
-def live_line(wait: Wait | None, runs: Sequence[RunLine], width: int) -> str:
-    """One line of at most `width` cells: what is waited for first, then the runs, with as much as there is room for."""
-    told = [] if wait is None else [str(wait)]
-    if len(runs) == 1 and not told:
-        [run] = runs
-        wordings = [(name, bar) for name in (run.name, run.short) for bar in reversed(_BAR)]
-        texts = (run.text(*wording) for wording in (*wordings, (run.name, 0), (run.short, 0)))
-        line = next((text for text in texts if len(text) <= width), run.text(run.short))
-    else:
-        line = "  |  ".join([*told, *(run.text(run.short) for run in runs)])
+def _in_words(folder: Path, reading: Progress | None, *, is_short: bool = False) -> str:
+    from nightshift.cli.running import describe_run, short_name
+
+    return describe_run(folder, reading, short_name(folder) if is_short else "")
+
+
+def live_line(wait: Wait | None, runs: Mapping[Path, Progress | None], width: int) -> str:
+    """One line of at most `width` cells: what is waited for first, then the runs."""
+    line = "  |  ".join(_in_words(*run) for run in runs.items()) if wait is None else ""
+    if not line or len(line) > width:
+        line = "  |  ".join(
+            [*map(str, filter(None, [wait])), *(_in_words(*run, is_short=True) for run in runs.items())]
+        )
     plain = line.encode("ascii", "replace").decode()  # a foreign name may be two cells wide, or more
     return plain if len(plain) <= width else plain[: max(width - 3, 0)] + "..."
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,21 +74,11 @@ def run(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
-    """What --dry-run shows. With another engine than the campaign's that of an experiment in a campaign of its own."""
-    from nightshift.campaign.git import Head, Repo
-    from nightshift.campaign.same_setup import baseline_of
+    """What --dry-run shows."""
     from nightshift.experiment.baseline import fitting_baseline
     from nightshift.experiment.experiment import admit, wanted_config
     from nightshift.experiment.runs import next_seed
 
-    class Elsewhere(Repo):
-        def head(self) -> Head:
-            return Head("", None)
-
-    first, joins = baseline_of(setup.ledger.records(), setup.repo.head()), []
-    if first is not None and first.engine != setup.engine.name:
-        setup = replace(setup, repo=Elsewhere(setup.root))
-        joins = [f"joins:    not {first.branch}, which is of --engine {first.engine}; it would begin a campaign"]
     config = load(setup.root / CONFIG_NAME)
     if (made := fitting_baseline(setup)) is not None:
         changes = [change.line for change in diff(setup.ledger.stored_config(made), config)]
@@ -109,7 +98,6 @@ def plan(request: Request, setup: Setup) -> list[str]:
         names = ", ".join(change.name for change in record.run.kept)
         against = f"the baseline with {names}" if names else "the baseline"
     return [
-        *joins,
         f"rules:    {record.rules_name} {record.rules_hash}",
         f"against:  {against}",
         *(f"change:   {line}" for line in record.diff or ("none",)),

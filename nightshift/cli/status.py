@@ -13,21 +13,9 @@ import msgspec
 import psutil
 
 from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.counts import Counts, gain_text, standing_text
+from nightshift.campaign.counts import Counts, gain_text, last_campaign, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
-from nightshift.campaign.records import (
-    Z95,
-    Change,
-    Cost,
-    Decision,
-    Effect,
-    Progress,
-    Record,
-    Run,
-    Standing,
-    Verdict,
-    percent,
-)
+from nightshift.campaign.records import Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError
@@ -48,9 +36,9 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     `effect`, `p_helps`: of its new change on the score of the incumbent; `since`: what became of that change; `files`:
     the folder of the experiment.
     """
-    from nightshift.campaign.campaign import fold_sound
+    from nightshift.campaign.campaign import fold
 
-    campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
+    campaign = fold(ledger, ledger.readable()[0], record.branch, record.rules_hash)
     effect = campaign.effect(record)
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
@@ -64,40 +52,32 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """`name: value` by the names of record.json, inner values indented: verdict, proposal, the rest; last hashes."""
     fields = shown(ledger, record)
-    del fields["kind"], fields["files"]
-    result = {"result": fields.pop("result")}
-    if (judged := fields.pop("judgement")) is not None and record.judgement is not None:
-        judged["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
-        judged["kept"] = [_change(change) for change in record.judgement.kept]
-    decision, effect = record.decision, fields.pop("effect")
+    del fields["kind"], fields["files"], fields["p_helps"]
+    if record.judgement is not None:
+        fields["judgement"]["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
+        fields["judgement"]["kept"] = [_change(change) for change in record.judgement.kept]
+    run, decision, effect = record.run, record.decision, fields.pop("effect")
     first = {
         "number": record.number,
         "status": record.status,
-        "judgement": judged,
-        "effect_at_decision": decision and _interval(decision.estimate),
-        "effect": effect and _interval(Effect(**effect)),
-        "p_helps": fields.pop("p_helps"),
+        "judgement": fields.pop("judgement"),
+        "effect_at_decision": decision and decision.estimate and decision.estimate.with_p,
+        "effect": effect and Effect(**effect).with_p,
         "since": fields.pop("since"),
         "score": record.score,
         **fields.pop("proposal"),
         "diff": fields.pop("diff"),
     }
-    fields["run"] = _contents(record.run)
-    fields["user_decisions"] = [_decided(decision) for decision in record.user_decisions]
-    last = {name: fields.pop(name) for name in _LAST}
-    fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
-    folder = os.fspath(ledger.run_dir(record.number))
-    return _lines({**first, **fields, **result, "files": folder, **last}, "")
-
-
-def _contents(run: Run) -> dict[str, Any]:
-    """What a run held, a line for each change."""
-    return {
+    fields["run"] = {
         "kept": [_change(change) for change in run.kept],
         "rider": run.rider and _change(run.rider),
         "new": run.new and _change(run.new),
         "stage": run.stage.name.lower().replace("_", " "),
     }
+    fields["user_decisions"] = [_decided(decision) for decision in record.user_decisions]
+    fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    last = {"files": os.fspath(ledger.run_dir(record.number)), **{name: fields.pop(name) for name in _LAST}}
+    return _lines({**first, **fields, "result": fields.pop("result"), **last}, "")
 
 
 def _change(change: Change) -> str:
@@ -106,15 +86,9 @@ def _change(change: Change) -> str:
 
 
 def _decided(decision: Decision) -> str:
-    """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +0.0200 ± 0.0400, P(it helps) 84 %`."""
-    line = f"{decision.action} {_change(decision.change)}"
-    effect = decision.estimate
-    return f"{line}; effect {_interval(effect)}, P(it helps) {percent(effect.p_helps)} %" if effect else line
-
-
-def _interval(effect: Effect | None) -> str | None:
-    """An effect on the score, a fraction of 1, with half of its 95 % interval."""
-    return None if effect is None else f"{effect.mean:+.4f} \N{PLUS-MINUS SIGN} {Z95 * effect.sd:.4f}"
+    """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
+    line, effect = f"{decision.action} {_change(decision.change)}", decision.estimate
+    return f"{line}; effect {effect.with_p}" if effect else line
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -221,7 +195,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
     campaign's. `others`: experiments of other campaigns in runs/. `journal`: its head. `damaged`: what could not be
-    read or fits nothing. Everything is read from the records: folding thousands of them takes seconds.
+    read. Everything is read from the records: folding thousands of them takes seconds.
     """
 
     is_running: bool
@@ -238,32 +212,29 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime) -> Status:
-        from nightshift.campaign.campaign import last_campaign, unfit_scores
-        from nightshift.cli.running import RunLine
+        from nightshift.cli.running import describe_run
 
         records, damaged = ledger.readable()
         whose = last_campaign(records)
         ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
-        unfit = unfit_scores(ours)
-        sound = [record for record in ours if record.number not in unfit]  # as the page counts
         is_running = ledger.is_running()
         started = [record for record in records if record.status == STARTED] if is_running else []
         running = []
         for record in started:
-            run, progress = RunLine(ledger.run_dir(record.number)), read_progress(ledger.run_dir(record.number))
-            run.read(progress)
+            folder = ledger.run_dir(record.number)
+            progress = read_progress(folder)
             experiment = Running(
                 number=record.number,
                 since=record.started,
                 seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
                 description=record.proposal.description,
                 progress=progress,
-                phase=run.text("run"),
+                phase=describe_run(folder, progress, "run"),
             )
             running.append(experiment)
-        (kept, standing), incumbent = _believed(ledger, sound, *whose), None
+        (kept, standing), incumbent = _believed(ledger, ours, *whose), None
         if standing is not None:
-            measured = [record for record in sound if record.evaluation and record.status != Verdict.CRASH]
+            measured = [record for record in ours if record.evaluation and record.status != Verdict.CRASH]
             num_baseline_runs = sum(record.run.is_baseline for record in measured)
             incumbent = Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs)
         return cls(
@@ -271,13 +242,13 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
-            counted=Counts.of(sound, kept),
-            cost=campaign_cost(ledger.runs_dir, sound),
+            counted=Counts.of(ours, kept),
+            cost=campaign_cost(ledger.runs_dir, ours),
             others=len(records) - len(ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
             journal=ledger.journal.head,
-            damaged=(*damaged, *unfit.values()),
+            damaged=tuple(damaged),
         )
 
     def lines(self) -> list[str]:
@@ -320,9 +291,9 @@ def _believed(
     last = max(judged, key=lambda record: record.decided or 0)
     assert last.judgement is not None
     if any(record.user_decisions and record.decided_before >= (last.decided or 0) for record in records):
-        from nightshift.campaign.campaign import fold_sound
+        from nightshift.campaign.campaign import fold
 
-        campaign, _ = fold_sound(ledger, records, branch, rules_hash)
+        campaign = fold(ledger, records, branch, rules_hash)
         return campaign.kept, campaign.standing
     return last.judgement.kept, last.judgement.standing
 

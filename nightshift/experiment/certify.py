@@ -13,7 +13,6 @@ command resumes after an interruption. Of the test split no text is kept: runs/ 
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -103,7 +102,6 @@ class Comparison:
 
     @property
     def estimator(self) -> str:
-        """How the interval was made, in one sentence."""
         return (
             "95 % interval from the variance between seeds (pooled over both configs) and of the paired difference "
             f"between examples; t with {self.estimate.df:.1f} degrees of freedom"
@@ -134,7 +132,7 @@ class Task:
         """Finished runs, by the name of their folder: those that the journal holds as they are."""
         runs = dict[str, FreshRun]()
         for path in (self.folder / name / RUN_NAME for name in self.runs):
-            if path.is_file() and self.setup.ledger.holds(path):
+            if self.setup.ledger.holds(path):
                 run = read_json(path, FreshRun, f"Make it again: rm -r {path.parent}")
                 runs |= {path.parent.name: run} if run else {}
         return runs
@@ -262,7 +260,8 @@ def _task(
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
-        if not (begun / PLAN_NAME).is_file() or (split == "test" and _is_finished(begun, ledger)):
+        # A comparison without its line, by a kill or invented, is made again from the runs.
+        if not (begun / PLAN_NAME).is_file() or (split == "test" and ledger.holds(begun / COMPARISON_NAME)):
             continue
         if not ledger.holds(begun / PLAN_NAME):  # a kill came before its line, and so before any run
             folder = folder if any(begun.glob("*-*")) else begun
@@ -284,12 +283,6 @@ def _task(
                 raise UsageError(cause, fix)
             return Task(setup, old, begun, settings, unused)
     return Task(setup, plan, folder, settings, unused)
-
-
-def _is_finished(folder: Path, ledger: Ledger) -> bool:
-    """True if a comparison has its line. Without one, by a kill or invented, it is made again from the runs."""
-    path = folder / COMPARISON_NAME
-    return path.is_file() and ledger.holds(path)
 
 
 def _last_access(ledger: Ledger) -> int:
@@ -337,7 +330,7 @@ def _make_runs(task: Task) -> list[FreshRun]:
     require_ready(setup)
     task.folder.mkdir(parents=True, exist_ok=True)
     with setup.ledger.lock():
-        if not path.exists() or not setup.ledger.holds(path):
+        if not setup.ledger.holds(path):
             write_json(path, task.plan)
             setup.ledger.enter(path)
     order, done = task.runs, task.done()
@@ -442,7 +435,6 @@ def _comparison(
 
 
 def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
-    """The difference on each environment, where there are several."""
     estimates = {}
     for index, part in enumerate(sides[0][0].parts):
         baseline, incumbent = ([split(e.example_scores, e.parts)[index] for e in side] for side in sides)
@@ -451,7 +443,6 @@ def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[s
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
-    """What a reader should know beside the numbers."""
     notes = [result.note] if result.note else []
     for run in runs:
         name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.contention
@@ -498,9 +489,8 @@ def read_comparisons(ledger: Ledger) -> tuple[list[Comparison], list[str]]:
         except UsageError:
             damaged.append(f"{path.relative_to(ledger.runs_dir.parent)} is damaged: not shown.")
             continue
-        with suppress(OSError):
-            if comparison is not None and ledger.holds(path):
-                comparisons.append(comparison)
+        if comparison is not None and ledger.holds(path):
+            comparisons.append(comparison)
     return sorted(comparisons, key=lambda comparison: comparison.created), damaged
 
 

@@ -19,7 +19,7 @@ from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.posterior import NIGHT_HOURS
-from nightshift.campaign.records import Action, Change, Decision, Failure, Record, Request, Result, Run
+from nightshift.campaign.records import Action, Change, Decision, Failure, Record, Request, Run
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.config.values import shorten
@@ -102,7 +102,12 @@ def collect(number: int, setup: Setup) -> Record | None:
     try:
         result = setup.executor.result(run_dir)
         record = replace(record, result=result, hardware=record.hardware or result.hardware)
-        failure = _failure(result, record)
+        failure = None
+        if result.hardware not in ("", record.hardware):
+            cause = f"it was made on {result.hardware}, and the campaign on {record.hardware}"
+            failure = Failure.MACHINERY, cause
+        elif result.evaluation is None:
+            failure = result.training.failure or Failure.MACHINERY, result.training.cause or "no cause known"
     except (EngineError, UsageError, OSError) as error:
         failure = Failure.MACHINERY, str(error)
     if failure:
@@ -260,7 +265,6 @@ def _refuse_again(
 
 
 def _name_of(run: Run, campaign: Campaign) -> str:
-    """A run without a new change in words."""
     if campaign.baseline is None:
         return "baseline"
     if run.is_baseline:
@@ -309,12 +313,3 @@ def examine(record: Record, setup: Setup) -> str:
     used = used_keys(setup.engine, candidate)
     remarks = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
     return digest(steps, Conditions(record.result, setup.rules.budget_seconds, candidate.resolved, used, remarks))
-
-
-def _failure(result: Result, record: Record) -> tuple[Failure, str] | None:
-    """Why the result of a record counts for nothing; None if it does count."""
-    if result.hardware not in ("", record.hardware):
-        return Failure.MACHINERY, f"it was made on {result.hardware}, and the campaign on {record.hardware}"
-    if result.evaluation is None:
-        return result.training.failure or Failure.MACHINERY, result.training.cause or "no cause known"
-    return None

@@ -248,7 +248,6 @@ def reward(steps: Steps, _: Conditions) -> Findings:
 
 
 def entropy(steps: Steps, _: Conditions) -> Findings:
-    """Used up, or rising."""
     values, rewards = _curve(steps, "entropy"), _curve(steps, "reward_mean")
     first, last = ends(values) if values else (0.0, 0.0)
     if first <= 0:
@@ -263,7 +262,6 @@ def entropy(steps: Steps, _: Conditions) -> Findings:
 
 
 def truncation(steps: Steps, conditions: Conditions) -> Findings:
-    """Completions that were cut, in training and at evaluation."""
     values, limit = _curve(steps, "truncated_share", 1), conditions.values.get(_MAX_TOKENS)
     shares = []
     if values:
@@ -277,7 +275,6 @@ def truncation(steps: Steps, conditions: Conditions) -> Findings:
 
 
 def length(steps: Steps, _: Conditions) -> Findings:
-    """Completions that grew or shrank, and whether it paid."""
     values, rewards = _curve(steps, "completion_tokens_mean"), _curve(steps, "reward_mean")
     first, last = ends(values) if values else (0.0, 0.0)
     if min(first, last) <= 0 or 1 / LENGTH_RATIO < last / first < LENGTH_RATIO or abs(trend(values).z) < SURE:
@@ -289,7 +286,6 @@ def length(steps: Steps, _: Conditions) -> Findings:
 
 
 def groups(steps: Steps, _: Conditions) -> Findings:
-    """Groups without a gradient, and which way."""
     right, wrong = _curve(steps, "all_right_share", 1), _curve(steps, "all_wrong_share", 1)
     if not right or not wrong or num_without_gradient(steps) >= NO_GRADIENT_STEPS:  # no_gradient says it
         return
@@ -347,7 +343,6 @@ def mismatch(steps: Steps, _: Conditions) -> Findings:
 
 
 def gradient(steps: Steps, conditions: Conditions) -> Findings:
-    """Spikes, and a norm that is clipped most of the time."""
     values = _curve(steps, "grad_norm")
     if not values:
         return
@@ -454,7 +449,6 @@ def _step_seconds(steps: Steps) -> float | None:
 
 
 def _mean(steps: Steps, name: str) -> float | None:
-    """The mean of the measured values of a field."""
     values = _curve(steps, name, 1)
     return fmean(values) if values else None
 

@@ -23,7 +23,7 @@ from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.next_run import measuring_run, next_stage
-from nightshift.campaign.records import NO_SANDBOX, Change, Cost, Failure, Record, Request, Run, Stage
+from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import used_keys
@@ -99,8 +99,8 @@ class Night:
         self._failures = list[str]()  # causes of infrastructure failures in a row
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._over: Stop | None = None  # what cannot be gone on after
-        # STOP came while an agent was at work; an agent tells not all dollars; what was taken was refused after all.
-        self._is_stop_new = self._is_unpriced_told = self._is_given_up = False
+        # An agent tells not all dollars; what was taken was refused after all.
+        self._is_unpriced_told = self._is_given_up = False
 
     def run(self) -> Stop:
         """Until a stop rule holds, or what measures changed; why. Interrupted and UsageError end it too, with the same
@@ -286,8 +286,7 @@ class Night:
         if self._over or interrupted_by:
             return self._over or Stop(f"stopped by {interrupted_by}")
         if has_file:
-            by = f"appeared while {self._proposer.name} was at work, and may be its own"
-            return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
+            return Stop(f"file {STOP_NAME} found")
         own = self._own()
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
@@ -296,8 +295,8 @@ class Night:
         """Start the campaign's first experiment; False where that crashed already."""
         failed = [record for record in own if record.failure is not Failure.INTERRUPTED]
         num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
-        if failed and failed[-1].judgement and (num_lost < len(failed) or num_lost >= MAX_TRIES):
-            self._over = Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
+        if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
+            self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
             return False
         record = start(Request(), load(self._setup.root / CONFIG_NAME), self._setup)
         if record.status != STARTED:
@@ -342,7 +341,6 @@ class Night:
             answer = self._proposer.propose(context, setup.is_stopping)
         answer = answer.with_proposal(proposer=self._proposer.name, sandbox=self._proposer.sandbox)
         self._pay(answer)
-        self._is_stop_new = self._signs[1] and self._proposer.sandbox == NO_SANDBOX
         if self._interrupted_by:
             return
         if answer.lesson and last.proposal.lesson is None:  # what the last experiment taught
@@ -437,13 +435,13 @@ class Night:
         self._tidy()
         self._has_news, own = True, self._own()
         if (event := event_of(record, own)) is not None:
-            self._send(event, record.judgement.why if record.judgement else "", record)
+            self._send(event, record.why, record)
         if record.failure is Failure.MACHINERY and record.run.new is None:
             self._pause(num_crashes(own))
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, own))
-            if num_tries >= MAX_TRIES and record.judgement:
-                self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
+            if num_tries >= MAX_TRIES:
+                self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.why}")
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
 

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import shlex
-import shutil
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
 import psutil
 
+from nightshift.agents.presets import program_words
 from nightshift.campaign.records import Record, Verdict
-from nightshift.errors import Interrupted, UsageError
+from nightshift.errors import Interrupted
 from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
@@ -41,10 +38,8 @@ GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 MAX_WAITING = 4  # notifications
 _LASTING = (REPEATED_CRASH, END)  # events that are worth a wait when the night is over
 _STOPPING_SECONDS = 3.0  # for the last notification after Ctrl-C
-_POLL_SECONDS = 0.05
-_SAMPLE_SECONDS = 1.0  # between two looks at the command's processes
-_READ_BYTES = 64 * 1024  # a poll: a command that floods is slowed down
-_KEPT_BYTES = 2_000  # of the command's output, for an error message
+_SAMPLE_SECONDS = 0.5  # between two looks at the command's processes
+_READ_BYTES = 64 * 1024  # of its output, as much as a pipe holds: a command that floods waits until its end
 
 
 class Notifier:
@@ -52,25 +47,24 @@ class Notifier:
 
     def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = LIMIT_SECONDS) -> None:
         """`command` None: nothing is sent. `note` takes a line of news. UsageError if the program does not exist."""
-        self._words = words_of(command) if command is not None else ()
+        fix = "Install it, give its path, or leave --notify out."
+        self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
-        self._queue: Queue[tuple[str, bytes] | None] = Queue()
-        self._last_event: str | None = None  # that was sent
-        self._cancelled = Event()
+        self._queue = SimpleQueue[tuple[str, bytes] | None]()
+        self._last: tuple[str, bytes] | None = None  # that was sent
+        self._is_over, self._cancelled = Event(), Event()
         self._thread = Thread(target=self._work, name="notify", daemon=True)
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
         """Queue a notification and return at once. The oldest is dropped when too many wait."""
         if not self._words:
             return
-        self._last_event = event
         while self._queue.qsize() >= MAX_WAITING:
             with suppress(Empty):
-                dropped = self._queue.get_nowait()
-                self._queue.task_done()
-                if dropped is not None:
+                if (dropped := self._queue.get_nowait()) is not None:
                     self._drop(dropped[0], f"{MAX_WAITING} others wait")
-        self._queue.put((event, as_json(message)))
+        self._last = event, as_json(message)
+        self._queue.put(self._last)
 
     def __enter__(self) -> Notifier:
         with blocked():
@@ -80,25 +74,14 @@ class Notifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for a bounded time for the last notification that matters. Drop the others and leave no process."""
-        queued = []
-        with suppress(Empty):
-            while (item := self._queue.get_nowait()) is not None:
-                queued.append(item)
-                self._queue.task_done()
-        last = [item for item in queued if item[0] in _LASTING][-1:]
-        is_running = self._queue.unfinished_tasks > 0  # the thread has taken one and is not done with it
-        for item in queued:
-            if item not in last:
-                self._drop(item[0], "the night is over")
-        for item in last:
-            self._queue.put(item)
+        """Wait for a bounded time for the last notification if it matters. Drop the others and leave no process."""
+        self._is_over.set()
         self._queue.put(None)
         at_most_seconds = 2 * (self._limit_seconds + GRACE_SECONDS)
-        if isinstance(error, Interrupted):
-            at_most_seconds = _STOPPING_SECONDS
-        elif not last and not (is_running and self._last_event in _LASTING):
+        if self._last is None or self._last[0] not in _LASTING:
             at_most_seconds = 0.0
+        elif isinstance(error, Interrupted):
+            at_most_seconds = _STOPPING_SECONDS
         try:
             with waiting("waiting for the last notification of the night", at_most_seconds):
                 self._thread.join(at_most_seconds)
@@ -110,11 +93,10 @@ class Notifier:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has to answer signals
         while (item := self._queue.get()) is not None:
             event, message = item
-            if self._cancelled.is_set():
-                self._drop(event, "there was no time left for it")
+            if self._cancelled.is_set() or (self._is_over.is_set() and item is not self._last):
+                self._drop(event, "the night is over")
             elif problem := run(self._words, message, self._limit_seconds, self._cancelled):
                 self._note(f"--notify: the notification of {event} failed: {problem}")
-            self._queue.task_done()
 
     def _drop(self, event: str, why: str) -> None:
         self._note(f"--notify: the notification of {event} is dropped: {why}")
@@ -143,23 +125,23 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
     tree = ProcessTree(None, lambda process: False)
     tree.markers.add(marker)
     tree.seen.add(psutil.Process(child.pid))
-    output, problem = b"", None
+    output, problem, ends_at = b"", None, time.monotonic() + limit_seconds
     try:
         with suppress(BrokenPipeError):  # the command does not read its stdin
             child.stdin.write(message)  # a few kilobytes: a pipe holds them, read or not
             child.stdin.close()
-        os.set_blocking(child.stdout.fileno(), False)
-        ends_at, sample_at = time.monotonic() + limit_seconds, 0.0
         while child.poll() is None and problem is None:
-            output = (output + _read(child.stdout.fileno()))[-_KEPT_BYTES:]
-            if time.monotonic() >= sample_at:
-                tree.sample()
-                sample_at = time.monotonic() + _SAMPLE_SECONDS
+            tree.sample()
             if cancelled.is_set():
                 problem = "the night is over: ended"
             elif time.monotonic() >= ends_at:
                 problem = f"no end after {limit_seconds:g} s: ended"
-        output = (output + _read(child.stdout.fileno()))[-_KEPT_BYTES:]
+            else:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_SAMPLE_SECONDS)
+        os.set_blocking(child.stdout.fileno(), False)  # what the command started may hold it open
+        with suppress(BlockingIOError):
+            output = os.read(child.stdout.fileno(), _READ_BYTES)
         if problem is None and child.returncode != 0:
             problem = f"exit code {child.returncode}"
     finally:
@@ -175,37 +157,12 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
     return "; its last words: ".join([problem, *[line for line in lines if line][-1:]])
 
 
-def _read(descriptor: int) -> bytes:
-    """Up to _READ_BYTES of output, after a short wait."""
-    ready, _, _ = select.select([descriptor], [], [], _POLL_SECONDS)
-    if not ready:
-        return b""
-    time.sleep(_POLL_SECONDS)  # a flood, or a closed pipe, which is always ready
-    try:
-        return os.read(descriptor, _READ_BYTES)
-    except BlockingIOError:
-        return b""
-
-
-def words_of(command: str) -> tuple[str, ...]:
-    """The words of a command, with the program's absolute path; no shell is used. UsageError without such a program."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--notify {command!r} is no command ({error})", "Close its quotes.") from None
-    program = shutil.which(words[0]) if words else None
-    if program is None:
-        cause = f"--notify {command!r}: no program {words[0] if words else ''!r} on PATH"
-        raise UsageError(cause, "Install it, give its path, or leave --notify out.")
-    return (str(Path(program).absolute()), *words[1:])
-
-
 def event_of(record: Record, own: Sequence[Record]) -> str | None:
     """The event of a closed experiment: KEEP, REPEATED_CRASH, or None. `own`: the closed experiments of the night."""
     if record.is_keep:
         return KEEP if record.parent is not None else None
     ended = by_end(own)[-3:]
-    causes = [r.judgement.why if r.judgement and r.status == Verdict.CRASH else None for r in ended]
+    causes = [r.why if r.status == Verdict.CRASH else None for r in ended]
     return REPEATED_CRASH if is_second(causes) and ended[-1].number == record.number else None
 
 

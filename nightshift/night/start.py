@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.agents import gaussian_process
 from nightshift.agents.agent import AgentProposer, open_agent
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
@@ -102,8 +101,6 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     if request.agent in SEARCHES:
         from nightshift.agents.search import SearchProposer
 
-        if request.agent == "search":
-            gaussian_process.require()
         return SearchProposer(request.agent, request.seed)
     clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
     names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]

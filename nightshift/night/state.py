@@ -120,7 +120,6 @@ def load(ledger: Ledger) -> NightState | None:
 
 
 def night_cost(state: NightState, ledger: Ledger) -> Cost:
-    """What all proposals of a night cost, refused or not."""
     return proposals_cost(ledger.runs_dir, state.branch, state.rules_hash, state.started)
 
 
@@ -157,7 +156,6 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Decided experiments since the last keep."""
     return counts.num_since_keep(decided(records))
 
 
@@ -188,6 +186,5 @@ def stop_rule(
     if is_spent(state, cost) and not state.pending:  # what is paid for is run
         return Stop(f"--max-cost {asked.max_cost:g}: its proposals cost {cost.dollars_text}")
     if num_crashes(own) >= MAX_CRASHES:
-        why = own[-1].judgement.why if own[-1].judgement else ""
-        return Stop(f"{num_crashes(own)} crashes in a row, the last one: {why}", is_planned=False)
+        return Stop(f"{num_crashes(own)} crashes in a row, the last one: {own[-1].why}", is_planned=False)
     return None

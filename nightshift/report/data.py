@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import NamedTuple
 
-from nightshift.campaign.campaign import Campaign, fold_sound
+from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.counts import Counts, last_scores
@@ -229,9 +229,7 @@ def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Show
         notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
     if others := len(records) - len(ours):
         notes.append(f"{counted(others)} of other branches: not shown.")
-    campaign, unfit = fold_sound(ledger, shown, branch, rules_hash)
-    notes += [f"Not counted: {cause}." for cause in unfit.values()]
-    return Shown(branch, rules_hash, tuple(r for r in shown if r.number not in unfit), campaign, tuple(notes))
+    return Shown(branch, rules_hash, tuple(shown), fold(ledger, shown, branch, rules_hash), tuple(notes))
 
 
 def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:

@@ -74,7 +74,7 @@ def headline(morning: Morning) -> Headline:
     last = morning.campaign.incumbent_run or morning.campaign.parent
     form = compare(last, morning.campaign.baseline) if last and morning.campaign.baseline else None
     if form and form.conclusion:
-        strict = f"strict score {score(form.before.strict)} {_ARROW} {score(form.after.strict)}"
+        strict = f"strict score {f' {_ARROW} '.join(map(score, form.strict_scores))}"
         sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
     if certificate and certificate.verdict in _TONES:
         title = f"{certificate.verdict.capitalize()}, certified: {points(certificate.estimate.difference)}"

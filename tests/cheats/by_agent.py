@@ -96,7 +96,7 @@ here.rename(OUTSIDE / 'moved')
 here.symlink_to(REAL)
 """),
     "no plain train.toml": ("a FIFO, then a link, in place of train.toml in its clone", """
-calls = brief.count("in the agent's clone is")
+calls = brief.count("it must stay a regular file")
 if calls < 2:
     Path('train.toml').unlink()
     os.mkfifo('train.toml') if calls == 0 else Path('train.toml').symlink_to('/etc/passwd')

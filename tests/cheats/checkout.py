@@ -220,7 +220,7 @@ class Checkout:
 
     def judge_night(self, ended: Ended) -> Finding:
         """Named (the night stops, or a note says what was done) or as `judge`."""
-        stops = ("differ from commit", "the checkout moved from", "it was overwritten", "no readable commit")
+        stops = ("differ from commit", "the checkout moved from", "no readable commit")
         if ended.returncode in (1, 2) and any(stop in ended.stderr for stop in stops):
             return Finding("named", f"the night stopped: {last_line(ended)}")
         finding = self.judge(ended)

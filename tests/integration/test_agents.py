@@ -77,14 +77,6 @@ def test_an_agent_that_behaves(root: Path) -> None:
     assert "call 0 tries another rate" in briefs[1]
 
 
-def test_a_stop_that_comes_while_the_agent_works_is_told_from_a_persons(root: Path) -> None:
-    code, stdout, stderr = drive(root, [["edit", "answer", "stop"]], experiments=4)
-    assert code == 1, stderr
-    assert "stopped:      file STOP appeared while python" in stdout
-    assert "may be its own" in json.loads((root / "runs" / "night.json").read_text())["cause"]
-    assert [record.number for record in records(root)] == [1]
-
-
 @pytest.mark.timeout(1200)  # eighteen proposals, each with a limit of its own
 def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> None:
     good = ["edit", "answer"]
@@ -105,7 +97,6 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
         ["no train.toml"],
         [*good, "commit", "results.tsv"],  # 0006
         ["hang"],
-        [*good, "unreadable"],
         [*good, "long path"],
         [*good, "100,000 files"],
         ["edit", "link answer"],
@@ -129,19 +120,17 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert log.stat().st_size == MAX_LOG_BYTES
     assert log.stat().st_mode & 0o777 == 0o600  # agents print what they are told, and that may be secret
     assert notes(root, 5) == ""
-    assert "train.toml in the agent's clone is a symbolic link" in stderr
-    assert "is not a regular file" in stderr
+    assert "train.toml cannot be read: it is a symbolic link: it must stay a regular file" in stderr
+    assert "it is no regular file" in stderr
     assert "200,000 bytes" in notes(root, 6)
     assert "train.toml cannot be read: No such file" in notes(root, 6)
     assert "results.tsv: dropped" in notes(root, 6)
     assert "no end after 60 s: stopped" in notes(root, 7)
     clone = "refused: python: {} in the agent's clone {}"
-    assert clone.format("deep", "is not a readable folder") in notes(root, 7)
     assert clone.format(60 * "d", "")[:50] in notes(root, 7)
     assert "File name too long" in notes(root, 7)
-    assert "has more than 50,000 new files" in notes(root, 7)
-    assert clone.format("hypothesis.txt", "is a symbolic link") in notes(root, 7)
-    assert "hypothesis cut at 65,536 of 2,000,000 bytes\nhypothesis cut at 240 characters" in notes(root, 7)
+    assert "has more than 50,000 files" in notes(root, 7)
+    assert clone.format("hypothesis.txt", "cannot be read: it is a symbolic link") in notes(root, 7)
     assert "once more in" not in stderr  # no failure of ours
     assert "exit code 1" in notes(root, 8)
     last = records(root)[-1]

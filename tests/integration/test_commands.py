@@ -153,17 +153,3 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     assert "models/arithmetic-base is missing" in stderr
     assert "--rebuild-base" in stderr
     assert Ledger(root).numbers() == []
-
-
-def test_a_dry_run_of_another_engine_shows_its_plan_and_that_it_would_not_join(root: Path) -> None:
-    assert finish(start(root, "--budget-seconds", "1"))[0] == 0
-    with (root / ".gitignore").open("a") as file:
-        file.write("pyproject.toml\n")
-    (root / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")  # the pins of prime-rl
-    code, stdout, stderr = finish(start_run(root, "--stand-in", "real", "--engine", "prime-rl", "--dry-run"))
-    assert code == 0, stderr
-    told = " ".join(stdout.split())
-    assert told.startswith("joins: not autoresearch/test, which is of --engine trl; it would begin a campaign")
-    assert "rules: gsm8k-prime-rl " in told
-    assert "against: nothing: this is the baseline" in told
-    assert len(Ledger(root).records()) == 1

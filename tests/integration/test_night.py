@@ -284,7 +284,7 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
     assert code == 1, stderr
     kept, last = records(root)[1:]
     assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
-    line = f"keep 0002: decided and not committed: git could not write: its lock file {lock} was "
+    line = f"keep 0002: decided and not committed: git could not write: its lock file {lock} is "
     assert f"\ngit:          {line}" in (root / "runs" / "night.txt").read_text()
     assert "\nstopped:      3 experiments are done\n" in stdout
     for name in ("report.md", "report.html"):

@@ -88,8 +88,8 @@ def test_on_leaving_only_the_last_word_is_waited_for(folder: Path) -> None:
         wait_for(lambda: (folder / "children").exists())
         notifier.send("keep", {})
     assert news == [
-        "--notify: the notification of keep is dropped: the night is over",
         "--notify: the notification of keep failed: the night is over: ended",
+        "--notify: the notification of keep is dropped: the night is over",
     ]
     assert left(folder) == []
     news.clear()

@@ -12,9 +12,9 @@ import pytest
 
 from nightshift.agents.brief import describe
 from nightshift.agents.history import history, kept_changes, load_configs
-from nightshift.campaign.campaign import Campaign, last_campaign
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.counts import Counts, gain_text
+from nightshift.campaign.counts import Counts, gain_text, last_campaign
 from nightshift.campaign.records import Z95, Effect, Failure, Record, Verdict, percent
 from nightshift.cli.output import summary
 from nightshift.cli.status import Status, experiment_lines
@@ -133,7 +133,7 @@ def test_where_both_are_shown_both_have_their_names(seen: Seen) -> None:
     record, then, now = next(each for each in seen.compared if each[1] != each[2])
     shown = "\n".join(experiment_lines(seen.ledger, record))
     for name, effect in (("effect", now), ("effect_at_decision", then)):
-        assert re.search(rf"^{name}: +{re.escape(f'{effect.mean:+.4f} ± {half(effect):.4f}')}$", shown, re.M)
+        assert re.search(rf"^{name}: +{re.escape(effect.with_p)}$", shown, re.M)
     detail = seen.page.partition(f'id="detail-{record.number:04d}"')[2].partition("</tbody>")[0]
     assert "effect_at_decision" in detail
 

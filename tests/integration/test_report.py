@@ -179,8 +179,8 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
 
 def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     ledger = build(tmp_path, 5, num_examples=60, with_files=False)
-    for record in ledger.records()[1:]:
-        hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
+    hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
+    for record in [record for record in ledger.records()[1:] if record.score is not None]:
         ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile))
     _, paths = write_report(tmp_path, NOW)
     assert paths[-1].read_bytes().startswith(b"\x89PNG")

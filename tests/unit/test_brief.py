@@ -158,5 +158,5 @@ def test_what_a_search_says_of_its_change_is_not_said_again(proposer: str) -> No
     assert "|" not in line
     thought = replace(record, description="trust region: fewer clipped steps", lesson="clipping was not the limit")
     assert describe(thought).endswith("| trust region: fewer clipped steps | lesson: clipping was not the limit")
-    for more in (f"{change[0]} collapses entropy", f"claude: {'; '.join(change)} because noise is low", "t", "..."):
+    for more in (f"{change[0]} collapses entropy", f"claude: {'; '.join(change)} because noise is low"):
         assert f"| {more}" in describe(replace(record, description=more))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign.campaign import Campaign, contradictions, fold, fold_sound
+from nightshift.campaign.campaign import Campaign, contradictions, fold
 from nightshift.campaign.commits import incumbent_values, plan
 from nightshift.campaign.counts import Counts, num_since_keep, told_decisions
 from nightshift.campaign.ledger import Ledger
@@ -256,13 +256,10 @@ def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:
 
 @pytest.mark.parametrize("scores", [None, (), (1.0,) * 3, (1e300,) * 400, (-1.0,) * 400])
 @pytest.mark.parametrize("number", [1, 2])
-def test_damaged_scores_are_one_line(tmp_path: Any, number: int, scores: tuple[float, ...] | None) -> None:
+def test_damaged_scores_are_one_line(number: int, scores: tuple[float, ...] | None) -> None:
     records = judged(STORY[:3])
     records[number - 1] = with_scores(records[number - 1], scores)
     with pytest.raises(UsageError) as caught:
         folded(records)
     damage = f"experiment {number:04d}|runs/{number:04d}/record.json is damaged|experiment 0002 has 400 scores"
     assert re.search(damage, caught.value.cause)
-    campaign, unfit = fold_sound(Ledger(tmp_path), records, BRANCH, HASH)
-    assert caught.value.cause in unfit.values()
-    assert numbers(campaign.decided) == [n for n in (1, 2, 3) if n not in unfit]

@@ -364,7 +364,7 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
     lock.touch()
     record = run(setup)
     assert (record.status, record.kept_commit) == ("keep", None)
-    assert record.git_action.startswith(f"not done: git could not write: its lock file {lock} was ")
+    assert record.git_action.startswith(f"not done: git could not write: its lock file {lock} is ")
     missing = uncommitted(setup.ledger.records(), record.branch)
     assert missing.startswith("keep 0002: decided and not committed: git could not write")
     assert (setup.root / "train.toml").read_bytes() == source

@@ -86,7 +86,7 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 
 
 def test_the_digest_has_a_line_for_it() -> None:
-    form = str(compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])))
+    form = compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])).line
     run = measured(2, ONLY_FORM[1]).result
     told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, 60.0, {}, None, (form,)))]
     assert form in told

@@ -15,7 +15,8 @@ from nightshift.agents.history import (
     of_last_campaign,
     untried,
 )
-from nightshift.campaign.campaign import Campaign, fold, last_campaign
+from nightshift.campaign.campaign import Campaign, fold
+from nightshift.campaign.counts import last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Change, Effect, Record, Verdict, percent
 from nightshift.config.toml_edit import ABSENT

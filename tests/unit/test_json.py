@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
-from nightshift.campaign.campaign import fold, last_campaign
-from nightshift.campaign.counts import Counts
+from nightshift.campaign.campaign import fold
+from nightshift.campaign.counts import Counts, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Judgement
 from nightshift.cli import run as command
@@ -97,7 +97,7 @@ def test_the_schemas_in_docs_are_those_of_the_types() -> None:
 def test_status_says_from_the_records_what_a_fold_believes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(root)
     campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
-    monkeypatch.setattr("nightshift.campaign.campaign.fold_sound", lambda *_: pytest.fail("status folds"))
+    monkeypatch.setattr("nightshift.campaign.campaign.fold", lambda *_: pytest.fail("status folds"))
     found = answer("status")
     counts = Counts.of(records, campaign.kept)
     assert found["counted"] == {name: getattr(counts, name) for name in counts.__slots__}

@@ -198,9 +198,8 @@ def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -
 @pytest.mark.parametrize("version", [1, 2])
 def test_runs_of_an_earlier_version_are_refused_in_one_line_that_says_where_to(ledger: Ledger, version: int) -> None:
     paths = [ledger.run_dir(closed(ledger).number) / "record.json" for _ in range(2)]
-    today = [path.read_text() for path in paths]
-    for path, text in zip(paths, today, strict=True):
-        record = json.loads(text)
+    for path in paths:
+        record = json.loads(path.read_text())
         del record["proposal"], record["decision_rules"]
         path.write_text(json.dumps(record | {"version": version, "description": "as 0.2 wrote it"}))
     cause = f"runs/ was written by Nightshift 0.{version} (runs/0001/record.json)"
@@ -208,9 +207,6 @@ def test_runs_of_an_earlier_version_are_refused_in_one_line_that_says_where_to(l
         with pytest.raises(UsageError) as refused:
             read()
         assert str(refused.value) == f"{cause}. Move it: mv runs runs-0.{version}"
-    paths[1].write_text(today[1])
-    records, damaged = Ledger(ledger.tsv_path.parent).readable()
-    assert ([record.number for record in records], damaged) == ([2], [cause]), "the other experiments are shown"
 
 
 def test_a_write_lock_dies_with_its_holder_and_is_no_controller(ledger: Ledger) -> None:

@@ -78,7 +78,7 @@ def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, m
     assert (copy / MEASURING).read_text() == "MEASURES = True\n"
     repo.commit_config(repo.head(), b"lr = 2\n", "kept\n")
     assert not marker.exists()
-    assert b"author Ada <nightshift@localhost>" in Repo(checkout)._objects([str(repo.head().commit)])[0]
+    assert "author Ada <nightshift@localhost>" in git(checkout, "cat-file", "commit", "HEAD")
 
 
 def test_what_git_starts_ends_with_it(checkout: Path) -> None:

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Action, Change, Decision, Failure, Judgement, Record, Run, Stage
-from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.report.charts import key_panels
@@ -81,20 +78,11 @@ def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
     assert found.left == ()
 
 
-def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) -> None:
+def test_scores_that_fit_no_campaign_are_one_line(tmp_path: Path) -> None:
     records = judged(STORY)
     records[2] = replace(records[2], result=a_result(0.5, 3))
-    found = morning(tmp_path, records)
-    assert [e.number for e in found.experiments] == [1, 2, 4, 5, 6]
-    assert "Not counted: experiment 0003 has 3 scores, the baseline 400." in found.notes
-    told = Status.of(Ledger(tmp_path), datetime.now(UTC)).lines()
-    assert f"counted:  {found.counts}" in told
-    assert f"cost:     {found.cost}" in told
-    without = [record for record in records if record.number != 3]
-    assert found.standing == Campaign.of(without, BRANCH, records[0].rules_hash).standing
-
-
-# Which experiments
+    with pytest.raises(UsageError, match=r"experiment 0003 has 3 scores, the baseline 400\. Move runs/0003 out"):
+        morning(tmp_path, records)
 
 
 def test_experiments_of_other_branches_and_rules_are_named_and_not_mixed_in(tmp_path: Path) -> None:

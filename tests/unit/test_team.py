@@ -65,7 +65,7 @@ def test_each_agent_learns_what_it_expects_and_what_it_gets() -> None:
         judged(0.1, prediction="+5 pp"),
         a_record(prediction="+5 pp", proposer="claude"),
     ]
-    assert list(map(str, calibrations(records))) == [
+    assert calibrations(records) == [
         "claude expects +1.5 pp, gets -0.4 pp (2 predictions)",
         "team:a,b expects -1.0 pp, gets -0.1 pp (1 prediction)",
     ]
