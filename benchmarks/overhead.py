@@ -7,7 +7,7 @@
 experiment   whole processes of run.py in a copy of the checkout, on a campaign branch, with a stand-in for the
              process that trains: what remains without its start, training and evaluation is the harness
 refusal      whole processes of run.py that end with exit code 2: from start to exit
-commands     run.py --dry-run, `nightshift status`, `history` and `report` over stand-in campaigns of so many
+commands     run.py --dry-run, `nightshift --help`, `status`, `history` and `report` over stand-in campaigns of so many
              experiments, and one more experiment there
 
 Seconds are wall-clock medians; CPU seconds beside them say what a busy machine adds.
@@ -92,14 +92,13 @@ def measure_size(root: Path, num_records: int, num_experiments: int, repeats: in
     measure_experiment(root, BUDGET_SECONDS, python)
     first = Ledger(root).record(1)
     shutil.rmtree(root / "runs")
-    stand_in_campaign.build(
-        root, num_records, **{name: getattr(first, name) for name in ("rules_hash", "hardware", "commit")}
-    )
+    theirs = {name: getattr(first, name) for name in ("rules_hash", "hardware", "commit")}
+    stand_in_campaign.build(root, num_records, **theirs)
     experiment = measure_experiments(root, num_experiments)  # the first of them leaves an index, as every campaign has
     (root / "train.toml").write_text(CONFIG.format("3e-7"))  # none that was tried
     dry_run = (python, "run.py", "--engine", "trl", "--budget-seconds", str(BUDGET_SECONDS), "--dry-run")
     row: Row = {"num_experiments": num_records, "dry-run": timed(dry_run, root, repeats)}
-    row |= {name: timed((nightshift, name), root, repeats) for name in ("status", "history", "report")}
+    row |= {name: timed((nightshift, name), root, repeats) for name in ("--help", "status", "history", "report")}
     row["report_mb"] = (root / "runs" / "report.html").stat().st_size / 1e6
     return {**row, "experiment": experiment}
 
@@ -111,7 +110,7 @@ def told(result: Row) -> str:
     rows += [
         {"what": f"{name}, {row['num_experiments']} records", **row[name]}
         for row in result["commands"]
-        for name in ("dry-run", "status", "history", "report")
+        for name in ("--help", "dry-run", "status", "history", "report")
     ]
     sizes = [(row["num_experiments"], row["experiment"]) for row in result["commands"]]
     figures = {"what": "<28", "seconds": ">9.3f", "slowest_seconds": ">17.3f", "cpu_seconds": ">13.3f"}

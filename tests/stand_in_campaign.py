@@ -102,7 +102,7 @@ def build(
     root: Path,
     num_experiments: int = 32,
     seed: int = 3,
-    num_examples: int = 1000,
+    num_examples: int = 4000,
     with_files: bool = True,
     **changes: object,
 ) -> Ledger:

@@ -36,7 +36,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("campaign")
-    build(root, 40)
+    build(root, 40, seed=7)
     (root / "environments").symlink_to(ENVIRONMENTS)
     (root / "rules.toml").touch()
     return written(root)

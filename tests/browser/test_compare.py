@@ -30,7 +30,7 @@ def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> N
     before, after = (record.evaluation.example_scores for record in (one, other))
     fixed = sum(b > a for a, b in zip(before, after, strict=True))
     broken = sum(b < a for a, b in zip(before, after, strict=True))
-    assert f"of 1,000 examples: {fixed} fixed, {broken} broken, net" in text
+    assert f"of 4,000 examples: {fixed} fixed, {broken} broken, net" in text
     assert f"± {1.96 * (fixed + broken) ** 0.5:.0f}" in text
     cards = tab.page.locator("#compared .rollout").all_inner_texts()
     assert [card.split("\n")[0] for card in cards] == ["fixed"] * 3 + ["broken"] * 3
