@@ -203,7 +203,7 @@ _TRL_ON_CPU = replace(
     evaluation_seconds=120.0,
     decoding=Decoding(max_completion_tokens=64),
     max_completion_tokens=64,
-    learning_rate_scale=25.0,
+    learning_rate_scale=20.0,
 )
 _SETUPS = (_PRIME_RL, _TRL, _TRL_ON_CPU)  # what a machine can do best comes first
 

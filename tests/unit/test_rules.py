@@ -141,7 +141,7 @@ def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Pat
     same = rules_elsewhere(root, here, ["arithmetic"], 1)
     assert (same.model, same.model_revision, same.learning_rate_scale) == ("their/model", "0" * 40, 3.0)
     game = rules_elsewhere(root, replace(here, model="models/arithmetic-base"), ["tictactoe"], 1)
-    assert (game.model, game.model_revision, game.learning_rate_scale) == ("models/tictactoe-base", None, 25.0)
+    assert (game.model, game.model_revision, game.learning_rate_scale) == ("models/tictactoe-base", None, 20.0)
     (root / "rules.toml").write_text(text)
     one = rules_of(root, Chosen(environments=["gsm8k"], model=GSM8K_PRIME_RL.model, revision="1" * 40), "prime-rl", 2)
     assert one.model_revision == "1" * 40
