@@ -39,8 +39,8 @@ def step_seconds(checkout: Path, num_steps: int) -> float:
         engine = TrlEngine(ARITHMETIC_TRL, checkout, dict(os.environ))
         settings = dict(engine.validate(config).settings) | {"max_steps": num_steps}
         spec = Path(folder) / "spec.json"
-        told = engine.spec(settings, SEED, Path(folder)) | {"score_last": 1}  # 0.2.0 reads that, too
-        spec.write_text(json.dumps(told))
+        read = engine.spec(settings, SEED, Path(folder)) | {"score_last": 1}  # 0.2.0 reads that, too
+        spec.write_text(json.dumps(read))
         command = [python, "-m", "nightshift.engines.trl.trainer", str(spec)]
         train = json.dumps({"command": "train", "budget_seconds": 1e6}) + "\n"
         with subprocess.Popen(
@@ -66,6 +66,7 @@ def plain_step_seconds(num_steps: int) -> float:
 
 
 def _train_plain(num_steps: int) -> float:
+    """CPU seconds a step of trl.GRPOTrainer in this process."""
     import time
 
     import torch
@@ -90,7 +91,7 @@ def _train_plain(num_steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             output_dir=folder,
-            learning_rate=50 * config.get("trainer.optim.lr"),
+            learning_rate=ARITHMETIC_TRL.learning_rate_scale * config.get("trainer.optim.lr"),
             max_steps=num_steps,
             per_device_train_batch_size=config.get("orchestrator.batch_size"),
             num_generations=config.get("orchestrator.group_size"),
@@ -140,7 +141,12 @@ def main(against: Path | None, repetitions: int, steps: int, plain: int | None, 
     columns = {"trainer": "<10", "ms_a_step": ">10.0f", "times_here": ">12.2f", "least": ">8.2f", "most": ">8.2f"}
     print(table(rows, columns))
     command = f"uv run benchmarks/trainer_steps.py --repetitions {repetitions} --steps {steps}"
-    write_result(output, command + " --against 0.2.0" * bool(against), {"rounds": rounds, "summary": rows}, kind)
+    commit = None
+    if against:
+        git = ["git", "-C", str(against), "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        command += f" --against {against.name}"
+    write_result(output, command, {"against": commit, "rounds": rounds, "summary": rows}, kind)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def hexadecimal(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """--pairs: a number, or 0: as many as this machine's GPUs or cores are for."""
+    """--pairs: a number, or 0 for auto: as many as fit on this machine."""
     if value == "auto":
         return 0
     if not re.fullmatch("[1-9][0-9]{0,2}", value):

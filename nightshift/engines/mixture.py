@@ -1,7 +1,6 @@
-"""What train.toml says of the environments that train, where there is something to say: how much each of several gives,
-how often an example is drawn, and who plays the other seat of a game.
-
-Of the first and the last prime-rl has no such keys: its list of sources belongs to the rules."""
+"""What train.toml says of the examples that train: how much each of several environments gives, how often an example is
+drawn, and who plays the other seat of a game.
+"""
 
 from difflib import get_close_matches
 from typing import Any
@@ -50,11 +49,17 @@ def opponent(config: Config, rules: Rules) -> dict[str, Any]:
     return {}
 
 
-def difficulty_pools(config: Config) -> dict[str, dict[str, float]]:
-    """Threshold and weight of each difficulty pool by its name; empty where examples come in order."""
+def difficulty_pools(config: Config, rules: Rules) -> dict[str, dict[str, float]]:
+    """Threshold and weight of each difficulty pool by its name; empty where examples come in order.
+
+    ConfigError for several environments: their shares would follow from the pools, whatever their ratio.
+    """
     table = f"{CURRICULUM}.sampler"
     if config.get(f"{table}.type") != "difficulty_pool":
         return {}
+    if len(rules.environments) > 1:
+        cause = f"{where(config, f'{table}.type')}: pools go with one environment on this engine"
+        raise ConfigError(f"{cause}, these rules train on {' and '.join(rules.environment_names)}", "Delete it.")
     names = [path for path in config.resolved if path.rpartition(".")[0] == f"{table}.pools"]
     found = {path.rpartition(".")[2]: {leaf: config.get(f"{path}.{leaf}") for leaf in POOL} for path in names}
     return found or DEFAULT_POOLS

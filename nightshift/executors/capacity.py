@@ -20,8 +20,11 @@ _PROC, _SYS = Path("/proc"), Path("/sys")
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is for runs. `num_cores`: physical cores, or the processor time that is granted if that is less.
-    `gb_each`: memory of one run in 1e9 bytes, None where nobody measured it."""
+    """Processors and memory that runs may use, and what one run needs.
+
+    `num_cores`: physical cores, or the processor time that is granted if that is less; 0 where the system does not say.
+    `gb_each`: memory of one run in 1e9 bytes, None where nobody measured it.
+    """
 
     num_cores: float
     free_gb: float
@@ -29,7 +32,7 @@ class Capacity:
 
     @property
     def num_runs(self) -> int:
-        """Runs side by side; one, where there is less than one of them needs or where that is not known."""
+        """Runs side by side, at least one; one where the memory of a run is not known."""
         if self.gb_each is None:
             return 1
         return max(1, min(int(self.num_cores), int(self.free_gb / self.gb_each)))
@@ -37,12 +40,14 @@ class Capacity:
     def __str__(self) -> str:
         each = "a run of this model needs an unknown part" if self.gb_each is None else f"{self.gb_each:g} GB a run"
         cores = f"{self.num_cores:g} core{'s' if self.num_cores != 1 else ''}"
+        if self.num_cores == 0:
+            cores = "this system does not say which processors a process may use"
         return f"{self.num_runs} side by side: {cores}; {self.free_gb:.1f} GB of memory free, {each}"
 
 
 def capacity(gb_each: float | None, proc: Path = _PROC, sys: Path = _SYS) -> Capacity:
     """Measure what this process may use now. `proc` and `sys`: where the kernel shows it."""
-    num_cores: float = max(len(physical_cores(own_cores(), sys)), 1)
+    num_cores: float = len(physical_cores(own_cores(), sys))
     free = float(psutil.virtual_memory().available)
     for folder in _groups("cpu", proc, sys):
         num_cores = min(num_cores, _granted_cores(folder))
@@ -61,18 +66,18 @@ def _groups(controller: str, proc: Path, sys: Path) -> Iterator[Path]:
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            top = sys / "fs/cgroup" / (controller if controllers else "")
             parts = [part for part in path.split("/") if part]
-            for number in range(0 if ".." in parts else len(parts), -1, -1):
-                yield top.joinpath(*parts[:number])
+            for name in {controllers, controller if controllers else ""}:  # version 1 mounts `cpu,cpuacct`
+                for number in range(0 if ".." in parts else len(parts), -1, -1):
+                    yield (sys / "fs/cgroup" / name).joinpath(*parts[:number])
 
 
 def _granted_cores(folder: Path) -> float:
     """Seconds of processor time in a second; infinite where nothing limits them."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = (folder / "cpu.max").read_text().split()
         return float(quota) / float(period) if quota != "max" else float("inf")
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, ZeroDivisionError):
         quota_us = int((folder / "cpu.cfs_quota_us").read_text())
         return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else float("inf")
     return float("inf")
@@ -86,9 +91,13 @@ def _granted_bytes(folder: Path) -> float:
     ):
         with suppress(OSError, ValueError):
             most = float((folder / limit).read_text().replace("max", "inf"))
-            lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            cached = {
-                name: int(value) for name, value in lines if name in (f"{prefix}inactive_file", f"{prefix}active_file")
-            }
-            return most - int((folder / used).read_text()) + sum(cached.values())
+            return most - int((folder / used).read_text()) + _cached_bytes(folder, prefix)
     return float("inf")
+
+
+def _cached_bytes(folder: Path, prefix: str) -> int:
+    with suppress(OSError, ValueError):
+        lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cached = {name: int(value) for name, value in lines}
+        return cached.get(f"{prefix}inactive_file", 0) + cached.get(f"{prefix}active_file", 0)
+    return 0

@@ -19,11 +19,14 @@ class Slot:
     cores: tuple[int, ...] = ()
 
 
-def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
+SYS = Path("/sys")  # where the kernel shows the processors
+
+
+def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int], sys: Path = SYS) -> list[Slot]:
     """Divide a machine into slots; 0: as many as there are GPUs for; 1: the whole machine. Raises UsageError.
 
-    With GPUs a slot gets neighbouring `cores`. Without GPUs slots take turns, so that with `cores` as `by_core` orders
-    them no two slots share a physical core unless there are more slots than physical cores.
+    With GPUs a slot gets neighbouring `cores`. Without GPUs no two slots share a physical core, unless there are more
+    slots than physical cores.
     """
     num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
@@ -34,12 +37,23 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
     if num_slots > len(cores):
         cause = f"--pairs {num_slots} needs a core each, there are {len(cores)}"
         raise UsageError(cause, f"Write --pairs {max(len(cores), 1)}.")
-    slots, share = [], len(cores) // num_slots
-    for i in range(num_slots):
-        gpus = ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)]))
-        part = cores[share * i : share * (i + 1)] if gpus_each else cores[i::num_slots][:share]
-        slots.append(Slot(i, gpus or None, tuple(part)))
-    return slots
+    if gpus_each:
+        share = len(cores) // num_slots
+        parts = [list(cores[share * i : share * (i + 1)]) for i in range(num_slots)]
+    else:
+        parts = _apart(num_slots, physical_cores(cores, sys))
+    gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
+    return [Slot(i, gpus[i], tuple(parts[i])) for i in range(num_slots)]
+
+
+def _apart(num_slots: int, groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Equally many processors for each slot: whole physical cores in turn, or threads where cores are too few."""
+    if num_slots > len(groups):
+        num_threads = max(map(len, groups))
+        groups = [group[rank : rank + 1] for rank in range(num_threads) for group in groups if rank < len(group)]
+    parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
+    share = min(map(len, parts))
+    return [part[:share] for part in parts]
 
 
 def own_cores() -> list[int]:
@@ -47,9 +61,11 @@ def own_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-def physical_cores(cores: Sequence[int], sys: Path = Path("/sys")) -> list[list[int]]:
-    """These logical processors by the physical core that they are threads of; each alone where the system does not
-    tell. Two runs on one physical core slow each other down."""
+def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
+    """These logical processors, grouped by physical core; a group for each where the system does not say.
+
+    Two runs on one physical core slow each other down.
+    """
     threads = dict[str, list[int]]()
     for core in cores:
         try:
@@ -58,13 +74,6 @@ def physical_cores(cores: Sequence[int], sys: Path = Path("/sys")) -> list[list[
             siblings = str(core)
         threads.setdefault(siblings, []).append(core)
     return list(threads.values())
-
-
-def by_core(cores: Sequence[int], sys: Path = Path("/sys")) -> list[int]:
-    """The same processors: the first thread of every physical core, then the second ones."""
-    groups = physical_cores(cores, sys)
-    rank = {core: number for group in groups for number, core in enumerate(group)}
-    return sorted(cores, key=lambda core: (rank[core], core))
 
 
 def layout(num_slots: int, num_cores: int) -> str:

@@ -25,7 +25,7 @@ from nightshift.evaluation.environment import load
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.executors.leftovers import end_leftovers
 from nightshift.executors.local import LocalExecutor
-from nightshift.executors.slots import by_core, divide, num_slots_of, own_cores
+from nightshift.executors.slots import divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 
@@ -128,7 +128,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         num_slots, text = fitting.num_runs, f"--pairs auto: {fitting}"
         if first is not None and num_slots_of(first.hardware) != num_slots:  # free memory changes, a campaign does not
             num_slots = num_slots_of(first.hardware)
-            text += f"; {first.branch} began with {num_slots} and keeps to that"
+            text += f"; {first.branch} began with {num_slots} and keeps to that: for more start another branch"
         reporter.note(text)
     executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
     if cluster is not None:
@@ -139,8 +139,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
             raise UsageError(f"--gpus {request.gpus} names the GPUs of one run", fix)
         num_each = len({*engine.gpu_ids()})
         ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
-        cores = own_cores() if num_each else by_core(own_cores())
-        executor = LocalExecutor(root, environ, tuple(divide(num_slots, ids, num_each, cores)))
+        executor = LocalExecutor(root, environ, tuple(divide(num_slots, ids, num_each, own_cores())))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
     return Setup(
         root=root,

@@ -15,12 +15,13 @@ import pytest
 from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Outcome, Phase, Progress
 from nightshift.config.rules import Decoding
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import Engine, NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
-from nightshift.errors import EngineError
+from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.evaluate import selection_set
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
@@ -188,6 +189,9 @@ def test_difficulty_pools_are_used_those_of_train_toml_or_prime_rls(trl_engine: 
     effective = trl_engine.validate(parse(BATCH + own))
     assert effective.unused == ()
     assert effective.settings["difficulty_pools"] == {"mine": {"threshold": 1.0, "weight": 2.0}}
+    both = rules_of(ROOT, Chosen(environments=["arithmetic", "countdown"]), "trl", 0)
+    with pytest.raises(ConfigError, match=r"difficulty_pool.*pools go with one environment.*arithmetic and countdown"):
+        TrlEngine(both, ROOT, {}).validate(parse(BATCH + own))
 
 
 def test_a_rate_that_the_rules_multiply_is_told_with_its_factor(trl_engine: Engine) -> None:

@@ -136,6 +136,26 @@ def test_prompts_of_one_token_and_of_many_are_read_as_transformers_reads_them(
             assert sample.ids == expected[0, len(ids) :].tolist()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act = gelu"),
+        ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "sliding attention"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type = dynamic"),
+    ],
+)
+def test_a_model_with_another_forward_pass_is_refused(changes: dict[str, Any], words: str) -> None:
+    from transformers import LlamaConfig, Qwen2Config
+
+    check = importlib.import_module("nightshift.engines.trl.qwen2").check
+    check(Qwen2Config())
+    with pytest.raises(ValueError, match=words):
+        check(Qwen2Config(**changes))
+    with pytest.raises(ValueError, match="model_type = llama"):
+        check(LlamaConfig())
+
+
 def make_settings(**changes: Any) -> dict[str, Any]:
     return {
         "optimizer": ADAMW,
@@ -325,9 +345,11 @@ def test_a_difficulty_pool_decides_how_often_an_example_is_drawn(trainer_module:
         sampler.observe(index, reward_mean)
     drawn = sampler.draw(60_000)
     assert [round(drawn.count(index) / 10_000, 1) for index in range(4)] == [4.0, 0.5, 0.5, 1.0]
-    sampler.observe(0, 1.0)  # the latest group counts
+    sampler.observe(0, 1.0)  # the latest group decides
     drawn = sampler.draw(25_000)
     assert [round(drawn.count(index) / 10_000, 1) for index in range(4)] == [0.5, 0.5, 0.5, 1.0]
+    by_seed = [trainer_module.DifficultyPools(pools, 1000, seed).draw(50) for seed in (0, 0, 1)]
+    assert by_seed[0] == by_seed[1] != by_seed[2]
     never = trainer_module.DifficultyPools({"all": {"threshold": 1.0, "weight": 0.0}}, 1, 0)
     assert never.draw(1) == [0]
     never.observe(0, 0.5)

@@ -14,7 +14,7 @@ from nightshift.config.rules import Rules
 from nightshift.engines.trl.engine import RUN_GB, TrlEngine
 from nightshift.executors import capacity as module
 from nightshift.executors.capacity import Capacity, capacity
-from nightshift.executors.slots import by_core, divide, own_cores, physical_cores
+from nightshift.executors.slots import divide, own_cores, physical_cores
 from tests.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).parents[2]
@@ -125,17 +125,20 @@ def test_no_two_runs_share_a_physical_core(tmp_path: Path, siblings: dict[int, s
     folder = machine(tmp_path, "", {}, siblings)
     assert measured(folder)[0] == num_cores
     sys = folder / "sys"
-    slots = divide(num_cores, [], 0, by_core(range(8), sys))
-    used = [{siblings.get(core, str(core)) for core in slot.cores} for slot in slots]
-    assert len({len(slot.cores) for slot in slots}) == 1, "the hardware in a record is that of every slot"
-    assert sum(map(len, used)) == len(set().union(*used)) == num_cores
+    for num_slots in range(2, num_cores + 1):
+        slots = divide(num_slots, [], 0, range(8), sys)
+        used = [{siblings.get(core, str(core)) for core in slot.cores} for slot in slots]
+        assert len({len(slot.cores) for slot in slots}) == 1, "the hardware in a record is that of every slot"
+        assert sum(map(len, used)) == len(set().union(*used)) <= num_cores
+    assert sum(map(len, used)) == num_cores
+    assert sorted(core for slot in divide(8, [], 0, range(8), sys) for core in slot.cores) == [*range(8)]
 
 
 def test_an_odd_affinity_mask_is_divided_among_the_cores_in_it(tmp_path: Path) -> None:
     folder = machine(tmp_path, "", {}, THREADS_APART)
     mine = [1, 4, 5, 7]  # 1 and 5 are one core; of the others one thread each
     assert physical_cores(mine, folder / "sys") == [[1, 5], [4], [7]]
-    slots = divide(3, [], 0, by_core(mine, folder / "sys"))
+    slots = divide(3, [], 0, mine, folder / "sys")
     assert [slot.cores for slot in slots] == [(1,), (4,), (7,)]
 
 

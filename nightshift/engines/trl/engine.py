@@ -185,7 +185,7 @@ class TrlEngine:
             settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in _LEAVES[kind]}
             used |= {f"{table}.{leaf}" for leaf in ("type", *_LEAVES[kind])}
         settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
-        if pools := difficulty_pools(config):
+        if pools := difficulty_pools(config, self.rules):
             settings["difficulty_pools"] = pools
         used |= {key for key in config.values if key.startswith(f"{CURRICULUM}.sampler.")}
         if ratio := ratios(config, self.rules):

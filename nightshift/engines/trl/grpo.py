@@ -3,7 +3,7 @@
 What differs from a bare GRPOTrainer, and why:
 - sampling goes through sampler.py: `generate` costs more than the rest of a step;
 - rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
-- on a CPU log-probabilities go through log_probs.py, for the same reason;
+- on a CPU log-probabilities go through log_probs.py, which leaves padding out;
 - several environments are mixed by their ratio, as prime-rl's sources are, and examples drawn by difficulty pools;
 - optimizer and schedule are those of optimizer.py;
 - training ends at a moment, not at a step: an update that would begin after it does not happen.
@@ -90,7 +90,7 @@ class DifficultyPools:
     def draw(self, num: int) -> list[int]:
         """Indices of examples; one may come twice. ValueError where all are in pools of weight 0."""
         if not any(self._weights):
-            raise ValueError("every example is in a difficulty pool of weight 0")
+            raise ValueError("every example is in a difficulty pool of weight 0. Give each pool a weight, such as 0.05")
         return self._rng.choices(range(len(self._weights)), self._weights, k=num)
 
     def observe(self, index: int, reward_mean: float) -> None:
@@ -145,9 +145,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
         if limit < 1:
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
-        # Of more examples than there are TRL's sampler would make no batch at all, for ever.
         pools = settings.get("difficulty_pools")
         self._pools = DifficultyPools(pools, len(prompts), spec["train_seed"]) if pools else None
+        # Of more examples than there are TRL's sampler would make no batch at all, for ever.
         repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
         rows = [{"prompt": prompt, "index": index} for index, prompt in enumerate(prompts)] * repeats
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))

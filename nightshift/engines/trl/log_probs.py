@@ -21,7 +21,10 @@ def log_probs_and_entropies(
     num_prefix = ids.shape[1] - n - 1
     is_real = mask.bool()
     is_read = is_real[:, num_prefix + 1 :]
-    prefixes, owner = torch.unique(ids[:, :num_prefix].where(is_real[:, :num_prefix], -1), dim=0, return_inverse=True)
+    prefixes, owner = ids.new_zeros(1, 0), ids.new_zeros(len(ids))  # where all prompts are one token
+    if num_prefix > 0:
+        real = ids[:, :num_prefix].where(is_real[:, :num_prefix], -1)
+        prefixes, owner = torch.unique(real, dim=0, return_inverse=True)
     is_prefix = prefixes >= 0
     qwen2 = Qwen2(model, ids.shape[1] - 1)
     read = qwen2.read(prefixes, is_prefix)

@@ -14,15 +14,33 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
+STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # the same for every length of a batch
+
+
+def check(config: Any) -> None:
+    """ValueError for a model whose forward pass is another one."""
+    if config.model_type != "qwen2":
+        raise ValueError(f"config.json of the model has model_type = {config.model_type}. This engine trains qwen2")
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    problems = {
+        f"hidden_act = {config.hidden_act}": config.hidden_act != "silu",
+        f"attention_dropout = {config.attention_dropout}": config.attention_dropout != 0,
+        "sliding attention": any(kind != "full_attention" for kind in config.layer_types),
+        f"rope_type = {rope}": rope not in STATIC_ROPE,
+    }
+    if found := [text for text, is_wrong in problems.items() if is_wrong]:
+        raise ValueError(
+            f"config.json of the model has {', '.join(found)}. This engine trains qwen2 with silu, full attention, no "
+            f"dropout and a rope_type of {', '.join(STATIC_ROPE)}"
+        )
+
 
 class Qwen2:
     """The weights of a model as they are now; gradients go through to the model."""
 
     def __init__(self, model: Any, length: int) -> None:
-        """`length`: how many positions are needed. ValueError for another kind of model."""
+        """`length`: how many positions are needed."""
         config, backbone = model.config, model.model
-        if config.model_type != "qwen2":
-            raise ValueError(f"model type {config.model_type!r} cannot be trained here, only qwen2")
         self.num_heads, self.num_kv = config.num_attention_heads, config.num_key_value_heads
         self.embed = backbone.embed_tokens
         self.layers = [_fused(layer) for layer in backbone.layers]
@@ -77,8 +95,12 @@ class Qwen2:
         """(rows, n, heads * size) from queries (rows, n, heads, size), keys and values (rows, m, 2 * kv heads, size),
         and which of m each of n sees (rows, n, m)."""
         keys, values = pairs.transpose(1, 2).chunk(2, dim=1)
+        is_shared = self.num_kv < self.num_heads
+        if is_shared and queries.is_cuda:  # CUDA's fast kernels take no mask together with shared keys
+            keys, values = (each.repeat_interleave(self.num_heads // self.num_kv, 1) for each in (keys, values))
+            is_shared = False
         attended = scaled_dot_product_attention(
-            queries.transpose(1, 2), keys, values, mask[:, None], enable_gqa=self.num_kv < self.num_heads
+            queries.transpose(1, 2), keys, values, mask[:, None], enable_gqa=is_shared
         )
         return attended.transpose(1, 2).flatten(2)
 

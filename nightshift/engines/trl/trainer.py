@@ -151,9 +151,12 @@ class Trainer:
 
     def _load_policy(self, model: str) -> Any:
         """The model in float32 on the device; a GPU computes in bfloat16 by autocast."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from nightshift.engines.trl.qwen2 import check
 
         revision = self._spec.get("model_revision")
+        check(AutoConfig.from_pretrained(model, revision=revision))
         policy = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype="float32", use_safetensors=True)
         return policy.to(self._spec["device"])
 
