@@ -294,7 +294,7 @@ def test_where_the_time_goes() -> None:
     start, score = (f"{seconds[name]:.1f}" for name in ("start-up of the trainer", "evaluation"))
     row = row_of("where_the_time_goes", f"share of an experiment that is training, {data['budget_seconds']:.0f} s")
     share = f"{100 * data['shares']['training']:.0f} %"
-    assert row == f"{share}; {start} s start the trainer, {score} s score 1,000 problems"
+    assert row == f"{share}; {start} s start the trainer, {score} s score 4,000 problems"
 
 
 @pytest.mark.parametrize(
@@ -302,9 +302,10 @@ def test_where_the_time_goes() -> None:
     [
         ("default", "as shipped"),
         ("lr*3", "learning rate x3"),
+        ("lr*6+max_rl", "learning rate x6, max_rl"),
+        ("less_easy", "pools: what was right in each rollout is drawn a quarter as often"),
         ("lr/3", "learning rate /3"),
         ("group16", "group_size 16 instead of 4"),
-        ("batch1024", "batch_size 1024 instead of 256"),
         ("temp0.7", "temperature 0.7 instead of 1.0"),
     ],
 )
@@ -314,7 +315,8 @@ def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
     assert f"| {words} | {run['mean']:.3f} | {run['sd']:.3f} | {run['steps']:.0f} |" in MEASURED
     assert all(f"scores {data['base']['mean']:.3f}" in page for page in (TASKS, MEASURED))
     told = " ".join(TASKS.split())
-    assert f"{data['default']['mean']:.3f} of it with train.toml as shipped, and {data['lr*3']['mean']:.3f}" in told
+    best = data["lr*6+max_rl"]["mean"]
+    assert f"{data['default']['mean']:.3f} of it with train.toml as shipped, and {best:.3f} with six times" in told
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
 def test_the_slope_of_other_environments(name: str, other: str, words: str) -> None:
     base, shipped, changed = (result(f"{name}_slope")["settings"][setting] for setting in ("base", "default", other))
     told = " ".join(MEASURED.split())
-    assert f"{base['mean']:.3f} before training, {shipped['mean']:.3f} as shipped (five seeds, standard" in told
+    assert f"{base['mean']:.3f} before training, {shipped['mean']:.3f} as shipped (three seeds, standard" in told
     assert f"deviation {shipped['sd']:.3f}, {shipped['steps']:.0f} steps), {changed['mean']:.3f} with {words}" in told
     assert f"{words} the learning rate ({changed['sd']:.3f})" in told
 
