@@ -1,8 +1,8 @@
 """How long a training step takes under a config, learnt from the campaign's own runs.
 
 A schedule ends at max_steps and a run at its budget: who plans the one for the other needs the number of steps before
-the run. The logarithm of the seconds a step is linear in what drives them. Before the first run it is believed to be as
-on arithmetic with the embedded engine (benchmarks/slope.py), widely enough that another model and machine is learnt in a
+the run. The logarithm of the seconds a step is linear in what drives them. The slopes before the first run are those of
+arithmetic on the embedded engine (benchmarks/slope.py), uncertain enough that another model and machine is learnt in a
 few runs.
 """
 

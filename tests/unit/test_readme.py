@@ -288,6 +288,17 @@ def test_the_head_of_many_slots() -> None:
     )
 
 
+def test_steps_of_the_embedded_trainer() -> None:
+    _, old, plain = result("trainer_steps")["summary"]
+    row = row_of("trainer_steps", "steps of the embedded trainer")
+    of = {name: f"({one['least']:.2f} to {one['most']:.2f})" for name, one in (("old", old), ("plain", plain))}
+    assert row == (
+        f"{old['times_here']:.2f} times 0.2.0 {of['old']}, "
+        f"{plain['times_here']:.2f} times plain trl.GRPOTrainer {of['plain']}"
+    )
+    assert result("trainer_steps")["against"].startswith("c6f9e29"), "0.2.0"
+
+
 def test_where_the_time_goes() -> None:
     data = result("where_the_time_goes")
     seconds = data["seconds"]
