@@ -61,8 +61,8 @@ def difficulty_pools(config: Config, rules: Rules) -> dict[str, dict[str, float]
         cause = f"{where(config, f'{table}.type')}: pools go with one environment on this engine"
         raise ConfigError(f"{cause}, these rules train on {' and '.join(rules.environment_names)}", "Delete it.")
     names = [path for path in config.resolved if path.rpartition(".")[0] == f"{table}.pools"]
-    found = {path.rpartition(".")[2]: {leaf: config.get(f"{path}.{leaf}") for leaf in POOL} for path in names}
-    return found or DEFAULT_POOLS
+    pools = {path.rpartition(".")[2]: {leaf: config.get(f"{path}.{leaf}") for leaf in POOL} for path in names}
+    return pools or DEFAULT_POOLS
 
 
 def without(values: dict[str, Any]) -> dict[str, Any]:

@@ -309,10 +309,10 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
         """Both (rows, logits_to_keep), and 0 where nothing is learned from; None: no loss of a mixture of experts."""
         if input_ids.is_cuda:
-            found: tuple[torch.Tensor, torch.Tensor, None] = super()._get_per_token_logps_and_entropies(
+            theirs: tuple[torch.Tensor, torch.Tensor, None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **more
             )
-            return found
+            return theirs
         policy = self.accelerator.unwrap_model(model)
         return *log_probs_and_entropies(policy, input_ids, attention_mask, self._is_trained, self.temperature), None
 

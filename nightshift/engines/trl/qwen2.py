@@ -1,8 +1,8 @@
 """Qwen2's forward pass in parts, for the sampler and for log-probabilities: a fraction of transformers' time on a CPU.
 
 The same mathematics as transformers' Qwen2 (tests compare values and gradients), with less waste: padding is not
-computed, the prompt of a group is read once, the three projections of attention and the two of the gated MLP are one
-product each, and nothing is computed that no later token and no head reads.
+computed, the prompt of a group is read once, and the three projections of attention, like the two of the gated MLP,
+are one product. Of the prompt the last layer computes keys and values only.
 
 A batch has u prompts of at most p tokens, padded on the left. A token's position is its column: rotary embeddings know
 distances only, which padding does not change. `packed` tensors (tokens, ...) hold the real tokens only, row after row.
@@ -18,7 +18,7 @@ STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # the same for every leng
 
 
 def check(config: Any) -> None:
-    """ValueError for a model whose forward pass is another one."""
+    """ValueError for a model whose forward pass is not the one computed here."""
     if config.model_type != "qwen2":
         raise ValueError(f"config.json of the model has model_type = {config.model_type}. This engine trains qwen2")
     rope = (config.rope_parameters or {}).get("rope_type", "default")
@@ -28,9 +28,9 @@ def check(config: Any) -> None:
         "sliding attention": any(kind != "full_attention" for kind in config.layer_types),
         f"rope_type = {rope}": rope not in STATIC_ROPE,
     }
-    if found := [text for text, is_wrong in problems.items() if is_wrong]:
+    if unlike := [text for text, is_unlike in problems.items() if is_unlike]:
         raise ValueError(
-            f"config.json of the model has {', '.join(found)}. This engine trains qwen2 with silu, full attention, no "
+            f"config.json of the model has {', '.join(unlike)}. This engine trains qwen2 with silu, full attention, no "
             f"dropout and a rope_type of {', '.join(STATIC_ROPE)}"
         )
 
@@ -65,7 +65,7 @@ class Qwen2:
         return turned[:, : self.num_heads], torch.cat([turned[:, self.num_heads :], heads[:, -self.num_kv :]], dim=1)
 
     def rest(self, weights: dict[str, Tensor], hidden: Tensor, attended: Tensor) -> Tensor:
-        """Packed tokens after the layer, from those before it and what attention found (tokens, heads * size)."""
+        """Packed tokens after the layer, from those before it and the output of attention (tokens, heads * size)."""
         hidden = hidden + linear(attended, weights["output"])
         normed = rms_norm(hidden, hidden.shape[-1:], weights["mlp_norm"], self._eps)
         gate, up = linear(normed, weights["gate_up"]).chunk(2, -1)
@@ -82,14 +82,14 @@ class Qwen2:
         causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         # Padding sees itself: a softmax over nothing has no gradient.
         mask = causal & is_real[:, None] | torch.eye(length, dtype=torch.bool, device=ids.device)
-        hidden, found = self.embed(ids[is_real]), list[Tensor]()
+        hidden, by_layer = self.embed(ids[is_real]), list[Tensor]()
         for weights in self.layers:
             queries, pairs = self.heads(weights, hidden, positions)
-            found.append(padded(pairs, is_real))
-            if len(found) < len(self.layers):
-                attended = self.attend(padded(queries, is_real), found[-1], mask)[is_real]
+            by_layer.append(padded(pairs, is_real))
+            if len(by_layer) < len(self.layers):
+                attended = self.attend(padded(queries, is_real), by_layer[-1], mask)[is_real]
                 hidden = self.rest(weights, hidden, attended)
-        return found
+        return by_layer
 
     def attend(self, queries: Tensor, pairs: Tensor, mask: Tensor) -> Tensor:
         """(rows, n, heads * size) from queries (rows, n, heads, size), keys and values (rows, m, 2 * kv heads, size),

@@ -1,8 +1,8 @@
 """Batched sampling from a Qwen2 model, several times faster than `generate` when the model is tiny.
 
 With a tiny model on a CPU, nearly all the time of `generate` goes into Python and into moving keys and
-values. So here every prompt is read once for its whole group, one token costs 20 torch calls a layer,
-keys and values are written in place, and finished rows leave the batch.
+values. So here every prompt is read once for its whole group, keys and values are written in place, and
+finished rows leave the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ class _Decoder:
         mask = torch.arange(capacity, device=device) >= self._position - lengths[:, None]
         read = self._qwen2.read(ids[:, :-1], mask[:, : self._position])
         self.last: Tensor = ids[:, -1].repeat_interleave(group_size)  # the last token of each row's prompt
-        # Of numbers: from truth values attention would make them anew for every token.
+        # Added to the scores. From a boolean mask attention would compute it again for every token.
         bias = torch.zeros(mask.shape, device=device).masked_fill(~mask, -torch.inf)
         self._mask = bias.repeat_interleave(group_size, 0)[:, None, None]
         self._cache = [
