@@ -125,11 +125,18 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
         names = listed([clean(file) for file in recovered])
         found.notes.append(f"{names}: written by a later start, after a kill or because the journal was gone")
     _compare_files(ledger, records, files, places, found)
+    by_number = {record.number: record for record in records}
     for record in records:
         try:
             _ = record.evaluation and run_scores(record)
         except UsageError as error:
             problems.append(error.cause)
+        if record.baseline is not None and record.is_keep:
+            source = by_number.get(record.baseline)
+            same = ("result", "config_hash", "rules_hash")
+            if source is None or any(getattr(source, name) != getattr(record, name) for name in same):
+                cause = f"experiment {record.number:04d} has not the result of {record.baseline:04d}, as it says"
+                problems.append(cause)
     if ledger.numbers() == list(range(1, len(records) + 1)):  # without one of them the others would lead elsewhere
         problems += contradictions(records, ledger.stored_config)
     known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}

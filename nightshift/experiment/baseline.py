@@ -11,13 +11,15 @@ from msgspec.structs import replace
 
 from nightshift.campaign.finish import close
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import EFFECTIVE_NAME
+from nightshift.campaign.journal import record_sha256, sha256
+from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME
 from nightshift.campaign.records import Proposal, Record, Request
 from nightshift.campaign.same_setup import baseline_of, differences
 from nightshift.config.train_toml import Config
 from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.runs import as_json
 from nightshift.experiment.setup import Setup
+from nightshift.files import read_file
 
 
 def fitting_baseline(setup: Setup) -> Record | None:
@@ -63,13 +65,22 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
 
 
 def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
-    """Whether a record outside of any campaign measured what this one would measure first."""
-    return (
-        record.is_keep
-        and record.parent is None
-        and not Head(record.branch, record.commit).is_campaign
-        and record.evaluation is not None
-        and record.commit == head.commit
-        and not differences(record, setup.engine.name, setup.rules_hash, setup.hardware, setup.variables)
-        and setup.ledger.source(record.number) == committed
-    )
+    """Whether a record outside of any campaign measured what this one would measure first, and is as it was written."""
+    here = setup.engine.name, setup.rules_hash, setup.hardware, setup.variables
+    if (
+        not record.is_keep
+        or record.parent is not None
+        or Head(record.branch, record.commit).is_campaign
+        or record.evaluation is None
+        or differences(record, *here)
+        or record.commit != head.commit
+    ):
+        return False
+    # Its files are those for which their writer added a line to the journal: agents can write in runs/.
+    folder = setup.ledger.run_dir(record.number)
+    try:
+        hashes = {CONFIG_NAME: sha256(committed), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}
+    except (OSError, ValueError):
+        return False
+    lines = {name: setup.ledger.journal.last(f"{folder.name}/{name}") for name in hashes}
+    return all(line and not line.recovered and line.sha256 == hashes[name] for name, line in lines.items())

@@ -1,11 +1,12 @@
 """A baseline that was made on `main` is a campaign's, where all that could tell them apart is the same."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Failure, Request
+from nightshift.campaign.records import Failure, Record, Request
 from nightshift.campaign.verify import verify
 from nightshift.cli.run import plan
 from nightshift.errors import Interrupted
@@ -84,12 +85,20 @@ def _other_config(setup: Setup) -> Setup:
     return setup
 
 
+def _forged(setup: Setup) -> Setup:
+    path = setup.ledger.run_dir(1) / "record.json"
+    fields = json.loads(path.read_text())
+    fields["result"]["evaluation"]["eval_score"] = 0.01
+    path.write_text(json.dumps(fields))
+    return replace(setup, ledger=type(setup.ledger)(setup.root))
+
+
 def _other_rules(setup: Setup) -> Setup:
     rules = setup.rules.with_budget(setup.rules.budget_seconds + 1)
     return replace(setup, rules=rules, rules_hash=rules.hash(setup.root))
 
 
-@pytest.mark.parametrize("change", [_other_commit, _other_config, _other_rules])
+@pytest.mark.parametrize("change", [_other_commit, _other_config, _forged, _other_rules])
 def test_where_anything_differs_it_is_made(setup: Setup, change: Callable[[Setup], Setup]) -> None:
     run(setup)
     setup = change(setup)
@@ -151,3 +160,12 @@ def test_what_was_said_on_main_is_not_said_of_the_campaign(setup: Setup) -> None
     record = run(setup, description="the start")
     assert record.proposal.description == "the start: baseline: the run of 0001, made on main"
     assert (record.proposal.prediction, record.proposal.notes) == (None, ())
+
+
+def test_verify_finds_runs_that_are_not_those_it_names(setup: Setup) -> None:
+    run(setup)
+    branched(setup)
+    record: Record = run(setup)
+    with setup.ledger.lock():
+        setup.ledger.write(replace(record, result=replace(record.result, seed=7)))
+    assert any("has not the result of 0001" in problem for problem in verify(setup.ledger).problems)
