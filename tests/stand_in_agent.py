@@ -95,11 +95,14 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     script = Path(sys.argv[1])
+    brief = sys.stdin.read() if len(sys.argv) < 3 else Path(sys.argv[2]).read_text()
+    if "answer with one word: ready" in brief:  # before a night: no call of it
+        print("ready")
+        return
     told = json.loads(script.read_text())
     calls = script.with_suffix(".calls")
     call = int(calls.read_text()) if calls.exists() else 0
     calls.write_text(str(call + 1))
-    brief = sys.stdin.read() if len(sys.argv) < 3 else Path(sys.argv[2]).read_text()
     script.with_suffix(f".brief-{call}").write_text(brief)
     script.with_suffix(f".env-{call}").write_text(json.dumps({**os.environ, "cwd": str(Path.cwd())}))
     step = told["steps"][call] if call < len(told["steps"]) else ["edit", "answer"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from nightshift.startup import begin  # noqa: E402
 
 begin()
 
-from nightshift.agents.base import Answer, Context  # noqa: E402
+from nightshift.agents.base import Answer, Context, Proposing  # noqa: E402
 from nightshift.campaign.records import Proposal  # noqa: E402
 from nightshift.cli import output  # noqa: E402
 from nightshift.cli.progress import TerminalReporter  # noqa: E402
@@ -35,18 +34,19 @@ from nightshift.executors.slots import own_cores  # noqa: E402
 from nightshift.experiment import runs, setup  # noqa: E402
 from nightshift.night import start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
+from tests.stand_in_proposer import StandInProposer  # noqa: E402
 from tests.stand_in_trainer import STEP_SECONDS  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
 
 
-class RateProposer:
+class RateProposer(StandInProposer):
     """A stand-in for TPE: the next of a fixed list of learning rates, by what the ledger has decided."""
 
-    name, sandbox = "lr", ""
+    name = "lr"
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
+    def answer(self, context: Context) -> Answer:
         rate = RATES[(len(context.campaign.decided) + len(context.refusals) - 1) % len(RATES)]
         source = set_values(
             context.source, {"trainer.optim.lr": rate * (1 + len(context.campaign.decided) // len(RATES))}
@@ -72,21 +72,26 @@ KEYS: tuple[tuple[str, float], ...] = (
 class KeyProposer(RateProposer):
     """A stand-in for an agent that changes one key at a time, whatever the rest of the file is."""
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
+    def answer(self, context: Context) -> Answer:
         key, value = KEYS[(len(context.campaign.decided) + len(context.refusals) - 1) % len(KEYS)]
         return Answer(set_values(context.source, {key: value}), Proposal(description=f"{key} {value:g}"))
 
 
-class LengthProposer:
+class LengthProposer(StandInProposer):
     """A stand-in for an agent that thinks, and then asks for a run of a given length."""
 
-    name, sandbox = "lengths", ""
+    name, is_instant = "lengths", False
 
     def __init__(self, lengths: list[float], thinks_seconds: float) -> None:
         self.lengths, self.thinks_seconds, self.num_asked = lengths, thinks_seconds, 0
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        time.sleep(self.thinks_seconds)
+    def propose(self, context: Context) -> Proposing:
+        until = time.monotonic() + self.thinks_seconds
+        while time.monotonic() < until:
+            yield
+        return (self.answer(context),)
+
+    def answer(self, context: Context) -> Answer:
         seconds = self.lengths[self.num_asked % len(self.lengths)]
         self.num_asked += 1
         values = {"trainer.optim.lr": 1e-6 * (1 + self.num_asked / 100), "max_steps": round(seconds / STEP_SECONDS)}

@@ -3,8 +3,8 @@
 Each proposal is a fresh process with a bounded brief, in a throw-away clone (clone.py), in a sandbox where this machine
 has one (sandbox.py), as a process group that leaves nothing behind (executors/process.py). Taken over are its
 train.toml, if that is a regular file of sane size, and a few lines of text: hypothesis, prediction, and the lesson of
-the experiment before. Whatever else it did in its clone is named in the notes. Only the sandbox keeps
-it in there.
+the experiment before. Asked for several proposals it writes proposal-1.toml and proposal-1.txt, and so on. Whatever
+else it did in its clone is named in the notes. Only the sandbox keeps it in there.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from subprocess import TimeoutExpired
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, TypeVar
 
-from nightshift.agents.base import Answer, Context
+from nightshift.agents.availability import Availability, Meaning, codex_reset, read_ending, read_live
+from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone
+from nightshift.agents.evidence import evidence
 from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
 from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, said
@@ -64,9 +66,24 @@ def parse_answer(text: str) -> dict[str, str]:
 
 
 GRACE_SECONDS = 5.0
-_POLL_SECONDS = 0.5
-_QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready.\n"
-_QUESTION_SECONDS = 120.0
+STOPPED = "stopped with the night"  # the cause of an answer that nobody waited for
+_TICK_SECONDS = 0.2  # between two looks at an agent that is asked one question
+_QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
+_QUESTION_SECONDS = 240.0  # Claude Code tries a wrong key again for 175 s
+
+T = TypeVar("T")
+Work = Generator[None, bool | None, T]  # as Proposing: yields while a program works; sending True stops it
+
+
+def complete(work: Work[T]) -> T:
+    """Run a generator of this module to its end, and wait meanwhile."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        time.sleep(_TICK_SECONDS)
 
 
 def open_agent(
@@ -76,15 +93,22 @@ def open_agent(
     environ: Mapping[str, str],
     timeout_seconds: float,
     clone: Clone,
+    agent_env: Sequence[str] = (),
+    agent_sees: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Agent:
-    """The agent that is called `name`, in what --sandbox `sandbox` asks for. UsageError where that does not work."""
+    """The agent that is called `name`, in what --sandbox `sandbox` asks for. UsageError where that does not work.
+
+    `agent_env`, `agent_sees`: more variables of `environ` that it gets, more files and folders that it may read.
+    """
     login = PRESETS[name].login if name in PRESETS else OWN_LOGIN
+    login = replace(login, variables=(*login.variables, *agent_env))
     contained = command_of(name, is_contained=True)
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name) if chosen.name == NO_SANDBOX else contained
     title = name if name in PRESETS else Path(command[0]).name
-    return Agent(title, command, timeout_seconds, clone, chosen, clock)
+    return Agent(title, command, timeout_seconds, clone, chosen, clock, now)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
@@ -94,13 +118,26 @@ def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
     return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
 
 
-class Ending(NamedTuple):
-    """How a process of an agent went: what went wrong, if anything; notes; its last words; what it cost."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process of an agent ended. `cause`: what went wrong, None if nothing did; `exit_code`: None if it was
+    stopped; `output`: the end of what it printed; `words`: its last words; `reset`: when a limit ends, by a file."""
 
     cause: str | None
-    notes: tuple[str, ...]
-    said: str
+    exit_code: int | None
+    output: str
+    words: str
     cost: Cost
+    notes: tuple[str, ...] = ()
+    live: Availability | None = None  # why it was stopped: it waited for something itself
+    reset: datetime | None = None
+
+    def availability(self, now: datetime, *, is_edited: bool = False) -> Availability:
+        """What the end of the process says about the agent: whether asking again helps."""
+        if self.live is not None:
+            return self.live
+        found = read_ending(self.output, self.exit_code, now, is_edited=is_edited)
+        return replace(found, ends_at=self.reset) if found.waits and self.reset else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,38 +150,33 @@ class Agent:
     clone: Clone
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     def run(
         self,
         source: bytes,
         prompt: str,
         log_path: Path,
-        is_stopping: Callable[[], bool] = lambda: False,
         seconds_left: float | None = None,
         evidence: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> Ending:
-        """One process from start to end, in a fresh clone with `source` as its train.toml and, to be read, the files of
-        `evidence`. The caller clears that."""
+        look: Callable[[str], object] = lambda output: None,
+    ) -> Work[Ending]:
+        """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of
+        `evidence`. The caller clears the clone. `look` gets what was printed, whenever that is more."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         try:  # what git might start, should somebody find a way, ends with the agent
             self.clone.open(source, evidence)
-            ending = self._run(group, prompt, log_path, is_stopping, seconds_left)
+            return (yield from self._run(group, prompt, log_path, seconds_left, look))
         except BaseException:
             group.stop()
             self.sandbox.end()
             raise
-        return ending
 
     def ask(
-        self,
-        prompt: str,
-        context: Context,
-        is_stopping: Callable[[], bool],
-        role: str = "",
-        evidence: Mapping[str, bytes] | None = None,
-    ) -> Answer:
+        self, prompt: str, context: Context, evidence: Mapping[str, bytes], role: str = ""
+    ) -> Work[tuple[Answer, ...]]:
         """Let it work once, with `evidence` to read, and take over what may be taken over: in a `role` its answer only,
-        else its train.toml too."""
+        else its train.toml or its proposals too."""
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
@@ -152,20 +184,51 @@ class Agent:
             left, log = context.seconds_left, folder / f"{name}.log"
             at_most = min(self.timeout_seconds, left or self.timeout_seconds)
             with waiting(f"{self.name} is at work on experiment {context.number:04d}", at_most):
-                ending = self.run(context.source, prompt, log, is_stopping, left, evidence or {})
-            answer = _take_over(self, context.source, ending.cause, edits=not role)
+                ending = yield from self.run(context.source, prompt, log, left, evidence)
+            answers = self._take_over(context, ending, edits=not role)
         finally:
             self.clone.clear()
-        return answer.with_proposal(cost=ending.cost, notes=(*answer.proposal.notes, *ending.notes))
+        first = answers[0].with_proposal(cost=ending.cost, notes=(*answers[0].proposal.notes, *ending.notes))
+        return first, *answers[1:]
+
+    def question(self, source: bytes, folder: Path) -> Availability:
+        """Ask one question, as a night asks: whether the agent can be reached. It costs a few tokens.
+
+        Of a program that is known by name the answer must hold the word that was asked for: some end with 0 on a wrong
+        key. Own commands may print nothing.
+        """
+        words = ""
+
+        def look(output: str) -> None:
+            nonlocal words
+            words = said(output).words
+
+        def what() -> str:
+            return f"asking {self.name} whether it can be reached" + (f"; it says: {words}" if words else "")
+
+        asked = replace(self, timeout_seconds=_QUESTION_SECONDS)
+        try:
+            with waiting(what, _QUESTION_SECONDS):
+                ending = complete(asked.run(source, _QUESTION, folder / "question.log", look=look))
+        finally:
+            self.clone.clear()
+        has_answered = re.search(r"\bready\b", ending.words, re.IGNORECASE) is not None
+        if ending.cause is None and (has_answered or self.name not in PRESETS):
+            return Availability(Meaning.OK, ending.words)
+        found = ending.availability(self.now())
+        if found.waits or found.needs_user:
+            return found
+        cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
+        return Availability(Meaning.PROGRAM, cause)
 
     def _run(
         self,
         group: ProcessGroup,
         prompt: str,
         log_path: Path,
-        is_stopping: Callable[[], bool],
         seconds_left: float | None,
-    ) -> Ending:
+        look: Callable[[str], object],
+    ) -> Work[Ending]:
         prompt_path = self.clone.folder / "prompt.txt"
         write_atomically(prompt_path, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
@@ -174,9 +237,10 @@ class Agent:
         words, environment = self.sandbox.enclose(words, self.clone, prompt_path)
         log_path.unlink(missing_ok=True)
         log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
-        began = self.clock()
+        began, began_at = self.clock(), time.time()
+        timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
         with stdin or nullcontext(), log_path.open("r+b") as file:
-            log, cause = Log(file), None
+            log, cause, live, size = Log(file), None, None, 0
             try:
                 child = group.start(
                     "agent",
@@ -186,36 +250,85 @@ class Agent:
                     cwd=self.clone.path,
                     stdin=stdin,
                 )
-                timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
-                deadline = self.clock() + timeout
                 while child.poll() is None and cause is None:
-                    if is_stopping():
-                        cause = "stopped with the night"
-                    elif self.clock() >= deadline:
+                    left = began + timeout - self.clock()
+                    if (yield):
+                        cause = STOPPED
+                    elif left <= 0.0:
                         cause = f"no end after {timeout:g} s: stopped"
+                    elif live is not None:
+                        cause = f"stopped: {live.text}"
                     group.check()
                     log.cut()
-                    with suppress(TimeoutExpired):
-                        child.wait(_POLL_SECONDS)
+                    if size != len(log.end):
+                        size = len(log.end)
+                        look(log.end)
+                        live = read_live(log.end, left)
             finally:
-                left = [*group.stop(), *self.sandbox.end()]
-                if not left:  # also when the night is stopped now: a token may be renewed
+                survivors = [*group.stop(), *self.sandbox.end()]
+                if not survivors:  # also when the night is stopped now: a token may be renewed
                     notes = self.sandbox.take_back(self.clone, credential)
             log.cut()
         last, told = said(log.end)
-        cost = replace(told, seconds=max(self.clock() - began, 0.0))
-        if left:
-            cause = f"could not be stopped: {', '.join(left)}"
-        elif cause is not None or child.poll() != 0:
+        exit_code = None if cause or survivors else child.poll()
+        if survivors:
+            cause = f"could not be stopped: {', '.join(survivors)}"
+        elif cause is not None or exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; its last words: {last}" if last else "")
-        return Ending(cause, notes, last, cost)
+        cost = replace(told, seconds=max(self.clock() - began, 0.0))
+        reset = codex_reset(self.clone.folder / "home", began_at) if cause and not survivors else None
+        return Ending(cause, exit_code, log.end, last, cost, notes, live, reset)
+
+    def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
+        """Its answers and, where it `edits`, the train.toml of each; one answer without a train.toml if there is none.
+        A process that did not end well leaves nothing but what it finished. A clone that cannot be read is a refused
+        proposal."""
+        files = [(CONFIG_NAME, ANSWER_NAME)]
+        if edits and context.num_proposals > 1:
+            files += [(f"proposal-{i}.toml", f"proposal-{i}.txt") for i in range(1, context.num_proposals + 1)]
+        try:
+            notes = self.clone.changes([name for pair in files for name in pair])
+            texts = [parse_answer(_read_answer(self.clone.path / name)) for _, name in files]
+        except ConfigError as error:
+            return (Answer(b"", cause=f"{self.name}: {error}"),)
+        about: dict[str, Any] = {}
+        for text in reversed(texts):
+            about |= {name: text.pop(name) for name in _OF_THE_LAST if name in text}
+        answers, problem = list[Answer](), ""
+        for (config_name, _), text in zip(files, texts, strict=True) if edits else ():
+            try:
+                source = read_source(self.clone.path / config_name)
+            except ConfigError as error:
+                if config_name == CONFIG_NAME or (self.clone.path / config_name).is_symlink():
+                    problem = f"{error.cause}: it must stay a regular file"
+                continue
+            if source != context.source and all(source != other.source for other in answers):
+                answers.append(Answer(source, Proposal(**text), **about))  # type: ignore[arg-type]
+        ended = f"{self.name}: {ending.cause}" if ending.cause else None
+        bare = Answer(None, Proposal(notes=notes, **texts[0]), **about)  # type: ignore[arg-type]
+        is_complete = bool(answers) and all(answer.proposal.description for answer in answers)
+        if ending.cause is not None or (edits and not is_complete) or not (edits or texts[0]):
+            found = ending.availability(self.now(), is_edited=bool(answers))
+            if (found.waits or found.needs_user) and STOPPED not in (ending.cause or ""):
+                return (replace(bare, cause=f"{self.name}: {found.text}", unavailable=found),)
+        if not edits:
+            return (replace(bare, cause=ended),)
+        if not answers:
+            missing = f"{self.name} ended without an edit of {CONFIG_NAME}"
+            missing += f"; its last words: {ending.words}" if ending.words else ""
+            return (replace(bare, source=b"" if problem else None, cause=problem or ended or missing),)
+        if ending.cause is not None and (ending.exit_code or -1) < 0:  # stopped in the middle of its work
+            return (replace(bare, cause=ended),)
+        notes = (*notes, *([ended] if ended else []), *([problem] if problem else []))
+        return answers[0].with_proposal(notes=notes), *answers[1:]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentProposer:
-    """Asks one agent, once for each proposal."""
+    """Asks one agent."""
 
     agent: Agent
+    is_instant = False
 
     @property
     def name(self) -> str:
@@ -225,34 +338,12 @@ class AgentProposer:
     def sandbox(self) -> str:
         return self.agent.sandbox.name
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        return self.agent.ask(compose(context), context, is_stopping)
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        return (self.agent,)
 
-
-def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> Answer:
-    """Its answer and, where it `edits`, its train.toml; a process that did not end well leaves nothing but what it
-    finished. A clone that cannot be read is a refused proposal."""
-    try:
-        notes = agent.clone.changes()
-        text = _read_answer(agent.clone.path / ANSWER_NAME)
-    except ConfigError as error:
-        return Answer(b"", cause=f"{agent.name}: {error}")
-    said = parse_answer(text)
-    ended = None if cause is None else f"{agent.name}: {cause}"
-    about_the_last = {name: said.pop(name) for name in _OF_THE_LAST if name in said}
-    answer = Answer(None, Proposal(notes=notes, **said), **about_the_last)  # type: ignore[arg-type]
-    if not edits:
-        return replace(answer, cause=ended)
-    try:
-        source = read_source(agent.clone.path / CONFIG_NAME)
-    except ConfigError as error:
-        return replace(answer, source=b"", cause=f"{error.cause}: it must stay a regular file")
-    if source == before:
-        return replace(answer, cause=ended or f"{agent.name} ended without an edit of train.toml")
-    if cause is not None and not cause.startswith("exit code"):  # stopped in the middle of its work
-        return replace(answer, cause=ended)
-    answer = replace(answer, source=source)
-    return answer if ended is None else answer.with_proposal(notes=(*notes, ended))
+    def propose(self, context: Context) -> Proposing:
+        return self.agent.ask(compose(context), context, evidence(context))
 
 
 def _read_answer(path: Path) -> str:
@@ -263,20 +354,27 @@ def _read_answer(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        cause = f"{ANSWER_NAME} in the agent's clone cannot be read: {error.strerror}"
+        cause = f"{path.name} in the agent's clone cannot be read: {error.strerror}"
         raise ConfigError(cause, "Leave a regular file.") from None
 
 
-def check_agent(name: str, sandbox: str, root: Path, environ: Mapping[str, str]) -> Check:
-    """Ask an agent one question as a night asks: what came, and in which sandbox. It costs a few tokens."""
+def check_agent(
+    name: str,
+    sandbox: str,
+    root: Path,
+    environ: Mapping[str, str],
+    agent_env: Sequence[str] = (),
+    agent_sees: Sequence[str] = (),
+) -> Check:
+    """Ask an agent one question, as a night does before it begins: what it answered, and in which sandbox."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder).chmod(0o711)  # another uid goes through it to the clone
-            agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, Clone(Repo(root), Path(folder)))
-            with waiting(f"asking {agent.name} whether it can be reached", _QUESTION_SECONDS):
-                ending = agent.run(read_source(root / CONFIG_NAME), _QUESTION, Path(folder) / "log")
+            clone = Clone(Repo(root), Path(folder))
+            agent = open_agent(name, sandbox, root, environ, _QUESTION_SECONDS, clone, agent_env, agent_sees)
+            answer = agent.question(read_source(root / CONFIG_NAME), Path(folder))
         setting = f"({agent.sandbox.warning or f'sandbox: {agent.sandbox.name}'})"
-        problem = ending.cause and f"{agent.name}: {ending.cause} {setting}"
-        return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {setting}")
+        problem = None if answer.meaning is Meaning.OK else f"{agent.name}: {answer.meaning}: {answer.text} {setting}"
+        return Check(ALL, "agent", problem, f"{agent.name}: {answer.text!r} {setting}")
     except NightshiftError as error:
         return Check(ALL, "agent", error)

@@ -1,12 +1,12 @@
 """The interface of a proposer: what it gets, and what it answers.
 
-A proposer reads the ledger and answers with a whole train.toml, which is checked like any other before it runs.
+A proposer reads the ledger and answers with whole train.toml files, which are checked like any other before they run.
 agent.py asks a coding agent; search.py needs no language model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
+from nightshift.agents.availability import Availability
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
@@ -43,6 +44,8 @@ class Context:
     flips: tuple[str, ...] = ()  # by kind of problem, how many the last one fixed and broke
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
+    direction: str = ""  # the user's, for this night
+    num_proposals: int = 1  # that are wanted at most
 
     @property
     def incumbent_run(self) -> Record:
@@ -59,11 +62,11 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a proposer hands in: a train.toml and its proposal. `source` is None where there was no edit at all.
+    """One proposal: a train.toml and its hypothesis. `source` is None if train.toml was not edited at all.
 
     `reported_outcome` and `lesson` are about the experiment before. `cause`: why the answer cannot be taken, in one
-    line. `change`: what it changes in the incumbent's train.toml, once it is taken; `rider`: what its run measures
-    besides.
+    line. `unavailable`: the agent could not be asked, so nothing was proposed. Of an answer that was taken: `change`
+    is what it changes, `rider` what its run measures again, `kept` the incumbent's changes when it was made.
     """
 
     source: bytes | None
@@ -71,16 +74,22 @@ class Answer:
     reported_outcome: str | None = None
     lesson: str | None = None
     cause: str | None = None
+    unavailable: Availability | None = None
     number: int = 0  # of the experiment that it was made for
     change: Change | None = None
     rider: Change | None = None
+    kept: tuple[Change, ...] = ()
 
     def with_proposal(self, **changes: Any) -> Answer:
         return replace(self, proposal=structs.replace(self.proposal, **changes))
 
 
+# Yields about twice a second while a program works; sending True stops the program. Returns the answers.
+Proposing = Generator[None, bool | None, tuple[Answer, ...]]
+
+
 class Proposer(Protocol):
-    """Makes one proposal at a time; keeps no state that the ledger does not hold."""
+    """Makes proposals; keeps no state that the ledger does not hold."""
 
     @property
     def name(self) -> str: ...  # what you call it
@@ -88,8 +97,11 @@ class Proposer(Protocol):
     @property
     def sandbox(self) -> str: ...  # in which its agents work; empty if it asks none
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        """The next proposal. Returns soon, without one, once `is_stopping` says so.
+    @property
+    def is_instant(self) -> bool: ...  # it takes about a second, so it is asked when a slot is free, not before
 
-        Raises EngineError when the machinery is missing or broken.
+    def propose(self, context: Context) -> Proposing:
+        """Make at most `context.num_proposals` proposals, and at least one answer.
+
+        Raises EngineError when the infrastructure is missing or broken.
         """

@@ -9,7 +9,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -62,14 +62,14 @@ class Clone:
             raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
         self.folder.mkdir(mode=0o700)
 
-    def changes(self) -> tuple[str, ...]:
-        """Note which files are not as `open` left them, except train.toml, the answer and those of git.
+    def changes(self, expected: Collection[str] = (CONFIG_NAME, ANSWER_NAME)) -> tuple[str, ...]:
+        """Note which files are not as `open` left them, except the `expected` ones and those of git.
 
         Raises:
             ConfigError: the clone cannot be listed, so no proposal can be taken from it.
         """
         changed = {name for name, _ in self._opened.items() ^ self._listing().items()}
-        files = [_shown(name) for name in sorted(changed - {CONFIG_NAME, ANSWER_NAME})]
+        files = [_shown(name) for name in sorted(changed - {*expected})]
         return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 
     def clear(self) -> None:

@@ -3,7 +3,6 @@
 import importlib.util
 import random
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
-from nightshift.agents.base import Answer, Context
+from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.history import load_configs
 from nightshift.agents.space import Dimension, SearchSpace
 from nightshift.agents.throughput import throughput_of
@@ -46,13 +45,18 @@ class SearchProposer:
     name: str
     seed: int
     sandbox: ClassVar = ""  # it asks nobody
+    is_instant: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.name == "search" and importlib.util.find_spec("botorch") is None:
             fix = "Install it: uv sync --extra search."
             raise UsageError("--agent search needs BoTorch, which is not installed", fix)
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
+    def propose(self, context: Context) -> Proposing:
+        yield from ()
+        return (self.answer(context),)
+
+    def answer(self, context: Context) -> Answer:
         """One change; the same ledger and seed give the same change. A new direction is a random draw."""
         space = space_of(context)
         # A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none.

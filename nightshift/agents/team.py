@@ -9,12 +9,12 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nightshift.agents.agent import Agent
-from nightshift.agents.base import Answer, Context
+from nightshift.agents.agent import STOPPED, Agent
+from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import brief, refusals_of, steps
 from nightshift.agents.notebook import NOTEBOOK_NAME, entry, mode, notebook
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
@@ -178,10 +178,15 @@ class TeamProposer:
 
     strategist: Agent
     implementer: Agent
+    is_instant = False
 
     @property
     def name(self) -> str:
         return f"{PREFIX}{self.strategist.name},{self.implementer.name}"
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        return (self.strategist, self.implementer)
 
     @property
     def sandbox(self) -> str:
@@ -189,21 +194,24 @@ class TeamProposer:
         names = [agent.sandbox.name for agent in (self.strategist, self.implementer)]
         return NO_SANDBOX if NO_SANDBOX in names else " and ".join(dict.fromkeys(names))
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
+    def propose(self, context: Context) -> Proposing:
         """The outcome of the last experiment, if it was this team's; the next hypothesis; its train.toml."""
+        context = replace(context, num_proposals=1)
         files, last = evidence(context), context.campaign.decided[-1]
-        outcome = asked = Answer(None)
+        answers = list[Answer]()
         if last.run.new is not None and last.proposal.lesson is None and last.proposal.proposer == self.name:
-            outcome = self.strategist.ask(reflection(last), context, is_stopping, "outcome", files)
-        if not is_stopping():
-            asked = self.strategist.ask(strategy(context), context, is_stopping, "hypothesis", files)
-        answers = [outcome, asked]
-        if not asked.cause and asked.proposal.description and not is_stopping():
-            answers.append(self.implementer.ask(implementation(context, asked), context, is_stopping))
-            answer = replace(asked, source=answers[-1].source, cause=answers[-1].cause)
-        else:
-            answer = replace(asked, cause=asked.cause or f"{self.strategist.name} gave no hypothesis")
-        return replace(
+            answers += yield from self.strategist.ask(reflection(last), context, files, "outcome")
+        outcome = answers[0] if answers else Answer(None)
+        if outcome.unavailable is None and STOPPED not in (outcome.cause or ""):
+            answers += yield from self.strategist.ask(strategy(context), context, files, "hypothesis")
+        answer = asked = answers[-1]
+        if asked is not outcome and not asked.cause and asked.proposal.description:
+            answers += yield from self.implementer.ask(implementation(context, asked), context, {})
+            made = answers[-1]
+            answer = replace(asked, source=made.source, cause=made.cause, unavailable=made.unavailable)
+        elif not asked.cause:
+            answer = replace(asked, cause=f"{self.strategist.name} gave no hypothesis")
+        answer = replace(
             answer.with_proposal(
                 notes=tuple(note for each in answers for note in each.proposal.notes),
                 cost=together([each.proposal.cost for each in answers]),
@@ -211,6 +219,7 @@ class TeamProposer:
             reported_outcome=outcome.reported_outcome,
             lesson=outcome.lesson,
         )
+        return (answer,)
 
 
 def members(name: str) -> list[str]:

@@ -21,7 +21,7 @@ JOURNAL_NAME = "journal.jsonl"
 ASIDE = "journal.damaged"  # begins the name of a damaged journal that was set aside
 HEAD_DIGITS = 12  # of a head where it is printed
 
-Event = Literal["begun", "submitted", "access", "measured", "decided", "certified"]
+Event = Literal["begun", "submitted", "access", "measured", "decided", "certified", "direction"]
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,7 @@ from nightshift.waiting import waiting
 STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
+DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file that the line speaks of
     CONFIG_NAME: "begun",
     PLAN_NAME: "begun",
@@ -45,6 +46,7 @@ EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file that 
     RUN_NAME: "measured",
     RECORD_NAME: "decided",
     COMPARISON_NAME: "certified",
+    DIRECTION_NAME: "direction",
 }
 _RESERVING = ".reserving"  # a folder on its way to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")

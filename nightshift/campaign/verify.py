@@ -13,6 +13,7 @@ from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.journal import ASIDE, JOURNAL_NAME, Line, line_of, record_sha256, sha256
 from nightshift.campaign.ledger import (
     COMPARISON_NAME,
+    DIRECTION_NAME,
     EVENTS,
     PLAN_NAME,
     RECORD_NAME,
@@ -177,13 +178,15 @@ def _compare_files(
             record = by_folder.get(folder)
             is_collected = f"{folder}/{RUN_NAME}" in places or bool(about and record and record.result)
             say = say if is_collected else found.notes.append
+        elif name == DIRECTION_NAME:  # it decides nothing, and a kill may come between the file and its line
+            say = found.notes.append
         if not about and _may_lack_a_line(file, records, places):
             found.notes.append(f"runs/{file} has no line, perhaps by a kill: the next start adds it or makes it again")
         elif not about:
             say(f"runs/{clean(file)} has no line: invented, or copied into runs/")
         else:
             place, line = about[-1]
-            if len(about) > 1 and name != JOB_NAME:
+            if len(about) > 1 and name not in (JOB_NAME, DIRECTION_NAME):
                 numbers = listed([str(number) for number, _ in about])
                 say(f"lines {numbers}: runs/{clean(file)} was written more than once: an earlier one was deleted")
             if _sha256(ledger, file) != line.sha256:

@@ -2,8 +2,10 @@
 
 import os
 import sys
+import time
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,25 @@ from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.output import print_found, print_lines, print_text
 from nightshift.cli.progress import TerminalReporter, at_work, reporting
-from nightshift.cli.shell import AS_JSON, GPUS, SANDBOX, SLURM, Finite, Group, hexadecimal, num_slots
-from nightshift.cli.status import Status, wait_for_verdict
+from nightshift.cli.shell import (
+    AGENT_ENV,
+    AGENT_SEES,
+    AS_JSON,
+    GPUS,
+    SANDBOX,
+    SLURM,
+    Finite,
+    Group,
+    hexadecimal,
+    num_slots,
+)
+from nightshift.cli.status import Status, follow_night, has_trained, wait_for_verdict
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
+
+_DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
 
 
 @click.group(cls=Group, help=__doc__)
@@ -88,9 +103,10 @@ def certify(
 
 @commands.command()
 @click.option("--timeout", type=Finite(min=0), help="Give up after so many seconds, with exit code 124.")
-def wait(timeout: float | None) -> None:
+@click.option("--night", is_flag=True, help="Follow the night: print what it says until it is over, then its summary.")
+def wait(timeout: float | None, night: bool) -> None:
     """Wait for the experiment in flight and print its summary; exits as that experiment did."""
-    sys.exit(wait_for_verdict(run.process_root(), timeout))
+    sys.exit((follow_night if night else wait_for_verdict)(run.process_root(), timeout))
 
 
 @commands.command()
@@ -105,7 +121,14 @@ def history(as_json: bool) -> None:
 
 
 @commands.command()
-@click.option("--agent", help="claude, codex, gemini, team:A,B, search, tpe, random, or a command of your own.")
+@click.option(
+    "--agent", help="claude, codex, gemini, opencode, pi, qwen, team:A,B, search, tpe, random, or your own command."
+)
+@click.option(
+    "--direction",
+    metavar="TEXT|FILE",
+    help="What the agent is to try, at most 1,500 characters. Default: the section Direction of program.md.",
+)
 @click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @click.option(
     "--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline and the last runs included."
@@ -117,6 +140,17 @@ def history(as_json: bool) -> None:
     default=1,
     show_default=True,
     help="Discarded changes that each run measures again. 0: each run holds the incumbent and the new change only.",
+)
+@click.option(
+    "--certify",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help="End with a certificate of N fresh runs of baseline and incumbent; their time is kept free.",
+)
+@click.option(
+    "--fill/--no-fill",
+    default=True,
+    help="While the agent cannot be asked (usage limit, outage, login), run proposals of tpe. Default: --fill.",
 )
 @click.option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
@@ -132,6 +166,8 @@ def history(as_json: bool) -> None:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of search, tpe and random.")
 @SANDBOX
+@AGENT_ENV
+@AGENT_SEES
 @click.option(
     "--pairs",
     default="1",
@@ -142,14 +178,16 @@ def history(as_json: bool) -> None:
 @click.option(
     "--notify",
     metavar="COMMAND",
-    help="Run it at a keep, a crash that repeats, and the end, with JSON on its stdin: your mail, chat or phone.",
+    help="Run it at a keep, a crash that repeats, an agent that cannot be asked, and the end, with JSON on its stdin.",
 )
+@click.option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
+@click.option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
 @click.option(
     "--stop",
     is_flag=True,
     help="Cancel the jobs in SLURM of a night whose controller was killed; with no other option.",
 )
-def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> None:
+def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool, detach: bool, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
@@ -166,9 +204,14 @@ def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> N
         raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
-    request = NightRequest(**flags, slurm=str(slurm) if slurm else None)
+    request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
+    if detach:
+        ledger, since = Ledger(root), time.time()
+        with at_work("waiting for the first run to train"):
+            has_begun = partial(has_trained, ledger, since)
+            sys.exit(run.start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(run.process_root(), request, reporter, print_text, notify)
+        exit_code = night(root, request, reporter, print_text, notify, allow_sleep)
     sys.exit(exit_code)
 
 
@@ -178,11 +221,20 @@ def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> N
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
 @SANDBOX
+@AGENT_ENV
+@AGENT_SEES
 @click.option("--environment", help="Only this one: load it, show a task, time and try its reward.")
 @SLURM
 @AS_JSON
 def doctor(
-    agent: str | None, sandbox: str, environment: str | None, slurm: Path | None, as_json: bool, **flags: Any
+    agent: str | None,
+    sandbox: str,
+    agent_env: tuple[str, ...],
+    agent_sees: tuple[str, ...],
+    environment: str | None,
+    slurm: Path | None,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here.
 
@@ -205,7 +257,7 @@ def doctor(
         with at_work("looking at what experiments need"):
             rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
             found = checks(root, rules, dict(os.environ), given)
-            found += [check_agent(agent, sandbox, root, dict(os.environ))] if agent else []
+            found += [check_agent(agent, sandbox, root, dict(os.environ), agent_env, agent_sees)] if agent else []
         report = Doctor.of(found, rules)
         print_found(report, [report.table(given.engine_meant)], as_json)
         sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)

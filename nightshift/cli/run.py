@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
 from nightshift.cli.output import print_error, print_lines, print_text, summary
 from nightshift.cli.progress import reporting
-from nightshift.cli.status import exit_code
+from nightshift.cli.status import DETACHED_NAME, exit_code
 from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import diff, load, parse
@@ -127,15 +129,23 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
 def detach(root: Path) -> int:
     """Start the same command in a session of its own and return once its experiment runs, or show its error."""
+    ledger = Ledger(root)
+    before = max(ledger.numbers(), default=0)
+    has_begun = lambda: max(ledger.numbers(), default=0) > before  # noqa: E731
+    return start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --timeout 100")
+
+
+def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_seconds: float, then: str) -> int:
+    """Start this process's command without --detach in a session of its own. Returns once it `has_begun`, or with its
+    error and exit code; `then`: the command that waits for it."""
     import subprocess
 
-    ledger = Ledger(root)
     with ledger.controller():  # refused here, so that the log of the one that runs is left alone
         pass
-    before = max(ledger.numbers(), default=0)
-    log = ledger.runs_dir / "detached.log"
+    log = ledger.runs_dir / DETACHED_NAME
     program, *arguments = (argument for argument in sys.argv if argument != "--detach")
     log.unlink(missing_ok=True)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: a terminal that goes away ends nothing
     with log.open("xb") as file:  # never through a link that lies there
         child = subprocess.Popen(
             [sys.executable, Path(program).absolute(), *arguments],
@@ -143,15 +153,16 @@ def detach(root: Path) -> int:
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd=root,
+            cwd=ledger.runs_dir.parent,
         )
-    deadline = time.monotonic() + _DETACH_SECONDS
-    while time.monotonic() < deadline and max(ledger.numbers(), default=0) == before:
+    signal.signal(signal.SIGHUP, before)
+    deadline = time.monotonic() + at_most_seconds
+    while time.monotonic() < deadline and not has_begun():
         if (code := child.poll()) is not None:
             print_error(read_file(log).decode(errors="replace").rstrip())
             return code
         time.sleep(_POLL_SECONDS)
-    print_text(f"running in process {child.pid}; its output: {log}\nuv run nightshift wait --timeout 100")
+    print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
 
 

@@ -58,6 +58,16 @@ SANDBOX = click.option(
     show_default=True,
     help="Of an agent: bubblewrap, another user (as root only), none, or the first that works. SECURITY.md has more.",
 )
+AGENT_ENV = click.option(
+    "--agent-env", multiple=True, metavar="NAME", help="Let the agent have this variable too. Repeatable."
+)
+AGENT_SEES = click.option(
+    "--agent-sees",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(exists=True, resolve_path=True),
+    help="Let the agent read this file or folder too. Repeatable.",
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")
 GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 SLURM = click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +16,12 @@ import psutil
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.counts import Counts, gain_text, last_campaign, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
+from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError
-from nightshift.files import Document
+from nightshift.files import Document, open_regular, read_file
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
@@ -110,7 +112,9 @@ def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
                 yield from (f"{head}{line}" for line in str(value).splitlines() or [""])
 
 
+DETACHED_NAME = "detached.log"  # in runs/: what --detach started prints there
 TIMED_OUT = 124  # as timeout(1)
+_MAX_FOLLOWED = 1_000_000  # bytes of it that are read at once
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # between two looks at how far the runs are
 _SOMETHING = "a certificate, a night between experiments, or an experiment that starts"
@@ -140,6 +144,43 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     return exit_code(records[-1])
 
 
+def follow_night(root: Path, timeout_seconds: float | None) -> int:
+    """Print what the night says until it is over, then its summary; 0 if a stop rule or the user ended it, 1 if it
+    could not go on, 124 while it still runs. UsageError if there is none, or if it was cut off."""
+    from nightshift.night.state import load
+    from nightshift.night.summary import SUMMARY_NAME
+
+    ledger, offset = Ledger(root), None  # of what was there before nothing is printed
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    log = ledger.runs_dir / DETACHED_NAME
+    with reporting("waiting for the night", "the night goes on; nobody waits for it any more"):
+        while True:
+            state = load(ledger)
+            if state is None:
+                raise UsageError("no night was started here yet", "Start one: uv run nightshift night --agent tpe.")
+            is_on = state.cause is None and ledger.is_running() and psutil.pid_exists(state.pid)
+            with suppress(FileNotFoundError), open_regular(log) as file:
+                file.seek(0, os.SEEK_END if offset is None else os.SEEK_SET)
+                file.seek(offset or file.tell())
+                if lines := file.read(_MAX_FOLLOWED).decode(errors="replace").splitlines():
+                    print_lines([clean(line) for line in lines])
+                offset = file.tell()
+            if not is_on:
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                return TIMED_OUT
+            time.sleep(_LOOK_SECONDS)
+    if state.cause is None:
+        raise UsageError("the night was cut off", "Run the same command again to resume.")
+    print_text(read_file(ledger.runs_dir / SUMMARY_NAME).decode(errors="replace").rstrip())
+    return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
+
+
+def has_trained(ledger: Ledger, since: float) -> bool:
+    """Whether a run in flight that began after `since`, in seconds since 1970, has made a step or more."""
+    return any(path.stat().st_mtime > since for path in ledger.runs_dir.glob(f"*/{METRICS_NAME}"))
+
+
 class Running(msgspec.Struct, frozen=True, kw_only=True):
     """An experiment in flight. `progress`: how far its run is, None if it has not begun; `phase`: the same in words."""
 
@@ -163,6 +204,9 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None
     next_stop: str | None
     left: dict[str, str]
+    direction: str
+    waiting: str | None  # why the agent cannot be asked, and until when
+    certificate: str | None
 
 
 class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,7 +313,9 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             lines += [f"note:     {incumbent.advice}"] if incumbent.advice and not is_night else []
         if (night := self.night) is None:
             return lines
+        lines += [f"direction: {clean(night.direction, 400)}"] if night.direction else []
         if night.state == "over":
+            lines += [f"certificate: {night.certificate}"] if night.certificate else []
             return [*lines, f"night:    {night.agent} is over: {clean(night.cause or '', 400)}"]
         if night.state == "cut off":
             lines += [f"left:     {number} is the job {name} in SLURM" for number, name in night.left.items()]
@@ -277,6 +323,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             return [*lines, f"night:    {night.agent} was cut off: run the same command again to resume{how}"]
         since = local(datetime.fromisoformat(night.since))
         lines.append(f"night:    {night.agent} since {since}, {night.num_experiments} experiments")
+        lines += [f"waiting:  {clean(night.waiting, 400)}"] if night.waiting else []
         return [*lines, f"stops:    {night.next_stop}"]
 
 
@@ -308,6 +355,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.night.summary import next_stop
 
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
+    unavailable = state.unavailable if is_on else None
     left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
@@ -318,6 +366,9 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         cause=state.cause,
         next_stop=next_stop(state, state.own(records), now) if is_on else None,
         left={folder.name: job.name for folder, job in sorted(left.items())},
+        direction=state.direction,
+        waiting=unavailable.describe(state.request.agent, state.request.fill) if unavailable else None,
+        certificate=state.certificate,
     )
 
 

@@ -1,58 +1,67 @@
 """The overnight loop: propose, run, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk: a proposal waits in night.json until it is decided. Runs are
-side by side, one in each slot, and are decided as they end; train.toml is the incumbent's all the time. A run is the
-incumbent with one new change and at most one rider; the night's last runs measure baseline and incumbent only.
+side by side, one in each slot, and are decided as they end; meanwhile the agent works on the next proposals.
+train.toml is the incumbent's all the time. A run is the incumbent with one new change and at most one rider; the
+night's last runs measure baseline and incumbent only. While the agent cannot be asked, the slots run proposals of tpe.
 """
 
+import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from msgspec import structs
 
-from nightshift.agents.base import Answer, Context, Proposer
+from nightshift.agents.agent import complete
+from nightshift.agents.availability import Availability, next_question
+from nightshift.agents.base import Answer, Context, Proposer, Proposing
+from nightshift.agents.direction import read_direction
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import STARTED
+from nightshift.campaign.ledger import DIRECTION_NAME, STARTED
 from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
-from nightshift.config.train_toml import load, parse
+from nightshift.config.train_toml import Config, load, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
+from nightshift.experiment import certify
 from nightshift.experiment.experiment import admit, collect, compose, incumbent_now, interrupt, start, withdraw
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
-from nightshift.night.notify import END, REPEATED_CRASH, Notifier, event_of, is_second
+from nightshift.night.notify import AGENT, END, REPEATED_CRASH, Notifier, event_of, is_second
 from nightshift.night.state import (
+    FILL,
     STOP_NAME,
     NightState,
     Stop,
+    Unavailable,
     decided,
     is_spent,
     night_cost,
     num_crashes,
     num_since_keep,
+    parse_time,
     run_seconds,
     runs_left,
     save,
     stop_rule,
 )
-from nightshift.night.summary import message, write_summary
+from nightshift.night.summary import certified_line, message, write_summary
 from nightshift.report.slices import shown_examples
-from nightshift.waiting import news, waiting
+from nightshift.waiting import news
 
 
 def attempts(pending: Answer, own: Sequence[Record]) -> list[Record]:
@@ -73,11 +82,23 @@ def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
 MAX_TRIES = 3  # of one config that ends in failures of machinery
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with the baseline unless its last run is younger
 MAX_REFUSALS = 8  # of proposals in a row
-PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of machinery in a row, or proposals without an edit
+PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of infrastructure in a row, or proposals without an edit
+_FILL_PAUSE_SECONDS = 60.0  # after a proposal of tpe that was refused
+
+
+@dataclass(slots=True)
+class _Work:
+    """Proposals under way: what they were asked about, and the incumbent of that moment."""
+
+    proposing: Proposing
+    proposer: Proposer
+    context: Context
+    incumbent: Config
+    kept: tuple[Change, ...]
 
 
 class Night:
-    """A night under way. Run it as the head (Ledger.controller). `state`: what it remembers beside the ledger."""
+    """A night under way. Run it as the controller (Ledger.controller). `state`: what it remembers beside the ledger."""
 
     def __init__(
         self,
@@ -87,19 +108,21 @@ class Night:
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
         notifier: Notifier | None = None,
+        filler: Proposer | None = None,
     ) -> None:
-        """`tell` gets the summaries; news goes to the reporter."""
+        """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` cannot."""
         self.state = state
-        self._setup = replace(setup, is_stopping=self._is_stopping)
+        self._setup = replace(setup, is_stopping=lambda: bool(self._interrupted_by))
         self._ledger, self._note = setup.ledger, setup.reporter.note
-        self._proposer, self._pauses = proposer, pauses
+        self._proposer, self._filler, self._pauses = proposer, filler, pauses
         self._tell, self._notifier = tell, notifier or Notifier(None, self._note)
+        self._work: _Work | None = None
         self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
         self._has_news = self._is_end_sent = False  # since the last summary; of the notification
         self._failures = list[str]()  # causes of infrastructure failures in a row
-        self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
+        self._begins_at = self._proposes_at = self._fills_at = 0.0  # on the clock: nothing of the kind before that
         self._over: Stop | None = None  # what cannot be gone on after
-        # An agent tells not all dollars; what was taken was refused after all.
+        # An agent tells not all dollars; infrastructure lost all runs of a proposal.
         self._is_unpriced_told = self._is_given_up = False
 
     def run(self) -> Stop:
@@ -110,7 +133,10 @@ class Night:
                 self._update()  # for `status`, and for the same command after a kill
                 while (stop := self._step_or_pause()) is None:
                     pass
-                self._close(stop, cut_off=stop.cause if self._setup.executor.in_flight() else None)
+                cut_off = stop.cause if self._setup.executor.in_flight() else None
+                if self.state.request.certify and stop.is_planned and not stop.by_user:
+                    self._update(certificate=self._certify())
+                self._close(stop, cut_off)
                 return stop
             except Interrupted as error:
                 # A second Ctrl-C is the user's word. After a SIGTERM (a reboot) the same command goes on.
@@ -128,7 +154,17 @@ class Night:
                 self._send_end(f"{type(error).__name__}: {error}")
                 raise
             finally:
+                if self._work is not None:
+                    self._work.proposing.close()
                 cancel(self._setup)
+
+    def _certify(self) -> str:
+        """Train baseline and incumbent afresh, as `nightshift certify` does; the line that says what came of it."""
+        try:
+            [comparison] = certify.certify(certify.tasks(self._setup, self.state.request.certify))
+        except (UsageError, EngineError) as error:
+            return f"not certified: {error}"
+        return certified_line(comparison)
 
     def _is_first_interrupt(self, number: int, origin: str) -> bool:
         """Note the first SIGINT; the second, or the first of the other signals that stop, raises Interrupted."""
@@ -153,14 +189,15 @@ class Night:
                 self._send(REPEATED_CRASH, str(error))
             if num_failures > len(self._pauses):
                 return Stop(f"{num_failures} infrastructure failures in a row: {error}", is_planned=False)
-            self._note(f"{error} -- once more in {self._pause(num_failures):g} s")
+            self._pause(num_failures)
+            self._note(f"{error} -- once more in {self._pause_seconds(num_failures):g} s")
         before = self._signs
-        while self._setup.clock() < self._goes_on_at and self._signs == before:
+        while self._setup.clock() < self._begins_at and self._signs == before:
             self._setup.wait()  # a result that waits in its folder is safer than one whose record cannot be written
         return None
 
     def _step(self) -> Stop | None:
-        """One thing: decide what has ended, start what waits, tell, or propose; else wait."""
+        """One thing: decide what has ended, start what waits, or propose; then wait."""
         setup, executor = self._setup, self._setup.executor
         require_branch(setup.repo, self.state.branch)
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
@@ -168,58 +205,113 @@ class Night:
             if (record := collect(number, setup)) is not None:
                 self._conclude(record)
                 return None
-        stop, num_free = self._why_stop(), max(executor.num_slots - len(executor.in_flight()), 0)
-        if stop and not executor.in_flight():
-            return stop
-        if stop:
+        if stop := self._why_stop():
+            self._stop_proposing()
+            if not executor.in_flight():
+                return stop
             for record in setup.in_flight:  # what waits on a cluster would begin when the night is over
                 if not executor.has_begun(self._ledger.run_dir(record.number)):
                     withdraw(record.number, f"its job still waited when the night ended: {stop.cause}", setup)
-        # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
-        num_ahead = 0 if executor.num_slots == 1 else (executor.num_slots + 1) // 2
-        has_next = num_free == 0 and len(self._not_started()) >= num_ahead
-        if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
-            self._wait(is_stopping=stop is not None)
-        else:
+        elif setup.clock() >= self._begins_at and (self._begin() or self._propose()):
             self._failures.clear()
+            return None
+        self._wait(is_stopping=stop is not None)
         return None
 
     def _wait(self, is_stopping: bool) -> None:
-        """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits."""
+        """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits. A
+        moment only while an agent works."""
         self._tell_news()
-        setup, executor, began, before = self._setup, self._setup.executor, self._setup.clock(), self._signs
+        setup, executor, before = self._setup, self._setup.executor, self._signs
         due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
+        pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at())
+        until = min((time for time in pauses if time > setup.clock()), default=math.inf)
         while self._signs == before:
             setup.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
-            is_pause_over = began < self._goes_on_at <= setup.clock()
-            if is_queued or is_pause_over or not due or any(map(executor.is_over, due)):
+            is_over = setup.clock() >= until or any(map(executor.is_over, due))
+            if is_queued or is_over or not due or self._work is not None:
                 return
 
-    def _begin(self, num_free: int) -> bool:
-        """Start what waits, or see to it that something does; False where there is nothing to begin."""
+    def _begin(self) -> bool:
+        """Start what the next free slot is for; False if no slot is free or nothing waits."""
         own, queued, campaign = self._own(), self._not_started(), self._setup.campaign(self.state.branch)
         if campaign.baseline is None:
             return not self._setup.executor.in_flight() and self._first_baseline(own)
-        most, num_begun = self.state.request.experiments, len(decided(own)) + len(self._setup.in_flight)
-        if most is not None and num_begun >= most:
+        num_begun = len(decided(own)) + len(self._setup.in_flight)
+        is_enough = self.state.request.experiments is not None and num_begun >= self.state.request.experiments
+        if is_enough or not self._num_free():
             return False
-        if num_free and self._needs_baseline(own, campaign):
+        if self._needs_baseline(own, campaign):
             self._measure(Run())
-            return True
-        stage = self._stage(own)
-        if num_free and stage is not Stage.SEARCH:
+        elif (stage := self._stage(own)) is not Stage.SEARCH:
             self._measure(measuring_run(incumbent_now(campaign, self._setup)[0], stage))
-            return True
-        if num_free and queued:
+        elif queued:
             self._start(queued[0], campaign)
-            return True
-        self._tell_news()  # a page takes a second: not before what waits was started
-        is_enough = most is not None and num_begun + len(queued) >= most
-        if is_enough or is_spent(self.state, self._cost()) or self._stage(own, len(queued)) is not Stage.SEARCH:
+        else:
             return False
-        self._propose(campaign, queued)
         return True
+
+    def _num_free(self) -> int:
+        executor = self._setup.executor
+        return max(executor.num_slots - len(executor.in_flight()), 0)
+
+    def _num_wanted(self, num_ahead: int) -> int:
+        """How many proposals are missing for the slots that are free, and for the `num_ahead` that are free next."""
+        own, num_queued = self._own(), len(self._not_started())
+        wanted, most = max(self._num_free() + num_ahead - num_queued, 0), self.state.request.experiments
+        if most is not None:
+            wanted = min(wanted, most - len(decided(own)) - len(self._setup.in_flight) - num_queued)
+        if is_spent(self.state, self._cost()):
+            return 0
+        return sum(self._stage(own, num_queued + index) is Stage.SEARCH for index in range(wanted))
+
+    def _propose(self) -> bool:
+        """Begin or go on with the next proposals; True if something came of them."""
+        setup, proposer = self._setup, self._proposer
+        campaign = setup.campaign(self.state.branch)
+        if campaign.baseline is None:
+            return False
+        self._tell_news()  # a page takes a second: not before what waits was started
+        if self._work is None and setup.clock() >= max(self._proposes_at, self._asks_at()):
+            # Agents work while runs train, so that slots that get free do not wait for them.
+            is_late = proposer.is_instant and setup.executor.num_slots == 1
+            if num := self._num_wanted(0 if is_late else (setup.executor.num_slots + 1) // 2):
+                self._note(f"{proposer.name} proposes experiment {self._ledger.next_number():04d}")
+                self._work = self._open(proposer, campaign, num)
+        if self._work is not None and (answers := self._advance()) is not None:
+            work, self._work = self._work, None
+            self._take(work, answers)
+            return True
+        filler, is_due = self._filler, setup.clock() >= self._fills_at
+        if self.state.unavailable and filler and is_due and self._num_wanted(0):
+            work = self._open(filler, campaign, 1)
+            self._take(work, complete(work.proposing))
+            return True
+        return False
+
+    def _advance(self) -> tuple[Answer, ...] | None:
+        """Let the work go on for a moment; its answers if they are there."""
+        assert self._work is not None
+        try:
+            self._work.proposing.send(True if self._interrupted_by else None)
+        except StopIteration as end:
+            answers: tuple[Answer, ...] = end.value
+            return answers
+        except BaseException:
+            self._work = None
+            raise
+        return None
+
+    def _stop_proposing(self) -> None:
+        """Stop the agent that is at work; what it did is paid for, and nothing of it is taken."""
+        work, self._work = self._work, None
+        try:
+            while work is not None:
+                work.proposing.send(True)
+        except StopIteration as end:
+            for answer in end.value:
+                self._pay(answer)
 
     def _stage(self, own: Sequence[Record], num_queued: int = 0) -> Stage:
         """The stage of the night's next run, after `num_queued` others."""
@@ -284,9 +376,9 @@ class Night:
         """Why nothing new is to be begun; what is in flight is waited for."""
         interrupted_by, has_file = self._signs
         if self._over or interrupted_by:
-            return self._over or Stop(f"stopped by {interrupted_by}")
+            return self._over or Stop(f"stopped by {interrupted_by}", by_user=True)
         if has_file:
-            return Stop(f"file {STOP_NAME} found")
+            return Stop(f"file {STOP_NAME} found", by_user=True)
         own = self._own()
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
@@ -303,9 +395,9 @@ class Night:
             self._conclude(record)
         return True
 
-    def _propose(self, campaign: Campaign, queued: Sequence[Answer]) -> None:
-        """Ask once for the next train.toml; it waits in the state then, or why it was refused. `queued`: not begun."""
-        setup, state, own, last = self._setup, self.state, self._own(), campaign.decided[-1]
+    def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
+        """Begin the next `num` proposals, which are changes of the incumbent of this moment."""
+        setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
         now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
         kept, by_user = incumbent_now(campaign, setup)
         incumbent = compose(kept, campaign, setup)
@@ -313,12 +405,9 @@ class Night:
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
         admit(incumbent, Request(again=True), setup)  # no proposal is to blame for the set-up
-        rider = None
-        if state.request.riders and campaign.posterior is not None:
-            runs = [record.run for record in in_flight]
-            runs += [Run(kept=kept, rider=answer.rider, new=answer.change) for answer in queued]
-            rider = campaign.posterior.rider(Change(), runs)
-            rider = None if any(rider and decision.change.keys == rider.keys for decision in by_user) else rider
+        rider = self._rider(campaign, queued)
+        if rider is not None and any(decision.change.keys == rider.keys for decision in by_user):
+            rider = None
         parent = next((record for record in campaign.decided if record.number == last.parent), None)
         flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
         context = Context(
@@ -333,46 +422,127 @@ class Night:
             in_flight=in_flight,
             waiting=tuple(queued),
             flips=tuple(f"{f.name}: {f.fixed} fixed, {f.broken} broken of {f.num_examples}" for f in flips),
-            new_direction=plateau is not None and num_since_keep(own) >= plateau,
+            new_direction=plateau is not None and num_since_keep(self._own()) >= plateau,
             seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
+            direction=self._direction(),
+            num_proposals=num,
         )
-        self._note(what := f"{self._proposer.name} proposes experiment {context.number:04d}")
-        with waiting(what):
-            answer = self._proposer.propose(context, setup.is_stopping)
-        answer = answer.with_proposal(proposer=self._proposer.name, sandbox=self._proposer.sandbox)
-        self._pay(answer)
+        return _Work(proposer.propose(context), proposer, context, incumbent, kept)
+
+    def _rider(self, campaign: Campaign, queued: Sequence[Answer]) -> Change | None:
+        """The discarded change that the next run measures again; `queued` run before it."""
+        if not self.state.request.riders or campaign.posterior is None:
+            return None
+        runs = [record.run for record in self._setup.in_flight]
+        runs += [Run(kept=campaign.kept, rider=answer.rider, new=answer.change) for answer in queued]
+        return campaign.posterior.rider(Change(), runs)
+
+    def _direction(self) -> str:
+        """The user's direction as it is now. The journal holds each one; one that cannot be read changes nothing."""
+        try:
+            direction = read_direction(self._setup.root, self.state.request.direction).text
+        except UsageError as error:
+            self._note(f"the direction stays as it was: {error}")
+            return self.state.direction
+        path = self._ledger.runs_dir / DIRECTION_NAME
+        if direction != self.state.direction or (direction and not self._ledger.holds(path)):
+            with self._ledger.lock():
+                write_atomically(path, direction.encode())
+                self._ledger.enter(path)
+            self._update(direction=direction)
+            self._note(f"direction: {direction or 'none any more'}")
+        return direction
+
+    def _take(self, work: _Work, answers: Sequence[Answer]) -> None:
+        """Keep the proposals that are fit to be run; they wait in the state then, or why none is."""
+        proposer, last = work.proposer, work.context.campaign.decided[-1]
+        is_fill = proposer is self._filler
+        name = FILL if is_fill else proposer.name
+        answers = [answer.with_proposal(proposer=name, sandbox=proposer.sandbox) for answer in answers]
+        for answer in answers:
+            self._pay(answer)
         if self._interrupted_by:
             return
-        if answer.lesson and last.proposal.lesson is None:  # what the last experiment taught
-            proposal = structs.replace(last.proposal, reported_outcome=answer.reported_outcome, lesson=answer.lesson)
-            with self._ledger.lock():
-                self._ledger.write(structs.replace(last, proposal=proposal))
-        answer = answer.with_proposal(notes=(*self.state.notes, *answer.proposal.notes))
+        if answers[0].unavailable is not None:
+            self._cannot_ask(answers[0].unavailable)
+            return
+        if self.state.unavailable is not None and not is_fill:
+            self._note(f"{proposer.name} answers again")
+            self._update(unavailable=None)
+        for answer in answers:
+            if answer.lesson and (record := self._ledger.record(last.number)).proposal.lesson is None:
+                outcome = {"reported_outcome": answer.reported_outcome, "lesson": answer.lesson}
+                with self._ledger.lock():  # what the last experiment taught
+                    self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
+        taken, causes = list[Answer](), list[str]()
+        for answer in answers:
+            try:
+                taken.append(self._accept(work, answer, [*self._not_started(), *taken]))
+            except UsageError as error:
+                causes.append(str(error))
+        if not taken:
+            notes = tuple(note for answer in answers for note in answer.proposal.notes)
+            self._refuse("; ".join(causes), notes, is_fill=is_fill, is_edited=answers[0].source is not None)
+            return
+        for cause in causes:
+            self._note(f"proposal refused: {cause}")
+        notes = (*self.state.notes, *taken[0].proposal.notes, *(f"proposal refused: {cause}" for cause in causes))
+        taken[0] = taken[0].with_proposal(notes=notes)
+        refusals = self.state.refusals if self._is_given_up or is_fill else ()  # else what is lost again has no end
+        self._update(pending=(*self.state.pending, *taken), refusals=refusals, notes=())
+
+    def _accept(self, work: _Work, answer: Answer, waiting_answers: Sequence[Answer]) -> Answer:
+        """A proposal as a change of the incumbent, with its rider. UsageError if it is not fit to be run."""
         if answer.source is None or answer.cause is not None:
-            self._refuse(answer, answer.cause or "no edit")
-            return
-        try:
-            config = parse(answer.source)
-            keys = change_keys(incumbent, config)  # not beside what the user committed meanwhile
-            if not keys:
-                raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
-            change = campaign.known(keys)
-            admit(config, Request(run=Run(kept=kept, new=change)), setup)
-            if any(change.keys == other.change.keys for other in queued if other.change):
-                raise UsageError("this change waits for its turn already", "Change train.toml.")
-        except UsageError as error:
-            self._refuse(answer, str(error))
-            return
+            raise UsageError(answer.cause or "no edit")
+        setup, context = self._setup, work.context
+        campaign = setup.campaign(self.state.branch)
+        keys = change_keys(work.incumbent, parse(answer.source))  # not beside what was kept meanwhile
+        if not keys:
+            raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
+        change = campaign.known(keys)
+        answer = replace(answer, number=context.number, change=change, kept=work.kept)
+        kept = self._kept_for(answer, campaign)
+        admit(compose((*kept, change), campaign, setup), Request(run=Run(kept=kept, new=change)), setup)
+        if any(change.keys == other.change.keys for other in waiting_answers if other.change):
+            raise UsageError("this change waits for its turn already", "Change train.toml.")
+        is_first = waiting_answers == self._not_started()
+        rider = context.rider if is_first else self._rider(campaign, waiting_answers)
         if rider is not None and rider.keys.keys() & change.keys.keys():
             rider = None
-        answer = replace(answer, number=context.number, change=change, rider=rider)
-        refusals = self.state.refusals if self._is_given_up else ()  # else what is always lost would have no end
-        self._update(pending=(*self.state.pending, answer), refusals=refusals, notes=())
+        return replace(answer, rider=rider)
 
-    def _is_stopping(self) -> bool:
-        """Whether the user wants to stop. Agents ask all the while they think: so who waits is told of here."""
-        self._setup.tell()
-        return bool(self._interrupted_by)
+    def _kept_for(self, answer: Answer, campaign: Campaign) -> tuple[Change, ...]:
+        """The incumbent's changes. UsageError if one that was kept since the proposal was made sets a key of its."""
+        assert answer.change is not None
+        kept, _ = incumbent_now(campaign, self._setup)
+        before = [change.keys for change in answer.kept]
+        for change in kept:
+            if change.keys not in before and (keys := change.keys.keys() & answer.change.keys.keys()):
+                raise UsageError(
+                    f"{change.name} was kept meanwhile and sets {', '.join(sorted(keys))}", "Propose again."
+                )
+        return kept
+
+    def _cannot_ask(self, found: Availability) -> None:
+        """Wait for the agent: until its limit ends, or longer each time. No refusal; who sleeps is told."""
+        setup, before = self._setup, self.state.unavailable
+        num_times, now = 1 + (before.num_times if before else 0), setup.now()
+        asks_at = next_question(found, num_times, now, self.state.deadline)
+        since = before.since if before else now.isoformat(timespec="seconds")
+        unavailable = Unavailable(found.meaning, found.text, since, asks_at.isoformat(timespec="seconds"), num_times)
+        self._update(unavailable=unavailable)
+        text = unavailable.describe(self._proposer.name, self._filler is not None)
+        self._note(text)
+        if before is None or before.meaning != found.meaning:
+            self._send(AGENT, text)
+
+    def _asks_at(self) -> float:
+        """When the agent is asked again, on the clock; 0 if it can be asked."""
+        if self.state.unavailable is None:
+            return 0.0
+        left = parse_time(self.state.unavailable.asks_at) - self._setup.now()
+        return self._setup.clock() + left.total_seconds()
 
     def _pay(self, answer: Answer) -> None:
         """Log what a proposal cost, whether it is taken or not. Say once that --max-cost lacks dollars."""
@@ -386,18 +556,24 @@ class Night:
             told = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
             self._note(f"--max-cost {most:g}: {told}, so this rule cannot hold; others stop it")
 
-    def _refuse(self, answer: Answer, cause: str) -> None:
+    def _refuse(self, cause: str, notes: Sequence[str] = (), *, is_fill: bool = False, is_edited: bool = True) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
-        refusals = (*self.state.refusals, cause)
-        notes = (*answer.proposal.notes, f"proposal {len(refusals)} refused: {cause}")
-        left = tuple(other for other in self.state.pending if other is not answer)
-        self._is_given_up |= left != self.state.pending
-        self._update(pending=left, refusals=refusals, notes=notes)
         self._note(f"proposal refused: {cause}")
+        if is_fill:
+            self._fills_at = self._setup.clock() + _FILL_PAUSE_SECONDS
+            return
+        refusals = (*self.state.refusals, cause)
+        notes = (*self.state.notes, *notes, f"proposal {len(refusals)} refused: {cause}")
+        self._update(refusals=refusals, notes=notes)
         if len(refusals) >= MAX_REFUSALS:
             self._over = Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", False)
-        elif answer.source is None:
-            self._pause(len(refusals))
+        elif not is_edited:
+            self._proposes_at = self._setup.clock() + self._pause_seconds(len(refusals))
+
+    def _drop(self, answer: Answer, cause: str) -> None:
+        """Refuse a proposal that was taken before."""
+        self._update(pending=tuple(other for other in self.state.pending if other is not answer))
+        self._refuse(cause, answer.proposal.notes, is_fill=answer.proposal.proposer == FILL)
 
     def _start(self, pending: Answer, campaign: Campaign) -> None:
         """Start a proposal's run: its change on the incumbent of this moment, with its rider if that still fits."""
@@ -405,14 +581,12 @@ class Night:
         answer = pending.with_proposal(cost=None) if attempts(pending, self._own()) else pending
         assert pending.change is not None
         setup = self._setup
-        kept, _ = incumbent_now(campaign, setup)
-        rider = pending.rider  # adds to the incumbent, of which it takes no key away
-        if rider is not None and any(rider.keys.keys() & each.keys.keys() for each in kept):
-            rider = None
-        run = Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
         try:
-            if any(pending.change.keys == each.keys for each in kept):
-                raise UsageError("its change was kept meanwhile", "Propose another one.")
+            kept = self._kept_for(pending, campaign)
+            rider = pending.rider  # adds to the incumbent, of which it takes no key away
+            if rider is not None and any(rider.keys.keys() & each.keys.keys() for each in kept):
+                rider = None
+            run = Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
             try:
                 config = compose(run.changes, campaign, setup)
                 setup.engine.validate(config)
@@ -421,7 +595,7 @@ class Night:
                 config = compose(run.changes, campaign, setup)
             record = start(Request(answer.proposal, run=run), config, setup)
         except UsageError as error:
-            self._refuse(pending, str(error))
+            self._drop(pending, str(error))
             return
         if record.status != STARTED:
             self._conclude(record)
@@ -441,15 +615,17 @@ class Night:
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, own))
             if num_tries >= MAX_TRIES:
-                self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.why}")
+                self._is_given_up = True
+                self._drop(pending, f"infrastructure lost its run {num_tries} times: {record.why}")
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
 
-    def _pause(self, num_failures: int) -> float:
-        """After so many failures in a row begin nothing new for so many seconds."""
-        seconds = self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
-        self._goes_on_at = self._setup.clock() + seconds
-        return seconds
+    def _pause(self, num_failures: int) -> None:
+        """After so many failures in a row begin nothing new for a while."""
+        self._begins_at = self._setup.clock() + self._pause_seconds(num_failures)
+
+    def _pause_seconds(self, num_failures: int) -> float:
+        return self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
 
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
         """Write the state, git's part and the summary; one that fails does not prevent the others. `cut_off`: why runs
@@ -459,7 +635,8 @@ class Night:
                 interrupt(cut_off, self._setup)
         finally:
             cause = None if stop is None else stop.cause
-            for write in (partial(self._update, cause=cause), self._tidy, self._write_summary):
+            is_planned = stop is None or stop.is_planned
+            for write in (partial(self._update, cause=cause, is_planned=is_planned), self._tidy, self._write_summary):
                 try:
                     write()
                 except (NightshiftError, OSError) as error:

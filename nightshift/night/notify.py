@@ -1,4 +1,5 @@
-"""`nightshift night --notify COMMAND`: run your command at a keep, at a crash that repeats, and at the end.
+"""`nightshift night --notify COMMAND`: run your command at a keep, at a crash that repeats, when the agent
+cannot be asked, and at the end.
 
 The command gets one JSON object on stdin. It runs in a thread and can neither stop nor delay a night: a failure is a
 line of news. The command is not stored: a resumed night runs the command of its own flag.
@@ -32,11 +33,11 @@ from nightshift.signals import blocked
 from nightshift.text import clean
 from nightshift.waiting import waiting
 
-KEEP, REPEATED_CRASH, END = "keep", "repeated crash", "end"
+KEEP, REPEATED_CRASH, AGENT, END = "keep", "repeated crash", "agent unavailable", "end"
 LIMIT_SECONDS = 30.0  # of one run of the command
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 MAX_WAITING = 4  # notifications
-_LASTING = (REPEATED_CRASH, END)  # events that are worth a wait when the night is over
+_LASTING = (REPEATED_CRASH, AGENT, END)  # events that are worth a wait when the night is over
 _STOPPING_SECONDS = 3.0  # for the last notification after Ctrl-C
 _SAMPLE_SECONDS = 0.5  # between two looks at the command's processes
 _READ_BYTES = 64 * 1024  # of its output, as much as a pipe holds: a command that floods waits until its end

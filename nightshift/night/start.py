@@ -1,13 +1,18 @@
 """`uv run nightshift night`: which night a request means, on which branch, who proposes, and the exit code."""
 
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from nightshift.agents.agent import AgentProposer, open_agent
+from nightshift.agents.availability import Meaning, next_question
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
+from nightshift.agents.direction import read_direction
 from nightshift.agents.presets import SEARCHES
 from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
@@ -20,13 +25,26 @@ from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.experiment import require_ready
 from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
-from nightshift.night.loop import Night
+from nightshift.night.loop import Night, undecided
 from nightshift.night.notify import Notifier
-from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
+from nightshift.night.state import STOP_NAME, NightRequest, NightState, Unavailable, load, save
+from nightshift.text import clean
+
+_INHIBIT_SECONDS = 0.5  # systemd-inhibit says at once whether it can
+_REMEDIES = {  # where only the user can help
+    Meaning.LOGIN: "Log in with the program itself, then start the night.",
+    Meaning.BILLING: "Add credit or change the plan, or name another --agent.",
+    Meaning.MODEL: "Name a model that this account has, in the program's own settings.",
+}
 
 
 def night(
-    root: Path, request: NightRequest, reporter: Reporter, tell: Callable[[str], None], notify: str | None = None
+    root: Path,
+    request: NightRequest,
+    reporter: Reporter,
+    tell: Callable[[str], None],
+    notify: str | None = None,
+    allow_sleep: bool = False,
 ) -> int:
     """Run a night to its end; the exit code. `tell` gets the summaries, `reporter` the news. `notify`: --notify.
 
@@ -40,9 +58,11 @@ def night(
         end_earlier(Clone(Repo(root)), reporter.note)
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        require_ready(setup, setup.executor.free_slots)  # the user is still there to put it right
+        read_direction(root, request.direction)  # the user is still there to put it right
+        require_ready(setup, setup.executor.free_slots)
         setup.engine.prepare_at_start(reporter.note)
-        state = replace(begin(request, setup), sandbox=proposer.sandbox)
+        unavailable = ask_before(proposer, setup)
+        state = replace(begin(request, setup), sandbox=proposer.sandbox, unavailable=unavailable)
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
         elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
@@ -50,9 +70,65 @@ def night(
                 setup.executor.take_over(folder, job)
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
-        stop = Night(state, setup, proposer, tell, notifier=notifier).run()
+        filler = search_of("tpe", request) if request.fill and request.agent not in SEARCHES else None
+        with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
+            stop = Night(state, setup, proposer, tell, notifier=notifier, filler=filler).run()
         missing = uncommitted(setup.ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
+
+
+def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
+    """Ask each agent of a night one question. Returns what is waited for first, None if all of them answer.
+
+    Raises UsageError with the remedy if an agent needs the user, who is still there.
+    """
+    folder, unavailable = setup.ledger.runs_dir / "agent", None
+    agents = proposer.agents if isinstance(proposer, AgentProposer | TeamProposer) else ()
+    for agent in {agent.command: agent for agent in agents}.values():
+        folder.mkdir(parents=True, exist_ok=True)
+        found = agent.question(read_source(setup.root / CONFIG_NAME), folder)
+        if found.waits:
+            now = setup.now()
+            asks_at = next_question(found, 1, now, None)
+            since, at = (time.isoformat(timespec="seconds") for time in (now, asks_at))
+            unavailable = Unavailable(found.meaning, f"{agent.name}: {found.text}", since, at)
+            setup.reporter.note(unavailable.describe(proposer.name, fills=False))
+        elif found.meaning is not Meaning.OK:
+            fix = _REMEDIES.get(found.meaning, "uv run nightshift doctor --agent NAME asks it again.")
+            raise UsageError(f"{agent.name}: {found.meaning}: {found.text}", fix)
+        else:
+            setup.reporter.note(f"{agent.name} answers (sandbox: {agent.sandbox.name})")
+    return unavailable
+
+
+@contextmanager
+def inhibit_sleep(note: Callable[[str], None]) -> Iterator[None]:
+    """Keep this machine awake inside. A machine without systemd or caffeinate is taken not to sleep."""
+    commands = (
+        ("systemd-inhibit", "--what=sleep:idle", "--who=nightshift", "--why=experiments", "cat"),
+        ("caffeinate", "-i", "cat"),
+    )
+    words = next((words for words in commands if shutil.which(words[0])), None)
+    if words is None:
+        yield
+        return
+    # `cat` ends with this process, however that ends: its stdin is closed then.
+    child = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
+    )
+    assert child.stdin is not None
+    assert child.stderr is not None
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(_INHIBIT_SECONDS)
+        cause = child.stderr.read(1000).decode(errors="replace").strip() or f"exit code {child.returncode}"
+        note(f"this machine may fall asleep: {words[0]}: {clean(cause)}")
+    try:
+        yield
+    finally:
+        child.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_INHIBIT_SECONDS)
+        child.stderr.close()
 
 
 def stop_night(root: Path) -> str:
@@ -77,10 +153,11 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
     old, now, head = load(setup.ledger), setup.now(), setup.repo.head()
     if old is not None and old.cause is None:
-        is_same = (old.request, old.branch, old.rules_hash) == (request, head.branch, setup.rules_hash)
+        asked = replace(old.request, direction=request.direction)  # another direction is no other night
+        is_same = (asked, old.branch, old.rules_hash) == (request, head.branch, setup.rules_hash)
         if is_same and (old.deadline is None or now < old.deadline):
             setup.reporter.note(f"going on with the night of {old.started}")
-            return replace(old, pid=os.getpid())
+            return replace(old, request=request, pid=os.getpid())
         why = "this is another one, or its hours passed"
         setup.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
     elif old is not None:
@@ -92,19 +169,33 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")
-    started, first = now.isoformat(timespec="seconds"), setup.ledger.next_number()
-    return NightState(request, head.branch, setup.rules_hash, started, first)
+    state = NightState(
+        request,
+        head.branch,
+        setup.rules_hash,
+        started=now.isoformat(timespec="seconds"),
+        first=setup.ledger.next_number(),
+    )
+    if old is not None and (old.branch, old.rules_hash) == (state.branch, state.rules_hash):
+        left = undecided(old, old.own(setup.ledger.records()))  # proposed, paid for, and never run
+        state = replace(state, pending=tuple(replace(answer, number=state.first) for answer in left))
+    return state
+
+
+def search_of(name: str, request: NightRequest) -> Proposer:
+    from nightshift.agents.search import SearchProposer
+
+    return SearchProposer(name, request.seed)
 
 
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     """What --agent names. UsageError for a program that is not there."""
     if request.agent in SEARCHES:
-        from nightshift.agents.search import SearchProposer
-
-        return SearchProposer(request.agent, request.seed)
+        return search_of(request.agent, request)
     clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
     names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]
-    agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, setup.clock) for name in names]
+    more = (request.agent_env, request.agent_sees, setup.clock, setup.now)
+    agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, *more) for name in names]
     for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
         setup.reporter.note(warning)
     return AgentProposer(agents[0]) if len(agents) == 1 else TeamProposer(agents[0], agents[1])

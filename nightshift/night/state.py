@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from nightshift.agents.availability import Meaning
 from nightshift.agents.base import Answer
 from nightshift.campaign import counts
 from nightshift.campaign.cost import proposals_cost
@@ -21,10 +22,12 @@ from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import NOTHING, Cost, Failure, Record, Request
 from nightshift.experiment.setup import Setup
 from nightshift.files import read_json, write_json
+from nightshift.text import local
 
 STOP_NAME = "STOP"  # a file in the checkout's root
 STATE_NAME = "night.json"  # in runs/
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by its user
+FILL = "fill: tpe"  # the proposer of experiments that are run while the agent cannot be asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,11 @@ class NightRequest:
     slurm: str | None = None
     riders: Literal[0, 1] = 1  # discarded changes that each run measures once more
     max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents tell them
+    direction: str | None = None  # a text, or the file that holds it
+    fill: bool = True  # proposals by tpe while the agent cannot be asked
+    certify: Annotated[int, Meta(ge=1, le=100)] | None = None  # fresh runs of each side at the end
+    agent_env: tuple[str, ...] = ()  # more variables that the agent gets
+    agent_sees: tuple[str, ...] = ()  # more files and folders that it may read
 
     @property
     def request(self) -> Request:
@@ -59,11 +67,37 @@ class NightRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The agent cannot be asked: why, in its own words. `since` and `asks_at`, when it is asked again, are ISO 8601,
+    UTC; `num_times`: how often it was asked in vain."""
+
+    meaning: Meaning
+    text: str
+    since: str
+    asks_at: str
+    num_times: int = 1
+
+    def describe(self, agent: str, fills: bool) -> str:
+        meanwhile = "; the slots run proposals of tpe meanwhile" if fills else ""
+        return f"{agent}: {self.meaning}: {self.text}; asked again at {local(parse_time(self.asks_at))}{meanwhile}"
+
+
+def parse_time(text: str) -> datetime:
+    """ISO 8601 with its zone. ValueError for anything else, and for a year that no clock shows: the file lies where
+    agents write."""
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None or not 2000 < time.year < 9000:
+        raise ValueError(f"{text[:40]!r} is no time with its zone")
+    return time
+
+
+@dataclass(frozen=True, slots=True)
 class NightState:
-    """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the head's.
+    """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the controller's.
 
     `pending`: the answers that were taken and are not decided yet. `refusals`: why those since the last one were not;
-    `notes`: what their proposers did besides.
+    `notes`: what their proposers did besides. `direction`: the user's, as the last proposal had it. `certificate`: the
+    line with which the night ends (--certify).
     """
 
     request: NightRequest
@@ -75,15 +109,19 @@ class NightState:
     pending: tuple[Answer, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    direction: str = ""
+    unavailable: Unavailable | None = None
     cause: str | None = None
+    is_planned: bool = True  # a stop rule or the user ended it
+    certificate: str | None = None
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
-    version: Literal[3] = 3
+    version: Literal[4] = 4
 
     def __post_init__(self) -> None:
-        """ValueError for a start or an answer with which nothing can be done: the file lies where agents write."""
-        start = datetime.fromisoformat(self.started)
-        if start.tzinfo is None or not 2000 < start.year < 9000:
-            raise ValueError(f"started = {self.started[:40]!r} is no time with its zone")
+        """ValueError for a time or an answer with which nothing can be done."""
+        parse_time(self.started)
+        if self.unavailable:
+            parse_time(self.unavailable.asks_at)
         if any(answer.change is None for answer in self.pending):
             raise ValueError("a pending answer has no change")
 
@@ -101,10 +139,12 @@ class NightState:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a night is over. `is_planned`: a rule or the user said so, nothing went wrong."""
+    """Why a night is over. `is_planned`: a rule or the user said so, nothing went wrong. `by_user`: who sleeps is not
+    waited for."""
 
     cause: str
     is_planned: bool = True
+    by_user: bool = False
 
 
 def save(ledger: Ledger, state: NightState) -> None:
@@ -137,8 +177,9 @@ def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup:
     if state.request.experiments is not None:
         left = state.request.experiments - num_started
     if state.deadline is not None:
-        seconds = (state.deadline - setup.now()).total_seconds()
-        rounds = math.floor(max(seconds, 0.0) / max(run_seconds(own, setup.rules.budget_seconds), 1.0))
+        each = run_seconds(own, setup.rules.budget_seconds)
+        seconds = (state.deadline - setup.now()).total_seconds() - certificate_seconds(state, each)
+        rounds = math.floor(max(seconds, 0.0) / max(each, 1.0))
         left = min(left, rounds * setup.executor.num_slots)
     return left
 
@@ -149,6 +190,11 @@ def is_spent(state: NightState, cost: Cost) -> bool:
     return most is not None and cost.dollars is not None and cost.dollars >= most
 
 
+def certificate_seconds(state: NightState, run_seconds: float) -> float:
+    """What the runs of --certify take, one after the other."""
+    return 2 * (state.request.certify or 0) * run_seconds
+
+
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
     """What the next run is expected to take: the median of the last three, `at_first` before there is one."""
     seconds = [record.result.total_seconds for record in own if record.result and record.result.evaluation]
@@ -156,7 +202,9 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    return counts.num_since_keep(decided(records))
+    """Experiments since the last keep; one that filled a slot while the agent could not be asked does not count,
+    unless it was kept."""
+    return counts.num_since_keep([r for r in decided(records) if r.is_keep or r.proposal.proposer != FILL])
 
 
 def num_crashes(records: Sequence[Record]) -> int:
@@ -179,8 +227,10 @@ def stop_rule(
     asked, num_without = state.request, num_since_keep(own)
     if asked.experiments is not None and len(decided(own)) >= asked.experiments:
         return Stop(f"{asked.experiments} experiments are done")
-    if state.deadline is not None and now + timedelta(seconds=run_seconds) > state.deadline:
-        return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s")
+    needed = run_seconds + certificate_seconds(state, run_seconds)
+    if state.deadline is not None and now + timedelta(seconds=needed) > state.deadline:
+        certificate = " and the certificate" if asked.certify else ""
+        return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s{certificate}")
     if asked.plateau is not None and num_without > asked.plateau:
         return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
     if is_spent(state, cost) and not state.pending:  # what is paid for is run

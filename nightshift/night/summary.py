@@ -13,6 +13,7 @@ from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.next_run import next_stage
 from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record, Stage
 from nightshift.errors import Interrupted, NightshiftError
+from nightshift.experiment.certify import Comparison
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, decided, night_cost, num_since_keep
@@ -63,6 +64,10 @@ def summary(
         lines.append(f"last runs:    {scores}")
     if missing := uncommitted(records, state.branch):
         lines.append(f"git:          {clean(missing, 500)}")
+    lines += [f"direction:    {clean(state.direction, 400)}"] if state.direction else []
+    if state.unavailable is not None and state.cause is None:
+        lines.append(f"waiting:      {clean(state.unavailable.describe(state.request.agent, state.request.fill), 500)}")
+    lines += [f"certificate:  {state.certificate}"] if state.certificate else []
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     lines += [stop, f"journal:      {journal}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
     return "\n".join(lines)
@@ -98,6 +103,16 @@ def last_runs_text(asked: NightRequest) -> str:
         return ""
     num_each = 2 if asked.pairs == 1 else asked.pairs
     return f" (the last {2 * num_each} of them measure baseline and incumbent)"
+
+
+def certified_line(comparison: Comparison) -> str:
+    """The result of a night in one line: what fresh runs say of incumbent minus baseline on the test split."""
+    result = comparison.estimate
+    low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
+    runs = f"{min(comparison.num_seeds.values())} fresh runs each"
+    where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp"
+    difference = f"{100 * result.difference:+.1f} pp"
+    return f"certified: incumbent {comparison.verdict}, {difference} ({where}, p = {result.p_value:.2g})"
 
 
 def message(event: str, state: NightState, setup: Setup, why: str, record: Record | None = None) -> dict[str, Any]:

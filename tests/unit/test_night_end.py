@@ -19,6 +19,7 @@ from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STATE_NAME, NightRequest, NightState
 from tests.conftest import CAMPAIGN
+from tests.stand_in_proposer import StandInProposer
 from tests.stand_in_setup import make_poor
 from tests.unit.test_parallel import RULES, AnyOrder, Rates
 from tests.waiting import Clock
@@ -40,16 +41,13 @@ class Told(Notifier):
         return [(message["event"], message["why"]) for message in self.messages]
 
 
-class Acting:
+class Acting(StandInProposer):
     """A stand-in proposer, which does something to the night instead of proposing."""
 
-    name, sandbox = "acting", ""
-
     def __init__(self, act: Callable[[], object]) -> None:
-        self._act, self.is_stopping = act, lambda: False
+        self._act = act
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        self.is_stopping = is_stopping
+    def answer(self, context: Context) -> Answer:
         self._act()
         return Answer(None)
 
