@@ -25,9 +25,19 @@ def rate(call: int) -> str:
     return f"{(call * 7 % 23 + 0.2) / 2:g}e-06"
 
 
-def edit(value: str) -> None:
+def edit(value: str, call: int = 0) -> None:
+    """Change the rate, or in every second call another key: what is in flight may have changed the rate by then."""
     lines = TRAIN.read_text().splitlines()
-    TRAIN.write_text("\n".join(f"lr = {value}" if line.startswith("lr =") else line for line in lines) + "\n")
+    if call % 2:
+        lines.insert([line.startswith("lr =") for line in lines].index(True), f"weight_decay = {float(value) * 1e4:g}")
+    else:
+        lines = [f"lr = {value}" if line.startswith("lr =") else line for line in lines]
+    lines = [
+        line
+        for i, line in enumerate(lines)
+        if not (line.startswith("weight_decay") and "weight_decay" in str(lines[:i]))
+    ]
+    TRAIN.write_text("\n".join(lines) + "\n")
 
 
 def answer(call: int) -> None:
@@ -109,7 +119,7 @@ def main() -> None:
     others = actions(Path(told["checkout"]), script.with_suffix(f".hangs-{call}"))
     for name in step:
         if name == "edit":
-            edit(rate(call))
+            edit(rate(call), call)
         elif name == "answer":
             answer(call)
         else:

@@ -221,7 +221,7 @@ class Night:
     def _wait(self, is_stopping: bool) -> None:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits. A
         moment only while an agent works."""
-        self._tell_news()
+        self._tell_news()  # a page takes a second: not before what waits was started, and an agent asked
         setup, executor, before = self._setup, self._setup.executor, self._signs
         due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
         pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at())
@@ -272,7 +272,6 @@ class Night:
         campaign = setup.campaign(self.state.branch)
         if campaign.baseline is None:
             return False
-        self._tell_news()  # a page takes a second: not before what waits was started
         if self._work is None and setup.clock() >= max(self._proposes_at, self._asks_at()):
             # Agents work while runs train, so that slots that get free do not wait for them.
             is_late = proposer.is_instant and setup.executor.num_slots == 1
@@ -342,7 +341,7 @@ class Night:
         with ledger.lock():
             resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
         if (left := undecided(self.state, self._own())) != self.state.pending:
-            self._update(pending=left, refusals=(), notes=())
+            self._update(pending=left, refusals=() if self._is_given_up else self.state.refusals)
             self._is_given_up = False
         head = setup.repo.head()
         first = setup.campaign(self.state.branch).baseline

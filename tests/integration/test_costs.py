@@ -16,23 +16,28 @@ from tests.night_checkout import nightshift, problems, records, start, whole_nig
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-# Changes the rate, answers, and prints what lies in the file of its call; a call named in `lazy` edits nothing.
-AGENT = """
+# Changes the rate and the weight decay in turn, answers, and prints what lies in the file of its call; a call named in
+# `lazy` edits nothing.
+AGENT = r"""
 folder=$1
+if grep -q 'answer with one word: ready'; then exit 0; fi
 call=$(cat "$folder/calls" 2>/dev/null || echo 0)
 echo $((call + 1)) > "$folder/calls"
 if ! grep -qx "$call" "$folder/lazy"; then
-    sed -i "s/^lr = .*/lr = $((call + 2))e-6/" train.toml
-    printf 'HYPOTHESIS: call %s\\nPREDICTION: +1 pp\\n' "$call" > hypothesis.txt
+    sed -i '/^weight_decay/d' train.toml
+    if [ $((call % 2)) = 0 ]; then sed -i "s/^lr = .*/lr = $((call + 2))e-6/" train.toml
+    else printf '\nweight_decay = 0.0%s\n' $((call + 2)) >> train.toml; fi
+    printf 'HYPOTHESIS: call %s\nPREDICTION: +1 pp\n' "$call" > hypothesis.txt
 fi
 cat "$folder/says-$call" 2>/dev/null || true
 """
 
 # Of a team: does whatever it is asked for, and prints what lies in the file.
-AGENT_OF_TEAM = """
-rate=$(sed -n 's/^lr = \\([0-9]*\\)e-6.*/\\1/p' train.toml)
-sed -i "s/^lr = .*/lr = $((${rate:-1} + 2))e-6/" train.toml
-printf 'HYPOTHESIS: a higher rate\\nPREDICTION: +1 pp\\nOUTCOME: better\\nLESSON: higher is better\\n' > hypothesis.txt
+AGENT_OF_TEAM = r"""
+number=$(sed -n 's/.*experiment,* 0*\([0-9][0-9]*\).*/\1/p' | head -n 1)
+if [ $((number % 2)) = 0 ]; then sed -i "s/^lr = .*/lr = ${number}e-6/" train.toml
+else printf '\nweight_decay = 0.0%s\n' "$number" >> train.toml; fi
+printf 'HYPOTHESIS: another rate\nPREDICTION: +1 pp\nOUTCOME: better\nLESSON: higher is better\n' > hypothesis.txt
 cat "$1"
 """
 
@@ -119,16 +124,18 @@ def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(roo
         (folder / f"{name}.sh").write_text(AGENT_OF_TEAM)
     words = [shlex.join(["sh", str(folder / f"{name}.sh"), str(folder / name)]) for name in ("claude", "codex")]
     code, stdout, stderr = whole_night(
-        root, agent=f"team:{words[0]},{words[1]}", sandbox="none", max_cost=100.0, experiments=3
+        root, agent=f"team:{words[0]},{words[1]}", sandbox="none", max_cost=100.0, experiments=4
     )
     assert code == 0, stderr
     assert stderr.count("--max-cost 100: team:sh,sh told not all dollars, so this rule cannot hold") == 1
-    _, first, second = records(root)
+    _, first, second, third = records(root)
     both = (15_512 + 26_549, 812 + 1_590)
     assert first.proposal.cost is not None
     assert (first.proposal.cost.tokens_in, first.proposal.cost.tokens_out, first.proposal.cost.dollars) == (*both, 0.4)
     assert first.proposal.cost.at_least == ("dollars",)
     assert second.proposal.cost is not None
-    assert second.proposal.cost.dollars == pytest.approx(0.8)  # asked what came of the first, too
-    assert "2 proposals: 0.00 h, 99,634 tokens in, 5,616 out, at least $1.20" in stdout.rpartition("cost: ")[2]
+    assert third.proposal.cost is not None
+    dollars = (second.proposal.cost.dollars, third.proposal.cost.dollars)
+    assert sorted(dollars) == pytest.approx([0.4, 0.8])  # one of them was asked what came of the first, too
+    assert "3 proposals: 0.00 h, 141,695 tokens in, 8,018 out, at least $1.60" in stdout.rpartition("cost: ")[2]
     assert "<dd>at least $1.20<small>by their own figures<" in (root / "runs" / "report.html").read_text()
