@@ -13,6 +13,7 @@ class Meaning(StrEnum):
     BILLING = "no credit"
     MODEL = "no such model"
     PROGRAM = "the program does not work"
+    OVERLOADED = "overloaded"
 
 
 @dataclass(frozen=True, slots=True)

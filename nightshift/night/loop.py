@@ -95,6 +95,7 @@ class _Work:
     context: Context
     incumbent: Config
     kept: tuple[Change, ...]
+    answers: tuple[Answer, ...] | None = None  # None while it goes on
 
 
 class Night:
@@ -230,7 +231,7 @@ class Night:
             setup.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
             is_over = setup.clock() >= until or any(map(executor.is_over, due))
-            if is_queued or is_over or not due or self._work is not None:
+            if self._advance() or is_queued or is_over or not (due or self._work):
                 return
 
     def _begin(self) -> bool:
@@ -258,8 +259,8 @@ class Night:
 
     def _num_wanted(self, num_ahead: int) -> int:
         """How many proposals are missing for the slots that are free, and for the `num_ahead` that are free next."""
-        own, num_queued = self._own(), len(self._not_started())
-        wanted, most = max(self._num_free() + num_ahead - num_queued, 0), self.state.request.experiments
+        own, num_queued, num_slots = self._own(), len(self._not_started()), self._setup.executor.num_slots
+        wanted, most = min(self._num_free() + num_ahead - num_queued, num_slots), self.state.request.experiments
         if most is not None:
             wanted = min(wanted, most - len(decided(own)) - len(self._setup.in_flight) - num_queued)
         if is_spent(self.state, self._cost()):
@@ -278,9 +279,10 @@ class Night:
             if num := self._num_wanted(0 if is_late else (setup.executor.num_slots + 1) // 2):
                 self._note(f"{proposer.name} proposes experiment {self._ledger.next_number():04d}")
                 self._work = self._open(proposer, campaign, num)
-        if self._work is not None and (answers := self._advance()) is not None:
+                self._advance()
+        if self._work is not None and self._work.answers is not None:
             work, self._work = self._work, None
-            self._take(work, answers)
+            self._take(work, work.answers or ())
             return True
         filler, is_due = self._filler, setup.clock() >= self._fills_at
         if self.state.unavailable and filler and is_due and self._num_wanted(0):
@@ -289,22 +291,25 @@ class Night:
             return True
         return False
 
-    def _advance(self) -> tuple[Answer, ...] | None:
-        """Let the work go on for a moment; its answers if they are there."""
-        assert self._work is not None
+    def _advance(self) -> bool:
+        """Let the work on proposals go on for a moment; True once its answers are there."""
+        if self._work is None:
+            return False
         try:
             self._work.proposing.send(True if self._interrupted_by else None)
         except StopIteration as end:
-            answers: tuple[Answer, ...] = end.value
-            return answers
+            self._work.answers = end.value
         except BaseException:
             self._work = None
             raise
-        return None
+        return self._work.answers is not None
 
     def _stop_proposing(self) -> None:
-        """Stop the agent that is at work; what it did is paid for, and nothing of it is taken."""
+        """Stop the agent that is at work; what it did is paid for. Proposals that were there wait for another night."""
         work, self._work = self._work, None
+        if work is not None and work.answers is not None:
+            self._take(work, work.answers)
+            return
         try:
             while work is not None:
                 work.proposing.send(True)

@@ -1,0 +1,283 @@
+"""A night and its agent, on a clock that a test moves: slots stay busy, an agent that cannot be asked is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from nightshift.agents.availability import Availability, Meaning
+from nightshift.agents.base import Answer, Context, Proposing
+from nightshift.campaign.records import Job, Proposal, Record, Result
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import parse
+from nightshift.experiment.setup import Setup
+from nightshift.night import loop
+from nightshift.night.loop import MAX_REFUSALS, Night, undecided
+from nightshift.night.start import begin
+from nightshift.night.state import FILL, NightRequest, NightState, Stop, load
+from tests.campaigns import replace
+from tests.conftest import CAMPAIGN
+from tests.stand_in_proposer import StandInProposer
+from tests.stand_in_setup import make_poor
+from tests.unit.test_parallel import RULES, AnyOrder
+from tests.waiting import Clock
+
+START = datetime(2026, 11, 25, 1, 0, tzinfo=UTC)
+TICK_SECONDS = 5.0
+LR, DECAY, NORM = "trainer.optim.lr", "trainer.optim.weight_decay", "trainer.optim.max_norm"
+KEYS = (DECAY, NORM, LR, "orchestrator.train.sampling.temperature", "trainer.optim.betas2", "trainer.loss.kl_tau")
+
+
+class Timed(AnyOrder):
+    """A stand-in for an executor whose runs take `run_seconds` of a clock that its `wait` moves."""
+
+    def __init__(self, num_slots: int, clock: Clock, run_seconds: float = 600.0) -> None:
+        super().__init__(num_slots, seed=0)
+        self.clock, self.run_seconds, self.begins = clock, run_seconds, dict[Path, float]()
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+        super().submit(folder, job, enter)
+        self.begins[folder] = self.clock.now
+
+    def is_over(self, folder: Path) -> bool:
+        return folder not in self._jobs or self.clock.now >= self.begins[folder] + self.run_seconds
+
+    def wait(self, timeout_seconds: float) -> None:
+        self.clock.now += TICK_SECONDS
+
+    def result(self, folder: Path) -> Result:
+        made = super().result(folder)
+        return replace(made, total_seconds=self.run_seconds)
+
+
+class Thinker(StandInProposer):
+    """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by hour, why it
+    cannot be asked then; a text is an answer without an edit."""
+
+    name, is_instant = "thinker", False
+
+    def __init__(
+        self, clock: Clock, seconds: float, says: Callable[[float], Availability | str | None] = lambda t: None
+    ):
+        self.clock, self.seconds, self.says, self.num = clock, seconds, says, 0
+        self.contexts, self.asked_at = list[Context](), list[float]()
+
+    def propose(self, context: Context) -> Proposing:
+        self.contexts.append(context)
+        self.asked_at.append(self.clock.now)
+        until = self.clock.now + self.seconds
+        while self.clock.now < until:
+            yield
+        match self.says(self.clock.now):
+            case Availability() as found:
+                return (Answer(None, cause=found.text, unavailable=found),)
+            case str(text):
+                return (Answer(None, cause=text),)
+        return tuple(self.answer(context) for _ in range(context.num_proposals))
+
+    def answer(self, context: Context) -> Answer:
+        self.num += 1
+        key, config = KEYS[self.num % len(KEYS)], parse(context.source)
+        value = (config.resolved.get(key) or 1.0) * (1 - 0.01 * (1 + self.num % 17))
+        return Answer(set_values(context.source, {key: value}), Proposal(description=f"{key} {self.num}"))
+
+
+class Filler(Thinker):
+    name, is_instant = "tpe", True
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, 0.0)
+        self.num = 100
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Setup:
+    monkeypatch.setattr(loop, "write_summary", lambda state, setup: "")  # a page for each takes a second
+    made = make_poor(checkout, RULES, monkeypatch)
+    return replace(made, clock=clock, now=lambda: START + timedelta(seconds=clock.now))
+
+
+class Sent:
+    """A stand-in for a phone."""
+
+    def __init__(self) -> None:
+        self.events = list[tuple[str, str]]()
+
+    def send(self, event: str, message: dict[str, str]) -> None:
+        self.events.append((event, message["why"]))
+
+
+def a_night(
+    setup: Setup, executor: AnyOrder, proposer: StandInProposer, fills: bool = True, **asked: object
+) -> tuple[Night, Stop, Sent]:
+    setup, sent = replace(setup, executor=executor), Sent()
+    state = begin(NightRequest("thinker", fill=fills, **asked), setup)
+    filler = Filler(setup.clock) if fills else None
+    night = Night(state, setup, proposer, lambda text: None, notifier=sent, filler=filler)
+    return night, night.run(), sent
+
+
+def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> float:
+    """Of the slots' time between the end of the baseline and the last start: the share in which a run trains."""
+    first, last = min(executor.begins.values()) + executor.run_seconds, max(executor.begins.values())
+    trained = sum(min(begin + executor.run_seconds, last) - begin for begin in sorted(executor.begins.values())[1:])
+    return trained / (executor.num_slots * (last - first))
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 8])
+@pytest.mark.parametrize("answer_seconds", [15.0, 60.0, 180.0])
+def test_slots_train_while_an_agent_thinks(setup, clock, num_slots: int, answer_seconds: float) -> None:
+    executor = Timed(num_slots, clock)
+    _, stop, _ = a_night(setup, executor, Thinker(clock, answer_seconds), hours=2.0 if num_slots == 8 else 4.0)
+    assert stop.is_planned, stop
+    share = busy_share(setup.ledger.records(), executor, 600.0)
+    print(f"{num_slots} slots, answers of {answer_seconds:.0f} s: {share:.1%}")
+    assert share >= {1: 0.97}.get(num_slots, 0.9)
+
+
+def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
+    executor, proposer = Timed(3, clock), Thinker(clock, 15.0)
+    a_night(setup, executor, proposer, experiments=7)
+    assert [context.num_proposals for context in proposer.contexts][:2] == [3, 2]
+    ours = setup.ledger.records()
+    assert len({executor.begins[setup.ledger.run_dir(number)] for number in (2, 3, 4)}) == 1
+    assert len({key for record in ours[1:4] for key in record.run.new.keys}) == 3
+    assert max(len(record.run.changes) for record in ours) <= 1 + len(setup.campaign(CAMPAIGN).kept) + 1
+
+
+def test_a_proposal_whose_key_was_kept_meanwhile_is_asked_for_again(setup: Setup, clock: Clock) -> None:
+    class Rates(Thinker):
+        def answer(self, context: Context) -> Answer:
+            self.num += 1
+            rate = (3e-6, 2.9e-6, 2.8e-6, 2.7e-6)[self.num - 1]
+            return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate}"))
+
+    proposer = Rates(clock, 15.0)
+    night, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=3)
+    assert stop.is_planned, stop
+    ours = setup.ledger.records()
+    assert ours[1].is_keep
+    assert [record.proposal.description for record in ours[1:]] == ["lr 3e-06", "lr 2.8e-06"]
+    assert ours[2].run.kept == (ours[1].run.new,)
+    assert "0002 was kept meanwhile and sets trainer.optim.lr" in proposer.contexts[2].refusals[0]
+
+
+def test_what_was_proposed_and_not_run_is_run_by_the_next_night(setup: Setup, clock: Clock) -> None:
+    proposer = Thinker(clock, 15.0)
+
+    class Stopping(Timed):
+        def result(self, folder: Path) -> Result:
+            if folder.name == "0002":
+                (setup.root / "STOP").touch()
+            return super().result(folder)
+
+    night, stop, _ = a_night(setup, Stopping(1, clock), proposer, experiments=9)
+    assert (stop.cause, [answer.proposal.description for answer in night.state.pending]) == (
+        "file STOP found",
+        ["trainer.optim.lr 2"],
+    )
+    (setup.root / "STOP").unlink()
+    num_asked = proposer.num
+    night, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=1)
+    assert setup.ledger.records()[2].proposal.description == "trainer.optim.lr 2"
+    assert proposer.num == num_asked
+
+
+def hours(clock_seconds: float) -> float:
+    return clock_seconds / 3600
+
+
+def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: Setup, clock: Clock) -> None:
+    def says(now: float) -> Availability | str | None:
+        for number, (begins, ends) in enumerate(((0.4, 0.8), (1.2, 1.4))):
+            if begins <= hours(now) < ends:
+                return Availability(Meaning.LIMIT, f"limit {number}", START + timedelta(hours=ends))
+        if 0.85 <= hours(now) < 1.1:
+            return Availability(Meaning.LOGIN, "Not logged in")
+        return "nonsense" if 1.45 <= hours(now) < 1.5 else None
+
+    proposer, executor = Thinker(clock, 15.0, says), Timed(1, clock, 150.0)
+    night, stop, sent = a_night(setup, executor, proposer, hours=2.0, plateau=1000)
+    assert stop.is_planned, stop
+    ours = setup.ledger.records()
+    fills = [record for record in ours if record.proposal.proposer == FILL]
+    begins = [hours(executor.begins[setup.ledger.run_dir(record.number)]) for record in fills]
+    assert len(fills) > 10
+    assert all(0.4 < begin < 0.85 or 0.85 < begin < 1.4 for begin in begins), begins
+    assert busy_share(ours, executor, 150.0) > 0.97
+    waits = [why for event, why in sent.events if event == "agent unavailable"]
+    assert [why.split(";")[0] for why in waits] == [
+        "thinker: usage limit: limit 0",
+        "thinker: not logged in: Not logged in",
+        "thinker: usage limit: limit 1",
+    ]
+    assert "asked again at" in waits[0]
+    assert "the slots run proposals of tpe meanwhile" in waits[0]
+    assert setup.reporter.notes.count("thinker answers again") == 3
+    assert night.state.unavailable is None
+    refused = [note for note in setup.reporter.notes if note.startswith("proposal refused")]
+    assert {note for note in refused if "nonsense" in note}
+    assert all("limit" not in note and "logged" not in note for note in refused)
+
+
+@pytest.mark.parametrize("fills", [True, False])
+def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, clock: Clock, fills: bool) -> None:
+    away = Availability(Meaning.LOGIN, "Not logged in")
+    proposer = Thinker(clock, 15.0, lambda now: away if hours(now) > 0.5 else None)
+    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=12.0, plateau=2)
+    assert stop.cause.startswith("12 hours are over"), stop  # the experiments of tpe count for no plateau
+    num_fills = sum(record.proposal.proposer == FILL for record in setup.ledger.records())
+    assert num_fills > 50 if fills else num_fills == 0
+    assert len(proposer.asked_at) < 40
+
+
+def test_a_direction_that_is_edited_is_obeyed_by_the_next_proposal(setup: Setup, clock: Clock) -> None:
+    class Obedient(Thinker):
+        def answer(self, context: Context) -> Answer:
+            self.num += 1
+            key = context.direction.removeprefix("only ")
+            assert key in (DECAY, NORM)
+            return Answer(set_values(context.source, {key: 0.1 + 0.01 * self.num}), Proposal(description=key))
+
+    path = setup.root.parent / "direction.md"
+    path.write_text(f"only {DECAY}")
+
+    class Editing(Timed):
+        def result(self, folder: Path) -> Result:
+            if folder.name == "0005":
+                path.write_text(f"only {NORM}")
+            return super().result(folder)
+
+    proposer = Obedient(clock, 15.0)
+    proposer.is_instant = True  # asked when the slot is free
+    night, _, _ = a_night(setup, Editing(1, clock), proposer, experiments=10, direction=str(path))
+    changed = [list(record.run.new.keys) for record in setup.ledger.records()[1:] if record.run.new]
+    assert changed == [[DECAY]] * 4 + [[NORM]] * 5
+    assert night.state.direction == f"only {NORM}"
+    lines = (setup.ledger.runs_dir / "journal.jsonl").read_text()
+    assert lines.count('"event":"direction","file":"direction.txt"') == 2
+    assert load(setup.ledger).direction == f"only {NORM}"
+
+
+def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
+    class Repeats(Filler):
+        def answer(self, context: Context) -> Answer:
+            return Answer(context.source)
+
+    away = Availability(Meaning.OVERLOADED, "Overloaded")
+    proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock)
+    setup = replace(setup, executor=executor)
+    state = NightState(NightRequest("thinker", hours=2.0), CAMPAIGN, setup.rules_hash, START.isoformat(), 1)
+    night = Night(state, setup, proposer, lambda text: None, notifier=Sent(), filler=Repeats(clock))
+    stop = night.run()
+    assert stop.cause.startswith("2 hours are over"), stop
+    assert len([note for note in setup.reporter.notes if note.startswith("proposal refused")]) > MAX_REFUSALS
+    assert undecided(night.state, setup.ledger.records()) == ()
