@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agents.usage import MAX_LOG_BYTES, MAX_READ_BYTES, Log, said
+from nightshift.agents.usage import MAX_LOG_BYTES, Log, said
 from nightshift.campaign.records import Cost
 from tests.agent_outputs import (
     CLAUDE,
@@ -108,7 +108,7 @@ def test_bombs_are_nothing(bomb: str) -> None:
 
 
 def test_the_time_is_bounded_by_what_is_read() -> None:
-    assert said(CLAUDE + "x" * MAX_READ_BYTES).cost == Cost()
+    assert said(CLAUDE + "x" * MAX_LOG_BYTES).cost == Cost()
     assert_linear(lambda size: said('{"a":\n' * size), 5_000)
 
 
@@ -132,5 +132,5 @@ def test_the_end_of_a_log_is_known_however_much_was_printed(tmp_path: Path) -> N
         log.cut()
     assert path.stat().st_size == MAX_LOG_BYTES
     assert path.read_bytes().startswith(b"first\nall work")
-    assert len(log.end) <= MAX_READ_BYTES
+    assert len(log.end) <= MAX_LOG_BYTES
     assert said(log.end).cost.dollars == 0.4

@@ -1,0 +1,508 @@
+"""Decides from an agent program's output why it left no proposal, and when to ask it again.
+
+Exit codes separate nothing: Claude Code ends every error with 1, pi and Qwen Code end a wrong key with 0, Gemini CLI
+ends with the HTTP status modulo 256. So the errors in the JSON output are read first, then, if the program failed, the
+lines that it printed. The answer of a model that ended ordinarily is not read as an error, whatever it says. The output
+is hostile: a forged text can only lengthen a wait that `next_question` bounds.
+"""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from nightshift.agents.usage import (
+    MAX_LOG_BYTES,
+    Event,
+    Output,
+    decode,
+    is_stack,
+    mapping,
+    read_event,
+    read_output,
+    said,
+)
+from nightshift.files import open_regular
+from nightshift.text import clean
+
+MAX_SHOWN = 300  # characters of a text for people
+_MAX_TEXT = 4_000  # characters of an error that are read
+_MAX_LINES = 40  # of the end of an output without JSON
+_MAX_AHEAD = timedelta(days=366)  # an end later than this is not believed
+_TOLERANCE = timedelta(minutes=5)  # programs cut the seconds, and may have retried since they heard of the limit
+_RETRIES = 5  # in a row; from then on nightshift waits instead of the program
+
+SHORT_WAITS = (60.0, 300.0, 900.0, 1800.0)  # seconds, by the number of failures in a row
+USER_WAIT = 1800.0  # seconds between two questions while the user has to act
+MAX_WAIT = 6 * 3600.0  # seconds; a later end is asked for again, since it may be forged or misread
+AFTER_END = 60.0  # seconds; programs cut the seconds
+
+
+class Meaning(StrEnum):
+    OK = "ok"
+    LIMIT = "usage limit"
+    LOGIN = "login"
+    BILLING = "billing"
+    MODEL = "model"
+    OVERLOADED = "overloaded"
+    NETWORK = "network"
+    PROGRAM = "program"
+    CONTEXT = "context too long"
+    REFUSED = "refused"
+    NO_EDIT = "no edit"
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """What the end of an agent's process means."""
+
+    meaning: Meaning
+    text: str  # one clean line, the program's own words
+    ends_at: datetime | None = None  # UTC; the end of a limit, if the program told it
+
+    @property
+    def waits(self) -> bool:
+        """True if asking again later helps."""
+        return self.meaning in (Meaning.LIMIT, Meaning.OVERLOADED, Meaning.NETWORK)
+
+    @property
+    def needs_user(self) -> bool:
+        """True if only the user can help."""
+        return self.meaning in (Meaning.LOGIN, Meaning.BILLING, Meaning.MODEL, Meaning.PROGRAM)
+
+
+# The families of error texts. The first that matches decides. Texts come with ASCII apostrophes and single blanks.
+_FAMILIES = {
+    Meaning.PROGRAM: (
+        r"command not found|: not found$|no such file or directory|cannot find (?:module|package)|module_not_found"
+        r"|bad interpreter|exec format error|permission denied$|version `\w+_[\d.]+' not found|core dumped"
+        r"|segmentation fault|illegal instruction|not installed|could not find executable|node is not available"
+        r"|(?:unknown|unexpected|unrecognized|invalid) (?:option|argument|flag|subcommand)"
+        r"|requires node(?:\.js)?\b|(?:mise|asdf|volta)(?: error)?\b.{0,40}(?:shim|error|not find|no version)"
+        r"|no (?:preset )?version .{0,20}command"
+    ),
+    Meaning.CONTEXT: (
+        r"(?:prompt|input|request|context|conversation|message)s? (?:is|are|was)? ?too (?:long|large)"
+        r"|context.?(?:length|window|overflow|limit)"
+        r"|(?:token|input).{0,40}exceeds? (?:the|your) (?:max|limit|model)|entity too large|payload too large"
+        r"|(?:maximum|max) (?:number of )?(?:input |prompt )(?:tokens|length)"
+    ),
+    Meaning.REFUSED: (
+        r"usage policy|content.?(?:filter|polic|management)|safety (?:settings|system|filter|reasons)"
+        r"|(?:response|prompt|candidate|request|output) (?:was|is) (?:blocked|filtered|refused|rejected)"
+        r"|prohibited.?content|flagged (?:as|by|for)|responsible ?ai|moderation"
+        r"|finish_?reason\W{1,3}(?:safety|content|recitation)"
+    ),
+    Meaning.LOGIN: (
+        r"(?:invalid|incorrect|missing|expired|revoked|leaked|wrong|no).{0,20}(?:\bkey\b|token|credential|bearer)"
+        r"|(?:key|token|session|credentials?)\b.{0,40}(?:not valid|invalid|missing|expired|revoked|not set|leaked"
+        r"|not found|disabled|refreshed|refresh token)|not logged in|(?:log|sign)(?:ing)? ?in (?:again|with|to)"
+        r"|/login\b|run .{0,20}login|please (?:log|sign) ?in|unauthori[sz]ed|unauthenticated|authenticat"
+        r"|(?<!/)\bauth (?:method|credentials)|failed to login|must specify the \w+ environment variable"
+        r"|(?:not|n't) have permission|permission.?(?:denied|error)|x-api-key"
+        r"|\b\w+_(?:api_)?key\b.{0,30}(?:not set|required|missing)|api key is required"
+        r"|(?:not|n't).{0,10}load.{0,20}credentials|credentialsprovider|invalid_grant|security token"
+        r"|unrecognizedclient|access ?denied|forbidden|not eligible"
+        r"|(?:organization|account).{0,30}(?:disabled|suspended|deactivated|banned)|not have access to claude"
+        r"|disabled claude subscription|(?:country|location|region|territory).{0,20}(?:not supported|unsupported)"
+        r"|(?:unsupported|available in your).(?:country|location|region)"
+    ),
+    Meaning.BILLING: (
+        r"billing|credits?\b|balance|spend(?:ing)? ?(?:cap|limit)|budget|payment|purchase|invoice|past due"
+        r"|declined|subscri(?:be|ption)|upgrade (?:to|your)|paid plan|out of usage|add funds|top up|prepaid"
+        r"|seat type|overages|insufficient.?(?:quota|funds)|daily quota|no quota|limit: 0\b|key limit exceeded"
+        r"|premium requests?|free trial|usage allocation|disabled (?:for your org|by your admin)"
+        r"|contact (?:your|an) admin|/model to switch"
+    ),
+    Meaning.LIMIT: (
+        r"(?:usage|rate|session|weekly|daily|hourly|monthly|token|request|opus|sonnet|quota|hour)s? limit"
+        r"|rate.?limit|hit your .{0,40}limit|(?:limit|cap) (?:reached|exceeded|hit)|too many (?:requests|tokens)"
+        r"|throttl|quota|exhausted|rate exceeded|no capacity"
+    ),
+    Meaning.NETWORK: (
+        r"econn\w+|enotfound|etimedout|eai_again|enetunreach|ehostunreach|epipe|getaddrinfo|fetch failed"
+        r"|socket hang up|(?:unable|failed|cannot|could not) (?:to )?(?:connect|resolve|lookup)"
+        r"|error sending request|connection (?:error|refused|reset|closed|failed|lost|timed out)|connectionrefused"
+        r"|network|internet|no route to host|\bdns\b|name resolution|certificate|\b(?:tls|ssl)\b|are offline"
+        r"|(?<!gateway )(?<!request )time(?:d )?out"
+    ),
+    Meaning.OVERLOADED: (
+        r"overload|at capacity|capacity is|high demand|internal.{0,8}error|server.{0,20}error|bad gateway"
+        r"|gateway time-?out|deadline.?exceeded|unavailable|unable to process|temporar|maintenance"
+        r"|request timed out|try again (?:later|in a)|went wrong on"
+        r"|(?:parse|valid|incomplete|unexpected end of|invalid) json|empty response"
+        r"|stream (?:closed|disconnected|error)|retrying in"
+    ),
+    Meaning.MODEL: (
+        r"model.{0,80}(?:not exist|not found|n[o']t supported|n[o']t available|deprecated|retired|not a valid"
+        r"|identifier is invalid)|not a valid model|(?:unknown|invalid|no such) model|selected model\b"
+        r"|model_?not_?found|^(?:.{0,40}\W)?model: \S+$|deployment.{0,40}not ?(?:exist|found)|no endpoints found"
+        r"|on-demand throughput"
+    ),
+}
+_PATTERNS = {meaning: re.compile(pattern, re.IGNORECASE) for meaning, pattern in _FAMILIES.items()}
+_STATUSES = {401: Meaning.LOGIN, 402: Meaning.BILLING, 403: Meaning.LOGIN, 404: Meaning.MODEL, 408: Meaning.NETWORK}
+_STATUSES |= {413: Meaning.CONTEXT, 429: Meaning.LIMIT}
+_STATUS = re.compile(
+    r"(?:status(?: code)?|code|http(?:/\d)?|error)\W{1,3}([45]\d\d)\b|\(([45]\d\d)\b|^([45]\d\d)\b", re.IGNORECASE
+)
+# A limit that ends, although the text also names what money would buy.
+_ENDS = re.compile(
+    r"usage limit.{0,300}try again|(?:until|for) .{0,30}reset|wait (?:an? |for |until |\d)|per.(?:day|hour|min)",
+    re.IGNORECASE,
+)
+_OWN_LINE = re.compile(r"(?:error|fatal)\b|\[?api error", re.IGNORECASE)  # a line of the program, not of its model
+_WORK = ("assistant", "tool_use", "tool_execution_start", "item.started", "item.completed", "text")  # a model's rows
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_MONTH = rf"(?P<month>{'|'.join(_MONTHS)})[a-z]{{0,6}}\.?"
+_ZONES = {
+    **dict.fromkeys(("utc", "gmt", "z"), "UTC"),
+    **dict.fromkeys(("pt", "pst", "pdt", "pacific"), "America/Los_Angeles"),
+    **dict.fromkeys(("mt", "mst", "mdt", "mountain"), "America/Denver"),
+    **dict.fromkeys(("ct", "cst", "cdt", "central"), "America/Chicago"),
+    **dict.fromkeys(("et", "est", "edt", "eastern"), "America/New_York"),
+    **dict.fromkeys(("cet", "cest"), "Europe/Berlin"),
+    "bst": "Europe/London",
+    "ist": "Asia/Kolkata",
+    "jst": "Asia/Tokyo",
+}
+# The end of a limit stands within _REACH characters after one of these words, in the same sentence.
+_ANCHOR = re.compile(
+    r"reset\w*|renew\w*|refill\w*|refresh\w*|retry(?:ing)?(?:[-_ ]after)?|try(?:ing)? again|wait\w*|available|regain|until"
+    r"|restored|unlock\w*|lifted|opens|\bback (?=at|in|on)|\|(?=\d{10})",
+    re.I,
+)
+_REACH = 80
+_SENTENCE = re.compile(r"(?<![ap]\.m)[.!?] ", re.I)
+_EPOCH = re.compile(r"(?<!\d)([12]\d{9})(?:\d{3})?(?!\d)")
+_DATES = tuple(
+    re.compile(pattern, re.I)
+    for pattern in (
+        r"(?<!\d)(?P<year>\d{4})-(?P<number>\d\d)-(?P<day>\d\d)",
+        rf"\b{_MONTH} (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (?P<year>\d{{4}}))?",
+        rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? {_MONTH}(?:,? (?P<year>\d{{4}}))?",
+        rf"\b(?P<weekday>{'|'.join(_DAYS)}|today|tomorrow)(?:[a-z]{{0,6}})\b",
+    )
+)
+_CLOCK = re.compile(
+    r"(?<![\d.:])(?:(?P<hour>\d{1,2})(?::(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.\d+)?)?)? ?(?P<half>[ap]\.?m\b)?"
+    r"|(?P<word>midnight|noon))"
+    r"(?:\.?,? ?\(?(?P<zone>[+-]\d\d:?\d\d|[a-z]+(?:/[a-z_+-]+\d*)+|[a-z]+))?",
+    re.I,
+)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNIT = r"(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|weeks?)(?![a-z])"
+_PART = rf"(?:(\d{{1,9}}(?:\.\d{{1,6}})?) ?|\b(?:an?|one) ){_UNIT}"
+_DURATION = re.compile(rf"{_PART}(?:[, ]{{0,2}}(?:and )?{_PART}){{0,5}}", re.I)
+_BARE_SECONDS = re.compile(r"(?:[-_ ]?(?:after|in|seconds)){0,2}[\"':= ]{1,4}(\d{1,9}(?:\.\d+)?)(?! ?[\da-z:/-])", re.I)
+
+
+def read_ending(
+    output: str, exit_code: int | None, now: datetime, *, is_edited: bool = False, zone: tzinfo = UTC
+) -> Availability:
+    """Say why a process left no acceptable proposal.
+
+    Args:
+        output: stdout and stderr in one text, as the log holds them.
+        exit_code: None if nightshift stopped the process.
+        is_edited: the process changed train.toml.
+        zone: the process's zone, for clock times without one.
+    """
+    printed, summary = read_output(output), said(output)
+    tokens_out = summary.cost.tokens_out
+    error = _last_error(printed, tokens_out)
+    if error is None and exit_code == 0:
+        return _of_answer(printed, summary.words, bool(tokens_out), is_edited, now, zone)
+    if error is None:
+        found = _of_lines(printed.lines, now, zone)
+    else:
+        found = classify(error.text, now, error.status, error.details, zone)
+    reset = _rejected_until(printed, now)
+    if exit_code in (126, 127):
+        return Availability(Meaning.PROGRAM, summary.words)
+    if found is None and reset is not None:
+        found = Availability(Meaning.LIMIT, summary.words)
+    if found is None and exit_code is None and not _is_working(printed):
+        return Availability(Meaning.NETWORK, "the model did not answer before the time limit")
+    if found is None:  # a report of no tokens at all: the model was not reached
+        return Availability(Meaning.OVERLOADED if error and tokens_out == 0 else Meaning.NO_EDIT, summary.words)
+    if found.meaning is Meaning.LIMIT and error is not None:
+        return replace(found, ends_at=reset or found.ends_at or _retry_after(error.retry_after, now))
+    return found
+
+
+def read_live(output: str, seconds_left: float, now: datetime, *, zone: tzinfo = UTC) -> Availability | None:
+    """Say why a running program cannot end in `seconds_left`; None if it may. Call it about twice a second.
+
+    Gemini CLI sleeps until a limit ends, Codex waits for the network without end, Claude Code retries for minutes.
+    """
+    tail = output[-_LIVE_CHARACTERS:]
+    if not _LIVE.search(tail):
+        return None
+    printed = read_output(tail[tail.find("\n") + 1 :] if len(output) > len(tail) else tail)
+    num_retries, last = 0, ""
+    for row in printed.rows:
+        text = str(row.get("message", "")) if row.get("type") == "error" else ""
+        is_retry = row.get("subtype") == "api_retry" or "waiting for network" in text
+        num_retries = num_retries + 1 if is_retry else 0
+        last = text if "waiting for network" in text else last
+        if row.get("subtype") == "api_retry":
+            last = f"retrying: {row.get('error')} (status {row.get('error_status')})"
+            delay = row.get("retry_delay_ms")
+            if isinstance(delay, int | float) and delay / 1000 > seconds_left:
+                num_retries = _RETRIES
+    if num_retries >= _RETRIES:
+        return classify(last, now, zone=zone)
+    lines = [line for line in printed.lines if line.strip()]
+    for number, line in enumerate(lines):
+        sleep = re.search(r"Retrying after (\d{1,12})ms", line)
+        attempt = re.match(r"Attempt (\d{1,3}) failed", line)
+        is_long = sleep is not None and int(sleep[1]) / 1000 > seconds_left
+        if is_long or (attempt is not None and int(attempt[1]) >= _RETRIES):
+            return _of_lines(lines[: number + 1], now, zone)
+    return None
+
+
+_LIVE = re.compile(r"Retrying after \d|waiting for network|api_retry|Attempt \d+ failed")
+_LIVE_CHARACTERS = 64 * 1024
+
+
+def next_question(
+    availability: Availability, num_in_row: int, now: datetime, seconds_left: float | None = None
+) -> datetime:
+    """Return when to ask the agent again.
+
+    Args:
+        availability: of the last answer.
+        num_in_row: how often in a row, this time included, the agent was unavailable.
+        now: with a zone.
+        seconds_left: of the night; the moment is never after its end. None: the night has no end.
+    """
+    seconds = SHORT_WAITS[max(0, min(num_in_row, len(SHORT_WAITS)) - 1)]
+    if availability.needs_user:
+        seconds = USER_WAIT
+    elif availability.ends_at is not None and availability.ends_at > now - _TOLERANCE:
+        told = (availability.ends_at - now).total_seconds() + AFTER_END
+        seconds = min(max(told, SHORT_WAITS[0]), MAX_WAIT)
+    if seconds_left is not None:
+        seconds = min(seconds, max(seconds_left, 0.0))
+    return now + timedelta(seconds=seconds)
+
+
+def codex_reset(home: Path, since: float, now: datetime) -> datetime | None:
+    """Return when the limit of a ChatGPT plan ends, by what Codex wrote below `home` since the Unix time `since`.
+
+    The folder was the agent's: no link is followed, and few files and folders are read.
+    """
+    folders, files = [home / ".codex" / "sessions"], list[tuple[float, Path]]()
+    if (home / ".codex").is_symlink() or folders[0].is_symlink():
+        return None
+    for folder in folders:  # grows; year, month and day are folders
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in islice(entries, _MAX_ENTRIES):
+                if entry.is_dir(follow_symlinks=False) and len(folders) < _MAX_ENTRIES:
+                    folders.append(Path(entry.path))
+                elif entry.name.startswith("rollout-") and entry.name.endswith(".jsonl"):
+                    files.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
+    for changed_at, path in sorted(files, reverse=True)[:_MAX_ROLLOUTS]:
+        if changed_at < since:
+            break
+        with suppress(OSError), open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
+            for line in reversed(file.read(MAX_LOG_BYTES).decode(errors="replace").split("\n")):
+                if '"rate_limits"' in line:
+                    return _full_until(decode(line), now)
+    return None
+
+
+_MAX_ENTRIES, _MAX_ROLLOUTS = 500, 5
+
+
+def _full_until(row: Any, now: datetime) -> datetime | None:
+    """Return the last end of the windows that are used up, in one row of a rollout."""
+    payload = mapping(mapping(row).get("payload"))
+    limits = mapping(payload.get("rate_limits") or mapping(payload.get("info")).get("rate_limits"))
+    windows = [mapping(limits.get(name)) for name in ("primary", "secondary")]
+    full = [window for window in windows if window.get("used_percent") in (100, 100.0)]
+    ends = [_of_epoch(window.get("resets_at"), now) for window in full]
+    return max((end for end in ends if end is not None), default=None)
+
+
+def classify(
+    text: str, now: datetime, status: int | None = None, details: str = "", zone: tzinfo = UTC
+) -> Availability | None:
+    """Say what the text of one error means; None if it belongs to no family.
+
+    Args:
+        text: the sentence for people, read up to _MAX_TEXT characters.
+        status: HTTP.
+        details: codes and bodies, which decide only if the sentence does not.
+    """
+    plain = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split())
+    meaning, shown = _family(plain), clean(text, MAX_SHOWN)
+    ends_at = None if "limit: 0" in plain else find_end(plain, now, zone)
+    if ends_at is not None and (
+        _PATTERNS[Meaning.LIMIT].search(plain) or meaning in (None, Meaning.BILLING, Meaning.MODEL)
+    ):
+        return Availability(Meaning.LIMIT, shown, ends_at)
+    if meaning is Meaning.BILLING and _ENDS.search(plain):
+        return Availability(Meaning.LIMIT, shown)
+    match = _STATUS.search(plain)
+    number = status or (int(next(filter(None, match.groups()))) if match else 0)
+    by_number = Meaning.OVERLOADED if number >= 500 else _STATUSES.get(number)
+    meaning = meaning or _family(" ".join(details[:_MAX_TEXT].split())) or by_number
+    return None if meaning is None else Availability(meaning, shown)
+
+
+def find_end(plain: str, now: datetime, zone: tzinfo) -> datetime | None:
+    """Return the moment, in UTC, at which a text says that a limit ends; None if it names none, or no sane one."""
+    for anchor in _ANCHOR.finditer(plain):
+        window = _SENTENCE.split(plain[anchor.end() : anchor.end() + _REACH])[0]
+        try:
+            moment = _moment(window, anchor[0], now, zone)
+        except (ValueError, OverflowError):
+            continue
+        if moment is not None and -timedelta(days=1) <= moment - now <= _MAX_AHEAD:
+            return moment.astimezone(UTC)
+    return None
+
+
+def _moment(window: str, anchor: str, now: datetime, zone: tzinfo) -> datetime | None:
+    if match := _EPOCH.search(window):
+        return datetime.fromtimestamp(int(match[1]), UTC)
+    dates = [match for pattern in _DATES if (match := pattern.search(window))]
+    date = next(iter(dates), None)
+    clocks = [match for match in _CLOCK.finditer(window) if match["minute"] or match["half"] or match["word"]]
+    duration = _DURATION.search(window)
+    starts = [match.start() for match in (*dates, *clocks)]
+    is_first = duration is not None and all(duration.start() < start for start in starts)
+    if duration is not None and is_first and not window[: duration.start()].endswith("every "):
+        return now + timedelta(seconds=_seconds(duration[0]))
+    if not starts:
+        bare = _BARE_SECONDS.match(window) if anchor.lower().startswith("retry") else None
+        return now + timedelta(seconds=float(bare[1])) if bare else None
+    before = clocks[0] if clocks else None
+    clock = next((match for match in clocks if date is None or match.start() >= date.end()), before)
+    return _at(date, clock, now, zone)
+
+
+def _seconds(duration: str) -> float:
+    parts = re.findall(_PART, duration, re.IGNORECASE)
+    factors = [0.001 if unit.lower().startswith(("ms", "mil")) else _SECONDS[unit[0].lower()] for _, unit in parts]
+    return sum(float(number or 1) * factor for (number, _), factor in zip(parts, factors, strict=True))
+
+
+def _at(date: re.Match[str] | None, clock: re.Match[str] | None, now: datetime, zone: tzinfo) -> datetime:
+    """Return the moment of a date, of a clock time, or of both: the next one if the text names no day or year."""
+    hour = minute = second = 0
+    if clock is not None:
+        zone = _zone(clock["zone"] or "") or zone
+        noon = 12 if (clock["word"] or "").lower() == "noon" else 0
+        hour, minute, second = (int(clock[name] or 0) for name in ("hour", "minute", "second"))
+        hour += noon
+        if clock["half"]:
+            hour = hour % 12 + 12 * clock["half"].lower().startswith("p")
+    here = now.astimezone(zone)
+    moment = here.replace(hour=hour, minute=minute, second=second, microsecond=0)
+    fields = {} if date is None else date.groupdict()
+    if date is None:
+        return moment if moment >= here - _TOLERANCE else moment + timedelta(days=1)
+    if word := (fields.get("weekday") or "").lower():
+        if word in ("today", "tomorrow"):
+            return moment + timedelta(days=word == "tomorrow")
+        moment += timedelta(days=(_DAYS.index(word) - here.weekday()) % 7)
+        return moment if moment >= here - _TOLERANCE else moment + timedelta(days=7)
+    month = int(fields.get("number") or 0) or _MONTHS.index(fields["month"].lower()) + 1
+    moment = moment.replace(year=int(fields["year"] or here.year), month=month, day=int(fields["day"]))
+    if fields["year"] is None and moment < here - timedelta(days=1):
+        moment = moment.replace(year=here.year + 1)
+    return moment
+
+
+def _zone(name: str) -> tzinfo | None:
+    if re.fullmatch(r"[+-]\d\d:?\d\d", name):
+        return datetime.strptime(name, "%z").tzinfo
+    known = _ZONES.get(name.lower(), name if "/" in name else "")
+    try:
+        return ZoneInfo(known) if known else None
+    except (ValueError, OSError, KeyError):
+        return None
+
+
+def _of_epoch(value: Any, now: datetime) -> datetime | None:
+    """Return the moment of a Unix time that ends a limit; None if it is no sane number."""
+    if type(value) not in (int, float) or not abs(value - now.timestamp()) <= _MAX_AHEAD.total_seconds():
+        return None
+    return datetime.fromtimestamp(value, UTC)
+
+
+def _rejected_until(printed: Output, now: datetime) -> datetime | None:
+    """Return the end of the limit by the last `rate_limit_event` of Claude Code, if that rejected the request."""
+    infos = [mapping(row.get("rate_limit_info")) for row in printed.rows if row.get("type") == "rate_limit_event"]
+    return _of_epoch(infos[-1].get("resetsAt"), now) if infos and infos[-1].get("status") == "rejected" else None
+
+
+def _retry_after(header: str, now: datetime) -> datetime | None:
+    """Return the moment of an HTTP header Retry-After; None if it is within the shortest wait anyway."""
+    moment = find_end(f"retry after {header}", now, UTC) if header else None
+    return moment if moment is not None and (moment - now).total_seconds() >= SHORT_WAITS[0] else None
+
+
+def _family(plain: str) -> Meaning | None:
+    return next((meaning for meaning, pattern in _PATTERNS.items() if pattern.search(plain)), None)
+
+
+def _last_error(printed: Output, tokens_out: int | None) -> Event | None:
+    """Return the error that the JSON output ends with; None if the model answered after it."""
+    error = None
+    for row in printed.rows:
+        event = read_event(row)
+        if event is not None:
+            is_error = event.is_error or (tokens_out == 0 and event.text.startswith("[API Error"))  # Qwen Code
+            error = event if is_error else None
+    return error
+
+
+def _of_answer(
+    printed: Output, words: str, is_answered: bool, is_edited: bool, now: datetime, zone: tzinfo
+) -> Availability:
+    """Of a process that ended with 0 and without an error in its JSON: its text is the model's."""
+    last = next((line.strip() for line in reversed(printed.lines) if line.strip()), "")
+    if is_edited:
+        return Availability(Meaning.OK, words)
+    if not printed.rows and _OWN_LINE.match(last):  # may be forged: it may cost a wait, and never a call of the user
+        found = classify(last, now, zone=zone)
+        if found is not None and found.waits:
+            return found
+    if is_answered and not any(read_event(row) for row in printed.rows):  # Codex, when the provider's filter steps in
+        return Availability(Meaning.REFUSED, "the model ended without an answer")
+    return Availability(Meaning.NO_EDIT, words)
+
+
+def _of_lines(lines: list[str], now: datetime, zone: tzinfo) -> Availability | None:
+    """Say what the last lines of a failed program mean: the last line of a known family, with the line before it."""
+    texts = [line.strip() for line in lines if line.strip() and not is_stack(line)][-_MAX_LINES:]
+    for number in range(len(texts) - 1, -1, -1):
+        if texts[number].lower().startswith("warning"):
+            continue
+        found = classify(texts[number], now, zone=zone)
+        before = texts[number - 1] if number else ""
+        if found is not None and before != texts[number] and classify(before, now, zone=zone) is not None:
+            return classify(f"{before} {texts[number]}", now, zone=zone)
+        if found is not None:
+            return found
+    return None
+
+
+def _is_working(printed: Output) -> bool:
+    """True if the model answered at least once."""
+    rows = [row for row in printed.rows if row.get("type") in _WORK]
+    return any(mapping(row.get("item")).get("type") != "error" for row in rows)
