@@ -8,11 +8,12 @@ is hostile: a forged text can only lengthen a wait that `next_question` bounds.
 
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -21,12 +22,11 @@ from nightshift.agents.usage import (
     MAX_LOG_BYTES,
     Event,
     Output,
-    decode,
     is_stack,
     mapping,
     read_event,
     read_output,
-    said,
+    summarize,
 )
 from nightshift.files import open_regular
 from nightshift.text import clean
@@ -35,6 +35,7 @@ MAX_SHOWN = 300  # characters of a text for people
 _MAX_TEXT = 4_000  # characters of an error that are read
 _MAX_LINES = 40  # of the end of an output without JSON
 _MAX_AHEAD = timedelta(days=366)  # an end later than this is not believed
+_MAX_ENTRIES, _MAX_ROLLOUTS = 500, 5  # of Codex's session files
 _TOLERANCE = timedelta(minutes=5)  # programs cut the seconds, and may have retried since they heard of the limit
 _RETRIES = 5  # in a row; from then on nightshift waits instead of the program
 
@@ -78,109 +79,120 @@ class Availability:
 
 
 # The families of error texts. The first that matches decides. Texts come with ASCII apostrophes and single blanks.
-_FAMILIES = {
-    Meaning.PROGRAM: (
+_FAMILIES = (
+    (
+        Meaning.NETWORK,
+        r"\beconn\w+|enotfound|etimedout|eai_again|enetunreach|ehostunreach|getaddrinfo|fetch failed"
+        r"|error sending request",
+    ),
+    (
+        Meaning.OVERLOADED,
+        r"overload|at capacity|high demand",
+    ),
+    (
+        Meaning.PROGRAM,
         r"command not found|: not found$|no such file or directory|cannot find (?:module|package)|module_not_found"
-        r"|bad interpreter|exec format error|permission denied$|version `\w+_[\d.]+' not found|core dumped"
-        r"|segmentation fault|illegal instruction|not installed|could not find executable|node is not available"
-        r"|(?:unknown|unexpected|unrecognized|invalid) (?:option|argument|flag|subcommand)"
-        r"|requires node(?:\.js)?\b|(?:mise|asdf|volta)(?: error)?\b.{0,40}(?:shim|error|not find|no version)"
-        r"|no (?:preset )?version .{0,20}command"
+        r"|bad interpreter|spawn \S+ e(?:noent|acces)|exec format error|npm err!|no module named|required argument"
+        r"|permission denied$|version `\w+_[\d.]+' not found|core dumped|segmentation fault|illegal instruction"
+        r"|(?:binary|package|program) (?:is )?not installed|could not find executable|node is not available"
+        r"|(?:unknown|unexpected|unrecognized|invalid) (?:option|argument|flag|subcommand)|requires node(?:\.js)?\b"
+        r"|(?:mise|asdf|volta)(?: error)?\b.{0,40}(?:shim|error|not find|no version)"
+        r"|no (?:preset )?version .{0,20}command",
     ),
-    Meaning.CONTEXT: (
+    (
+        Meaning.CONTEXT,
         r"(?:prompt|input|request|context|conversation|message)s? (?:is|are|was)? ?too (?:long|large)"
-        r"|context.?(?:length|window|overflow|limit)"
-        r"|(?:token|input).{0,40}exceeds? (?:the|your) (?:max|limit|model)|entity too large|payload too large"
-        r"|(?:maximum|max) (?:number of )?(?:input |prompt )(?:tokens|length)"
+        r"|context.?(?:length|window|overflow|limit)|(?:token|input).{0,40}exceeds? (?:the|your) (?:max|limit|model)"
+        r"|exceeds? the max|more than the \d+ allowed|entity too large|payload too large"
+        r"|(?:maximum|max) (?:number of )?(?:input |prompt )(?:tokens|length)",
     ),
-    Meaning.REFUSED: (
+    (
+        Meaning.REFUSED,
         r"usage policy|content.?(?:filter|polic|management)|safety (?:settings|system|filter|reasons)"
         r"|(?:response|prompt|candidate|request|output) (?:was|is) (?:blocked|filtered|refused|rejected)"
-        r"|prohibited.?content|flagged (?:as|by|for)|responsible ?ai|moderation"
-        r"|finish_?reason\W{1,3}(?:safety|content|recitation)"
+        r"|prohibited.?content|flagged (?:as|by|for)|responsible ?ai|moderation|policy reasons|stop_reason: refusal"
+        r"|finish_?reason\W{1,3}(?:safety|content|recitation)",
     ),
-    Meaning.LOGIN: (
-        r"(?:invalid|incorrect|missing|expired|revoked|leaked|wrong|no).{0,20}(?:\bkey\b|token|credential|bearer)"
-        r"|(?:key|token|session|credentials?)\b.{0,40}(?:not valid|invalid|missing|expired|revoked|not set|leaked"
-        r"|not found|disabled|refreshed|refresh token)|not logged in|(?:log|sign)(?:ing)? ?in (?:again|with|to)"
-        r"|/login\b|run .{0,20}login|please (?:log|sign) ?in|unauthori[sz]ed|unauthenticated|authenticat"
-        r"|(?<!/)\bauth (?:method|credentials)|failed to login|must specify the \w+ environment variable"
-        r"|(?:not|n't) have permission|permission.?(?:denied|error)|x-api-key"
+    (
+        Meaning.LOGIN,
+        r"(?:invalid|incorrect|missing|expired|revoked|leaked|wrong|\bno api).{0,20}(?:\bkey\b|token|credential"
+        r"|bearer)"
+        r"|(?:key|token|credentials?)\b.{0,40}(?:not valid|invalid|missing|expired|revoked|not set|leaked|not found"
+        r"|disabled|refreshed|refresh token)|session (?:has |is )?(?:expired|invalid)|not logged in"
+        r"|(?:log|sign)(?:ing)? ?in (?:again|with|to)|/login\b|run .{0,20}login|please (?:log|sign) ?in"
+        r"|unauthori[sz]ed|unauthenticated|authenticat|(?<!/)(?<!/)(?<!/)\bauth (?:method|credentials)"
+        r"|failed to login|must specify the \w+ environment variable|(?:not|n't) have permission"
+        r"|permission.?(?:denied|error)|x-api-key|oauth (?:token|session|login|error)|keychain"
+        r"|authori[sz]ation header|signature expired|auth .{0,30}login"
         r"|\b\w+_(?:api_)?key\b.{0,30}(?:not set|required|missing)|api key is required"
         r"|(?:not|n't).{0,10}load.{0,20}credentials|credentialsprovider|invalid_grant|security token"
         r"|unrecognizedclient|access ?denied|forbidden|not eligible"
         r"|(?:organization|account).{0,30}(?:disabled|suspended|deactivated|banned)|not have access to claude"
         r"|disabled claude subscription|(?:country|location|region|territory).{0,20}(?:not supported|unsupported)"
-        r"|(?:unsupported|available in your).(?:country|location|region)"
+        r"|(?:unsupported|available in your).(?:country|location|region)",
     ),
-    Meaning.BILLING: (
-        r"billing|credits?\b|balance|spend(?:ing)? ?(?:cap|limit)|budget|payment|purchase|invoice|past due"
-        r"|declined|subscri(?:be|ption)|upgrade (?:to|your)|paid plan|out of usage|add funds|top up|prepaid"
-        r"|seat type|overages|insufficient.?(?:quota|funds)|daily quota|no quota|limit: 0\b|key limit exceeded"
-        r"|premium requests?|free trial|usage allocation|disabled (?:for your org|by your admin)"
-        r"|contact (?:your|an) admin|/model to switch"
+    (
+        Meaning.BILLING,
+        r"billing|credits?\b|\bbalance\b|spend(?:ing)? ?(?:cap|limit)|\bbudget\b|payment|purchase|invoice|past due"
+        r"|card .{0,20}declined|subscri(?:be|ption)|upgrade (?:to|your)|paid plan|out of usage|add funds"
+        r"|out of funds|cost limit|extra usage|top up|prepaid|seat type|overages|insufficient.?(?:quota|funds)"
+        r"|daily quota|no quota|limit: 0\b|key limit exceeded|premium requests?|free trial|usage allocation"
+        r"|disabled (?:for your org|by your admin)|contact (?:your|an) admin|/model to switch",
     ),
-    Meaning.LIMIT: (
+    (
+        Meaning.LIMIT,
         r"(?:usage|rate|session|weekly|daily|hourly|monthly|token|request|opus|sonnet|quota|hour)s? limit"
         r"|rate.?limit|hit your .{0,40}limit|(?:limit|cap) (?:reached|exceeded|hit)|too many (?:requests|tokens)"
-        r"|throttl|quota|exhausted|rate exceeded|no capacity"
+        r"|throttl|slow ?down|reduce your request|quota|exhausted|rate exceeded|no capacity",
     ),
-    Meaning.NETWORK: (
-        r"econn\w+|enotfound|etimedout|eai_again|enetunreach|ehostunreach|epipe|getaddrinfo|fetch failed"
-        r"|socket hang up|(?:unable|failed|cannot|could not) (?:to )?(?:connect|resolve|lookup)"
-        r"|error sending request|connection (?:error|refused|reset|closed|failed|lost|timed out)|connectionrefused"
-        r"|network|internet|no route to host|\bdns\b|name resolution|certificate|\b(?:tls|ssl)\b|are offline"
-        r"|(?<!gateway )(?<!request )time(?:d )?out"
+    (
+        Meaning.NETWORK,
+        r"epipe|socket hang up|(?:unable|failed|cannot|could not) (?:to )?(?:connect|resolve|lookup)"
+        r"|connection (?:error|refused|reset|closed|failed|lost|timed out)|connectionrefused|network|internet"
+        r"|no route to host|unreachable|\bdns\b|name resolution|certificate|\b(?:tls|ssl)\b|are offline"
+        r"|(?<!gateway )(?<!request )time(?:d )?out",
     ),
-    Meaning.OVERLOADED: (
-        r"overload|at capacity|capacity is|high demand|internal.{0,8}error|server.{0,20}error|bad gateway"
-        r"|gateway time-?out|deadline.?exceeded|unavailable|unable to process|temporar|maintenance"
-        r"|request timed out|try again (?:later|in a)|went wrong on"
-        r"|(?:parse|valid|incomplete|unexpected end of|invalid) json|empty response"
-        r"|stream (?:closed|disconnected|error)|retrying in"
+    (
+        Meaning.OVERLOADED,
+        r"capacity is|internal.{0,8}error|server.{0,20}error|bad gateway|gateway time-?out|deadline.?exceeded"
+        r"|unavailable|unable to process|temporar|maintenance|outage|malformed|request timed out"
+        r"|try again (?:later|in a)|went wrong on|(?:parse|valid|incomplete|unexpected end of|invalid) json"
+        r"|empty response|stream (?:closed|disconnected|error)|retrying in",
     ),
-    Meaning.MODEL: (
+    (
+        Meaning.MODEL,
         r"model.{0,80}(?:not exist|not found|n[o']t supported|n[o']t available|deprecated|retired|not a valid"
         r"|identifier is invalid)|not a valid model|(?:unknown|invalid|no such) model|selected model\b"
         r"|model_?not_?found|^(?:.{0,40}\W)?model: \S+$|deployment.{0,40}not ?(?:exist|found)|no endpoints found"
-        r"|on-demand throughput"
+        r"|on-demand throughput",
     ),
-}
-_PATTERNS = {meaning: re.compile(pattern, re.IGNORECASE) for meaning, pattern in _FAMILIES.items()}
+)
+_PATTERNS = tuple((meaning, re.compile(pattern, re.IGNORECASE)) for meaning, pattern in _FAMILIES)
+_LIMIT = next(pattern for meaning, pattern in _PATTERNS if meaning is Meaning.LIMIT)
 _STATUSES = {401: Meaning.LOGIN, 402: Meaning.BILLING, 403: Meaning.LOGIN, 404: Meaning.MODEL, 408: Meaning.NETWORK}
 _STATUSES |= {413: Meaning.CONTEXT, 429: Meaning.LIMIT}
-_STATUS = re.compile(
-    r"(?:status(?: code)?|code|http(?:/\d)?|error)\W{1,3}([45]\d\d)\b|\(([45]\d\d)\b|^([45]\d\d)\b", re.IGNORECASE
-)
+_STATUS = re.compile(r"(?:status|code|http|error)\D{1,40}([45]\d\d)\b|\(([45]\d\d)\b|^([45]\d\d)\b", re.IGNORECASE)
 # A limit that ends, although the text also names what money would buy.
 _ENDS = re.compile(
-    r"usage limit.{0,300}try again|(?:until|for) .{0,30}reset|wait (?:an? |for |until |\d)|per.(?:day|hour|min)",
+    r"^(?!.{0,500}(?:billing|spend|budget)).{0,500}usage limit|(?:session|daily|weekly|hourly|hour) limit"
+    r"|\brate.?limit(?!.?error)|(?:until|for) .{0,30}reset|wait (?:an? |for |until |\d)|per.(?:day|hour|min)",
     re.IGNORECASE,
 )
+_HARD_MONEY = re.compile(r"limit: 0\b|insufficient|balance is|declined|past due", re.IGNORECASE)  # no time ends it
 _OWN_LINE = re.compile(r"(?:error|fatal)\b|\[?api error", re.IGNORECASE)  # a line of the program, not of its model
 _WORK = ("assistant", "tool_use", "tool_execution_start", "item.started", "item.completed", "text")  # a model's rows
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _MONTH = rf"(?P<month>{'|'.join(_MONTHS)})[a-z]{{0,6}}\.?"
-_ZONES = {
-    **dict.fromkeys(("utc", "gmt", "z"), "UTC"),
-    **dict.fromkeys(("pt", "pst", "pdt", "pacific"), "America/Los_Angeles"),
-    **dict.fromkeys(("mt", "mst", "mdt", "mountain"), "America/Denver"),
-    **dict.fromkeys(("ct", "cst", "cdt", "central"), "America/Chicago"),
-    **dict.fromkeys(("et", "est", "edt", "eastern"), "America/New_York"),
-    **dict.fromkeys(("cet", "cest"), "Europe/Berlin"),
-    "bst": "Europe/London",
-    "ist": "Asia/Kolkata",
-    "jst": "Asia/Tokyo",
-}
+_US_ZONES = {"p": "America/Los_Angeles", "m": "America/Denver", "c": "America/Chicago", "e": "America/New_York"}
 # The end of a limit stands within _REACH characters after one of these words, in the same sentence.
 _ANCHOR = re.compile(
-    r"reset\w*|renew\w*|refill\w*|refresh\w*|retry(?:ing)?(?:[-_ ]after)?|try(?:ing)? again|wait\w*|available|regain|until"
-    r"|restored|unlock\w*|lifted|opens|\bback (?=at|in|on)|\|(?=\d{10})",
+    r"reset\w*|renew\w*|refill\w*|refresh\w*|retry(?:ing)?(?:[-_ ]after)?|try(?:ing)? again|wait\w*|available"
+    r"|regain|until|restored|unlock\w*|lifted|opens|\bback\b|\|(?=\d{10})",
     re.I,
 )
-_REACH = 80
+_REACH, _MAX_ANCHORS = 80, 20
 _SENTENCE = re.compile(r"(?<![ap]\.m)[.!?] ", re.I)
 _EPOCH = re.compile(r"(?<!\d)([12]\d{9})(?:\d{3})?(?!\d)")
 _DATES = tuple(
@@ -189,7 +201,7 @@ _DATES = tuple(
         r"(?<!\d)(?P<year>\d{4})-(?P<number>\d\d)-(?P<day>\d\d)",
         rf"\b{_MONTH} (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (?P<year>\d{{4}}))?",
         rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? {_MONTH}(?:,? (?P<year>\d{{4}}))?",
-        rf"\b(?P<weekday>{'|'.join(_DAYS)}|today|tomorrow)(?:[a-z]{{0,6}})\b",
+        rf"\b(?P<weekday>{'|'.join(_DAYS)}|today|tomorrow)(?:s|rs|nes|ur)?(?:day)?\b",
     )
 )
 _CLOCK = re.compile(
@@ -198,6 +210,9 @@ _CLOCK = re.compile(
     r"(?:\.?,? ?\(?(?P<zone>[+-]\d\d:?\d\d|[a-z]+(?:/[a-z_+-]+\d*)+|[a-z]+))?",
     re.I,
 )
+_LIVE = re.compile(r"Retrying after \d|waiting for network|api_retry|Attempt \d+ failed")
+_SLEEPS = (r"Retrying after (\d{1,12})ms", r"(?m)^Attempt (\d{1,3}) failed")  # Gemini CLI
+_LIVE_CHARACTERS = 64 * 1024
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _UNIT = r"(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|weeks?)(?![a-z])"
 _PART = rf"(?:(\d{{1,9}}(?:\.\d{{1,6}})?) ?|\b(?:an?|one) ){_UNIT}"
@@ -216,63 +231,47 @@ def read_ending(
         is_edited: the process changed train.toml.
         zone: the process's zone, for clock times without one.
     """
-    printed, summary = read_output(output), said(output)
-    tokens_out = summary.cost.tokens_out
-    error = _last_error(printed, tokens_out)
-    if error is None and exit_code == 0:
-        return _of_answer(printed, summary.words, bool(tokens_out), is_edited, now, zone)
-    if error is None:
-        found = _of_lines(printed.lines, now, zone)
-    else:
-        found = classify(error.text, now, error.status, error.details, zone)
-    reset = _rejected_until(printed, now)
+    printed = read_output(output)
+    words, cost = summarize(printed)
+    is_working, error = _read_course(printed, cost.tokens_out)
     if exit_code in (126, 127):
-        return Availability(Meaning.PROGRAM, summary.words)
+        return Availability(Meaning.PROGRAM, words)
+    if error is None and exit_code == 0:
+        return _of_answer(printed, words, bool(cost.tokens_out), is_edited, now, zone)
+    found, reset = None, _rejected_until(printed, now)
+    if error is not None:
+        found = classify(error.text, now, error.status, error.details, zone)
+    elif exit_code is not None or not is_working:
+        found = _of_lines(printed.lines, now, zone)
     if found is None and reset is not None:
-        found = Availability(Meaning.LIMIT, summary.words)
-    if found is None and exit_code is None and not _is_working(printed):
+        found = Availability(Meaning.LIMIT, words)
+    if found is None and exit_code is None and not is_working:
         return Availability(Meaning.NETWORK, "the model did not answer before the time limit")
     if found is None:  # a report of no tokens at all: the model was not reached
-        return Availability(Meaning.OVERLOADED if error and tokens_out == 0 else Meaning.NO_EDIT, summary.words)
+        return Availability(Meaning.OVERLOADED if error and cost.tokens_out == 0 else Meaning.NO_EDIT, words)
     if found.meaning is Meaning.LIMIT and error is not None:
         return replace(found, ends_at=reset or found.ends_at or _retry_after(error.retry_after, now))
     return found
 
 
 def read_live(output: str, seconds_left: float, now: datetime, *, zone: tzinfo = UTC) -> Availability | None:
-    """Say why a running program cannot end in `seconds_left`; None if it may. Call it about twice a second.
+    """Say why a running program cannot end within `seconds_left`; None if it may. Call it about twice a second.
 
     Gemini CLI sleeps until a limit ends, Codex waits for the network without end, Claude Code retries for minutes.
     """
     tail = output[-_LIVE_CHARACTERS:]
     if not _LIVE.search(tail):
         return None
-    printed = read_output(tail[tail.find("\n") + 1 :] if len(output) > len(tail) else tail)
-    num_retries, last = 0, ""
-    for row in printed.rows:
-        text = str(row.get("message", "")) if row.get("type") == "error" else ""
-        is_retry = row.get("subtype") == "api_retry" or "waiting for network" in text
-        num_retries = num_retries + 1 if is_retry else 0
-        last = text if "waiting for network" in text else last
-        if row.get("subtype") == "api_retry":
-            last = f"retrying: {row.get('error')} (status {row.get('error_status')})"
-            delay = row.get("retry_delay_ms")
-            if isinstance(delay, int | float) and delay / 1000 > seconds_left:
-                num_retries = _RETRIES
-    if num_retries >= _RETRIES:
-        return classify(last, now, zone=zone)
-    lines = [line for line in printed.lines if line.strip()]
-    for number, line in enumerate(lines):
-        sleep = re.search(r"Retrying after (\d{1,12})ms", line)
-        attempt = re.match(r"Attempt (\d{1,3}) failed", line)
-        is_long = sleep is not None and int(sleep[1]) / 1000 > seconds_left
-        if is_long or (attempt is not None and int(attempt[1]) >= _RETRIES):
-            return _of_lines(lines[: number + 1], now, zone)
+    printed = read_output(tail)
+    retries = list(takewhile(bool, map(_retry, reversed(printed.rows))))
+    delay = printed.rows[-1].get("retry_delay_ms") if retries else None
+    if len(retries) >= _RETRIES or (isinstance(delay, int | float) and delay / 1000 > seconds_left):
+        return classify(retries[0], now, zone=zone)
+    sleeps, attempts = (re.findall(pattern, tail) for pattern in _SLEEPS)
+    is_asleep = bool(sleeps) and int(sleeps[-1]) / 1000 > seconds_left
+    if is_asleep or (attempts and int(attempts[-1]) >= _RETRIES):
+        return _of_lines(printed.lines, now, zone)
     return None
-
-
-_LIVE = re.compile(r"Retrying after \d|waiting for network|api_retry|Attempt \d+ failed")
-_LIVE_CHARACTERS = 64 * 1024
 
 
 def next_question(
@@ -290,50 +289,39 @@ def next_question(
     if availability.needs_user:
         seconds = USER_WAIT
     elif availability.ends_at is not None and availability.ends_at > now - _TOLERANCE:
-        told = (availability.ends_at - now).total_seconds() + AFTER_END
-        seconds = min(max(told, SHORT_WAITS[0]), MAX_WAIT)
+        seconds = min(max((availability.ends_at - now).total_seconds() + AFTER_END, SHORT_WAITS[0]), MAX_WAIT)
     if seconds_left is not None:
         seconds = min(seconds, max(seconds_left, 0.0))
     return now + timedelta(seconds=seconds)
 
 
-def codex_reset(home: Path, since: float, now: datetime) -> datetime | None:
+def codex_reset(home: Path, since: float) -> datetime | None:
     """Return when the limit of a ChatGPT plan ends, by what Codex wrote below `home` since the Unix time `since`.
 
     The folder was the agent's: no link is followed, and few files and folders are read.
     """
     folders, files = [home / ".codex" / "sessions"], list[tuple[float, Path]]()
-    if (home / ".codex").is_symlink() or folders[0].is_symlink():
+    if folders[0].is_symlink() or folders[0].parent.is_symlink():
         return None
-    for folder in folders:  # grows; year, month and day are folders
+    for folder in folders:  # the list grows: year, month and day are folders
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in islice(entries, _MAX_ENTRIES):
                 if entry.is_dir(follow_symlinks=False) and len(folders) < _MAX_ENTRIES:
                     folders.append(Path(entry.path))
                 elif entry.name.startswith("rollout-") and entry.name.endswith(".jsonl"):
                     files.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
-    for changed_at, path in sorted(files, reverse=True)[:_MAX_ROLLOUTS]:
-        if changed_at < since:
-            break
+    recent = sorted((changed_at, path) for changed_at, path in files if changed_at >= since)[-_MAX_ROLLOUTS:]
+    for _, path in reversed(recent):
         with suppress(OSError), open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
-            for line in reversed(file.read(MAX_LOG_BYTES).decode(errors="replace").split("\n")):
-                if '"rate_limits"' in line:
-                    return _full_until(decode(line), now)
+            for row in reversed(read_output(file.read(MAX_LOG_BYTES).decode(errors="replace")).rows):
+                limits = mapping(mapping(row.get("payload")).get("rate_limits"))
+                windows = [mapping(limits.get(name)) for name in ("primary", "secondary")]
+                full = [window for window in windows if window.get("used_percent") == 100]
+                ends = [_of_epoch(window.get("resets_at"), since) for window in full]
+                if limits:
+                    return max((end for end in ends if end is not None), default=None)
     return None
-
-
-_MAX_ENTRIES, _MAX_ROLLOUTS = 500, 5
-
-
-def _full_until(row: Any, now: datetime) -> datetime | None:
-    """Return the last end of the windows that are used up, in one row of a rollout."""
-    payload = mapping(mapping(row).get("payload"))
-    limits = mapping(payload.get("rate_limits") or mapping(payload.get("info")).get("rate_limits"))
-    windows = [mapping(limits.get(name)) for name in ("primary", "secondary")]
-    full = [window for window in windows if window.get("used_percent") in (100, 100.0)]
-    ends = [_of_epoch(window.get("resets_at"), now) for window in full]
-    return max((end for end in ends if end is not None), default=None)
 
 
 def classify(
@@ -347,11 +335,9 @@ def classify(
         details: codes and bodies, which decide only if the sentence does not.
     """
     plain = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split())
-    meaning, shown = _family(plain), clean(text, MAX_SHOWN)
-    ends_at = None if "limit: 0" in plain else find_end(plain, now, zone)
-    if ends_at is not None and (
-        _PATTERNS[Meaning.LIMIT].search(plain) or meaning in (None, Meaning.BILLING, Meaning.MODEL)
-    ):
+    meaning, shown = _family(plain), clean(text[:_MAX_TEXT], MAX_SHOWN)
+    ends_at = None if _HARD_MONEY.search(plain) else find_end(plain, now, zone)
+    if ends_at is not None and (_LIMIT.search(plain) or meaning in (None, Meaning.BILLING, Meaning.MODEL)):
         return Availability(Meaning.LIMIT, shown, ends_at)
     if meaning is Meaning.BILLING and _ENDS.search(plain):
         return Availability(Meaning.LIMIT, shown)
@@ -364,7 +350,7 @@ def classify(
 
 def find_end(plain: str, now: datetime, zone: tzinfo) -> datetime | None:
     """Return the moment, in UTC, at which a text says that a limit ends; None if it names none, or no sane one."""
-    for anchor in _ANCHOR.finditer(plain):
+    for anchor in islice(_ANCHOR.finditer(plain), _MAX_ANCHORS):
         window = _SENTENCE.split(plain[anchor.end() : anchor.end() + _REACH])[0]
         try:
             moment = _moment(window, anchor[0], now, zone)
@@ -428,26 +414,35 @@ def _at(date: re.Match[str] | None, clock: re.Match[str] | None, now: datetime, 
 
 
 def _zone(name: str) -> tzinfo | None:
-    if re.fullmatch(r"[+-]\d\d:?\d\d", name):
-        return datetime.strptime(name, "%z").tzinfo
-    known = _ZONES.get(name.lower(), name if "/" in name else "")
-    try:
-        return ZoneInfo(known) if known else None
-    except (ValueError, OSError, KeyError):
-        return None
+    """Return the time zone of an offset, an abbreviation or a name of the IANA; None if it is none."""
+    with suppress(ValueError, OSError, KeyError):
+        if name.startswith(("+", "-")):
+            return datetime.strptime(name, "%z").tzinfo
+        if re.fullmatch(r"[pmce][ds]?t|pacific|mountain|central|eastern", name.lower()):
+            return ZoneInfo(_US_ZONES[name[0].lower()])
+        return ZoneInfo(name if "/" in name else "UTC" if name in ("z", "Z") else name.upper().replace("CEST", "CET"))
+    return None
 
 
-def _of_epoch(value: Any, now: datetime) -> datetime | None:
-    """Return the moment of a Unix time that ends a limit; None if it is no sane number."""
-    if type(value) not in (int, float) or not abs(value - now.timestamp()) <= _MAX_AHEAD.total_seconds():
-        return None
-    return datetime.fromtimestamp(value, UTC)
+def _of_epoch(value: Any, near: float) -> datetime | None:
+    """Return the moment of a Unix time; None if it is no number within a year of `near`."""
+    is_sane = type(value) in (int, float) and abs(value - near) <= _MAX_AHEAD.total_seconds()
+    return datetime.fromtimestamp(value, UTC) if is_sane else None
 
 
 def _rejected_until(printed: Output, now: datetime) -> datetime | None:
     """Return the end of the limit by the last `rate_limit_event` of Claude Code, if that rejected the request."""
     infos = [mapping(row.get("rate_limit_info")) for row in printed.rows if row.get("type") == "rate_limit_event"]
-    return _of_epoch(infos[-1].get("resetsAt"), now) if infos and infos[-1].get("status") == "rejected" else None
+    is_rejected = bool(infos) and infos[-1].get("status") == "rejected"
+    return _of_epoch(infos[-1].get("resetsAt"), now.timestamp()) if is_rejected else None
+
+
+def _retry(row: Mapping[str, Any]) -> str:
+    """Return what a row says of one more try; "" for other rows."""
+    if row.get("subtype") == "api_retry":
+        return f"retrying: {row.get('error')} (status {row.get('error_status')})"
+    text = row.get("message") if row.get("type") == "error" else None
+    return text if isinstance(text, str) and "waiting for network" in text else ""
 
 
 def _retry_after(header: str, now: datetime) -> datetime | None:
@@ -457,18 +452,21 @@ def _retry_after(header: str, now: datetime) -> datetime | None:
 
 
 def _family(plain: str) -> Meaning | None:
-    return next((meaning for meaning, pattern in _PATTERNS.items() if pattern.search(plain)), None)
+    return next((meaning for meaning, pattern in _PATTERNS if pattern.search(plain)), None)
 
 
-def _last_error(printed: Output, tokens_out: int | None) -> Event | None:
-    """Return the error that the JSON output ends with; None if the model answered after it."""
-    error = None
+def _read_course(printed: Output, tokens_out: int | None) -> tuple[bool, Event | None]:
+    """Return whether the model ever worked, and the error after which it did nothing more."""
+    is_working, error = False, None
     for row in printed.rows:
         event = read_event(row)
-        if event is not None:
-            is_error = event.is_error or (tokens_out == 0 and event.text.startswith("[API Error"))  # Qwen Code
-            error = event if is_error else None
-    return error
+        if event is not None and tokens_out == 0 and event.text.startswith("[API Error"):  # Qwen Code
+            event = event._replace(is_error=True)
+        if event is not None and event.is_error:
+            error = event
+        elif event is not None or (row.get("type") in _WORK and mapping(row.get("item")).get("type") != "error"):
+            is_working, error = True, None
+    return is_working, error
 
 
 def _of_answer(
@@ -500,9 +498,3 @@ def _of_lines(lines: list[str], now: datetime, zone: tzinfo) -> Availability | N
         if found is not None:
             return found
     return None
-
-
-def _is_working(printed: Output) -> bool:
-    """True if the model answered at least once."""
-    rows = [row for row in printed.rows if row.get("type") in _WORK]
-    return any(mapping(row.get("item")).get("type") != "error" for row in rows)

@@ -30,7 +30,7 @@ MAX_LOG_BYTES = 1_000_000  # that a log keeps, and that are read of the end of a
 MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; a larger number is not believed
 MAX_WORDS = 300  # characters
 _CLAUDE_INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-_STACK = re.compile(r"\s+at |\s*[{}\[\])^~|]*\s*$|Node\.js v\d|\s*(?:code|errno|syscall|status|requireStack): ")
+_STACK = re.compile(r"[{}\[\])^~|]{1,80}$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): ")
 _NODE_ERROR = re.compile(r"(?:Uncaught )?\w{0,60}Error(?: \[\w+\])?: ")
 
 
@@ -56,6 +56,7 @@ class Output(NamedTuple):
 
     rows: list[Mapping[str, Any]]
     lines: list[str]
+    is_cut: bool  # its beginning is not known
 
 
 class Log:
@@ -94,12 +95,17 @@ def read_output(output: str) -> Output:
     ends = [number for number, line in enumerate(lines) if line.rstrip() == "}" and begins and number > begins[0]]
     if ends and isinstance(value := decode("\n".join(lines[begins[0] : ends[0] + 1])), dict):
         rows.append(value)
-    return Output(rows, plain)
+    return Output(rows, plain, len(output) >= MAX_LOG_BYTES)
 
 
 def said(output: str) -> Said:
     """Return the last words and the cost. Without known JSON: the last line that tells something, and no cost."""
-    rows, lines = read_output(output)
+    return summarize(read_output(output))
+
+
+def summarize(printed: Output) -> Said:
+    """Do what `said` does, with an output that was read."""
+    rows, lines, is_cut = printed
     words, num_threads, costs = "", 0, dict[tuple[str, object], Cost]()  # by program and conversation
     for number, row in enumerate(rows):
         event = read_event(row)
@@ -113,7 +119,7 @@ def said(output: str) -> Said:
         if cost is not None:
             costs[program, keys.get(program, number)] = cost
     total = together(costs.values()) or Cost()
-    if len(output) >= MAX_LOG_BYTES and any(program in ("opencode", "message") for program, _ in costs):
+    if is_cut and any(program in ("opencode", "message") for program, _ in costs):
         total = replace(total, at_least=FIGURES)  # the steps before are not known
     return Said(clean(words or last_line(lines), MAX_WORDS), total)
 
@@ -173,7 +179,8 @@ def decode(text: str) -> Any:
 
 def is_stack(line: str) -> bool:
     """True for a line of a stack trace of Node.js that tells nothing: a frame, a brace, the version."""
-    return _STACK.match(line) is not None
+    text = line.strip()
+    return (text.startswith("at ") and line[0].isspace()) or _STACK.match(text) is not None
 
 
 def last_line(lines: list[str]) -> str:
