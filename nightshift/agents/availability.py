@@ -8,14 +8,16 @@ is hostile: a forged text can only lengthen a wait that `next_question` bounds.
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
+from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from nightshift.agents.usage import (
@@ -78,107 +80,18 @@ class Availability:
         return self.meaning in (Meaning.LOGIN, Meaning.BILLING, Meaning.MODEL, Meaning.PROGRAM)
 
 
-# The families of error texts. The first that matches decides. Texts come with ASCII apostrophes and single blanks.
-_FAMILIES = (
-    (
-        Meaning.NETWORK,
-        r"\beconn\w+|enotfound|etimedout|eai_again|enetunreach|ehostunreach|getaddrinfo|fetch failed"
-        r"|error sending request",
-    ),
-    (
-        Meaning.OVERLOADED,
-        r"overload|at capacity|high demand",
-    ),
-    (
-        Meaning.PROGRAM,
-        r"command not found|: not found$|no such file or directory|cannot find (?:module|package)|module_not_found"
-        r"|bad interpreter|spawn \S+ e(?:noent|acces)|exec format error|npm err!|no module named|required argument"
-        r"|permission denied$|version `\w+_[\d.]+' not found|core dumped|segmentation fault|illegal instruction"
-        r"|(?:binary|package|program) (?:is )?not installed|could not find executable|node is not available"
-        r"|(?:unknown|unexpected|unrecognized|invalid) (?:option|argument|flag|subcommand)|requires node(?:\.js)?\b"
-        r"|(?:mise|asdf|volta)(?: error)?\b.{0,40}(?:shim|error|not find|no version)"
-        r"|no (?:preset )?version .{0,20}command",
-    ),
-    (
-        Meaning.CONTEXT,
-        r"(?:prompt|input|request|context|conversation|message)s? (?:is|are|was)? ?too (?:long|large)"
-        r"|context.?(?:length|window|overflow|limit)|(?:token|input).{0,40}exceeds? (?:the|your) (?:max|limit|model)"
-        r"|exceeds? the max|more than the \d+ allowed|entity too large|payload too large"
-        r"|(?:maximum|max) (?:number of )?(?:input |prompt )(?:tokens|length)",
-    ),
-    (
-        Meaning.REFUSED,
-        r"usage policy|content.?(?:filter|polic|management)|safety (?:settings|system|filter|reasons)"
-        r"|(?:response|prompt|candidate|request|output) (?:was|is) (?:blocked|filtered|refused|rejected)"
-        r"|prohibited.?content|flagged (?:as|by|for)|responsible ?ai|moderation|policy reasons|stop_reason: refusal"
-        r"|finish_?reason\W{1,3}(?:safety|content|recitation)",
-    ),
-    (
-        Meaning.LOGIN,
-        r"(?:invalid|incorrect|missing|expired|revoked|leaked|wrong|\bno api).{0,20}(?:\bkey\b|token|credential"
-        r"|bearer)"
-        r"|(?:key|token|credentials?)\b.{0,40}(?:not valid|invalid|missing|expired|revoked|not set|leaked|not found"
-        r"|disabled|refreshed|refresh token)|session (?:has |is )?(?:expired|invalid)|not logged in"
-        r"|(?:log|sign)(?:ing)? ?in (?:again|with|to)|/login\b|run .{0,20}login|please (?:log|sign) ?in"
-        r"|unauthori[sz]ed|unauthenticated|authenticat|(?<!/)(?<!/)(?<!/)\bauth (?:method|credentials)"
-        r"|failed to login|must specify the \w+ environment variable|(?:not|n't) have permission"
-        r"|permission.?(?:denied|error)|x-api-key|oauth (?:token|session|login|error)|keychain"
-        r"|authori[sz]ation header|signature expired|auth .{0,30}login"
-        r"|\b\w+_(?:api_)?key\b.{0,30}(?:not set|required|missing)|api key is required"
-        r"|(?:not|n't).{0,10}load.{0,20}credentials|credentialsprovider|invalid_grant|security token"
-        r"|unrecognizedclient|access ?denied|forbidden|not eligible"
-        r"|(?:organization|account).{0,30}(?:disabled|suspended|deactivated|banned)|not have access to claude"
-        r"|disabled claude subscription|(?:country|location|region|territory).{0,20}(?:not supported|unsupported)"
-        r"|(?:unsupported|available in your).(?:country|location|region)",
-    ),
-    (
-        Meaning.BILLING,
-        r"billing|credits?\b|\bbalance\b|spend(?:ing)? ?(?:cap|limit)|\bbudget\b|payment|purchase|invoice|past due"
-        r"|card .{0,20}declined|subscri(?:be|ption)|upgrade (?:to|your)|paid plan|out of usage|add funds"
-        r"|out of funds|cost limit|extra usage|top up|prepaid|seat type|overages|insufficient.?(?:quota|funds)"
-        r"|daily quota|no quota|limit: 0\b|key limit exceeded|premium requests?|free trial|usage allocation"
-        r"|disabled (?:for your org|by your admin)|contact (?:your|an) admin|/model to switch",
-    ),
-    (
-        Meaning.LIMIT,
-        r"(?:usage|rate|session|weekly|daily|hourly|monthly|token|request|opus|sonnet|quota|hour)s? limit"
-        r"|rate.?limit|hit your .{0,40}limit|(?:limit|cap) (?:reached|exceeded|hit)|too many (?:requests|tokens)"
-        r"|throttl|slow ?down|reduce your request|quota|exhausted|rate exceeded|no capacity",
-    ),
-    (
-        Meaning.NETWORK,
-        r"epipe|socket hang up|(?:unable|failed|cannot|could not) (?:to )?(?:connect|resolve|lookup)"
-        r"|connection (?:error|refused|reset|closed|failed|lost|timed out)|connectionrefused|network|internet"
-        r"|no route to host|unreachable|\bdns\b|name resolution|certificate|\b(?:tls|ssl)\b|are offline"
-        r"|(?<!gateway )(?<!request )time(?:d )?out",
-    ),
-    (
-        Meaning.OVERLOADED,
-        r"capacity is|internal.{0,8}error|server.{0,20}error|bad gateway|gateway time-?out|deadline.?exceeded"
-        r"|unavailable|unable to process|temporar|maintenance|outage|malformed|request timed out"
-        r"|try again (?:later|in a)|went wrong on|(?:parse|valid|incomplete|unexpected end of|invalid) json"
-        r"|empty response|stream (?:closed|disconnected|error)|retrying in",
-    ),
-    (
-        Meaning.MODEL,
-        r"model.{0,80}(?:not exist|not found|n[o']t supported|n[o']t available|deprecated|retired|not a valid"
-        r"|identifier is invalid)|not a valid model|(?:unknown|invalid|no such) model|selected model\b"
-        r"|model_?not_?found|^(?:.{0,40}\W)?model: \S+$|deployment.{0,40}not ?(?:exist|found)|no endpoints found"
-        r"|on-demand throughput",
-    ),
-)
-_PATTERNS = tuple((meaning, re.compile(pattern, re.IGNORECASE)) for meaning, pattern in _FAMILIES)
-_LIMIT = next(pattern for meaning, pattern in _PATTERNS if meaning is Meaning.LIMIT)
+class _Families(NamedTuple):
+    """The patterns of error texts in errors.toml."""
+
+    in_order: tuple[tuple[Meaning, re.Pattern[str]], ...]
+    limit: re.Pattern[str]
+    money_without_end: re.Pattern[str]
+    limit_despite_money: re.Pattern[str]
+
+
 _STATUSES = {401: Meaning.LOGIN, 402: Meaning.BILLING, 403: Meaning.LOGIN, 404: Meaning.MODEL, 408: Meaning.NETWORK}
 _STATUSES |= {413: Meaning.CONTEXT, 429: Meaning.LIMIT}
 _STATUS = re.compile(r"(?:status|code|http|error)\D{1,40}([45]\d\d)\b|\(([45]\d\d)\b|^([45]\d\d)\b", re.IGNORECASE)
-# A limit that ends, although the text also names what money would buy.
-_ENDS = re.compile(
-    r"^(?!.{0,500}(?:billing|spend|budget)).{0,500}usage limit|(?:session|daily|weekly|hourly|hour) limit"
-    r"|\brate.?limit(?!.?error)|(?:until|for) .{0,30}reset|wait (?:an? |for |until |\d)|per.(?:day|hour|min)",
-    re.IGNORECASE,
-)
-_HARD_MONEY = re.compile(r"limit: 0\b|insufficient|balance is|declined|past due", re.IGNORECASE)  # no time ends it
 _OWN_LINE = re.compile(r"(?:error|fatal)\b|\[?api error", re.IGNORECASE)  # a line of the program, not of its model
 _WORK = ("assistant", "tool_use", "tool_execution_start", "item.started", "item.completed", "text")  # a model's rows
 
@@ -336,10 +249,11 @@ def classify(
     """
     plain = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split())
     meaning, shown = _family(plain), clean(text[:_MAX_TEXT], MAX_SHOWN)
-    ends_at = None if _HARD_MONEY.search(plain) else find_end(plain, now, zone)
-    if ends_at is not None and (_LIMIT.search(plain) or meaning in (None, Meaning.BILLING, Meaning.MODEL)):
+    families = _families()
+    ends_at = None if families.money_without_end.search(plain) else find_end(plain, now, zone)
+    if ends_at is not None and (meaning in (None, Meaning.BILLING, Meaning.MODEL) or families.limit.search(plain)):
         return Availability(Meaning.LIMIT, shown, ends_at)
-    if meaning is Meaning.BILLING and _ENDS.search(plain):
+    if meaning is Meaning.BILLING and families.limit_despite_money.search(plain):
         return Availability(Meaning.LIMIT, shown)
     match = _STATUS.search(plain)
     number = status or (int(next(filter(None, match.groups()))) if match else 0)
@@ -451,8 +365,21 @@ def _retry_after(header: str, now: datetime) -> datetime | None:
     return moment if moment is not None and (moment - now).total_seconds() >= SHORT_WAITS[0] else None
 
 
+@cache
+def _families() -> _Families:
+    """Read errors.toml."""
+    table = tomllib.loads(Path(__file__).with_name("errors.toml").read_text("utf-8"))
+    families = tuple((Meaning(row["meaning"]), _any_of(row["patterns"])) for row in table["family"])
+    limit = next(pattern for meaning, pattern in families if meaning is Meaning.LIMIT)
+    return _Families(families, limit, _any_of(table["money_without_end"]), _any_of(table["limit_despite_money"]))
+
+
+def _any_of(patterns: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
 def _family(plain: str) -> Meaning | None:
-    return next((meaning for meaning, pattern in _PATTERNS if pattern.search(plain)), None)
+    return next((meaning for meaning, pattern in _families().in_order if pattern.search(plain)), None)
 
 
 def _read_course(printed: Output, tokens_out: int | None) -> tuple[bool, Event | None]:
