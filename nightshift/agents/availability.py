@@ -3,7 +3,7 @@
 Exit codes separate nothing: Claude Code ends every error with 1, pi and Qwen Code end a wrong key with 0, Gemini CLI
 ends with the HTTP status modulo 256. So the errors in the JSON output are read first, then, if the program failed, the
 lines that it printed. The answer of a model that ended ordinarily is not read as an error, whatever it says. The output
-is hostile: a forged text can only lengthen a wait that `next_question` bounds.
+is hostile: a forged error costs a wait that `next_question` bounds, or a needless call of the user, and no more.
 """
 
 import os
@@ -178,8 +178,8 @@ def read_live(output: str, seconds_left: float, now: datetime, *, zone: tzinfo =
     printed = read_output(tail)
     retries = list(takewhile(bool, map(_retry, reversed(printed.rows))))
     delay = printed.rows[-1].get("retry_delay_ms") if retries else None
-    if len(retries) >= _RETRIES or (isinstance(delay, int | float) and delay / 1000 > seconds_left):
-        return classify(retries[0], now, zone=zone)
+    if len(retries) >= _RETRIES or (isinstance(delay, int | float) and delay > 1000 * seconds_left):
+        return classify(retries[0], now, zone=zone) or Availability(Meaning.NETWORK, clean(retries[0], MAX_SHOWN))
     sleeps, attempts = (re.findall(pattern, tail) for pattern in _SLEEPS)
     is_asleep = bool(sleeps) and int(sleeps[-1]) / 1000 > seconds_left
     if is_asleep or (attempts and int(attempts[-1]) >= _RETRIES):
@@ -305,9 +305,9 @@ def _at(date: re.Match[str] | None, clock: re.Match[str] | None, now: datetime, 
     hour = minute = second = 0
     if clock is not None:
         zone = _zone(clock["zone"] or "") or zone
-        noon = 12 if (clock["word"] or "").lower() == "noon" else 0
         hour, minute, second = (int(clock[name] or 0) for name in ("hour", "minute", "second"))
-        hour += noon
+        if (clock["word"] or "").lower() == "noon":
+            hour = 12
         if clock["half"]:
             hour = hour % 12 + 12 * clock["half"].lower().startswith("p")
     here = now.astimezone(zone)
@@ -340,7 +340,8 @@ def _zone(name: str) -> tzinfo | None:
 
 def _of_epoch(value: Any, near: float) -> datetime | None:
     """Return the moment of a Unix time; None if it is no number within a year of `near`."""
-    is_sane = type(value) in (int, float) and abs(value - near) <= _MAX_AHEAD.total_seconds()
+    reach = _MAX_AHEAD.total_seconds()
+    is_sane = type(value) in (int, float) and near - reach <= value <= near + reach
     return datetime.fromtimestamp(value, UTC) if is_sane else None
 
 

@@ -30,7 +30,6 @@ DATA = Path(__file__).parents[1] / "data"
 RUNS: list[dict[str, Any]] = json.loads((DATA / "agent-runs.json").read_text())
 TEXTS: list[dict[str, Any]] = json.loads((DATA / "agent-texts.json").read_text())
 NOW = datetime(2026, 11, 25, 3, 20, tzinfo=UTC)  # a Wednesday
-NOISE = "the model did not answer before the time limit"
 WAITS, USER = ("limit", "overloaded", "network"), ("login", "billing", "model", "program")
 MEANINGS = {
     "usage_limit": ("limit",),
@@ -57,9 +56,8 @@ def moment(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def of_run(run: dict[str, Any], exit_code: int | None = None) -> Availability:
-    now = datetime.fromisoformat(run["now"])
-    zone = ZoneInfo(run.get("zone", "UTC"))
+def of_run(run: dict[str, Any]) -> Availability:
+    now, zone = datetime.fromisoformat(run["now"]), ZoneInfo(run.get("zone", "UTC"))
     return read_ending(run["output"], run["exit_code"], now, is_edited=run["is_edited"], zone=zone)
 
 
@@ -178,6 +176,7 @@ def limit_rows(reset: str, status: str = "rejected") -> str:
     [
         ("1795584078", datetime(2026, 11, 25, 5, 21, 18, tzinfo=UTC)),
         ("1" + "0" * 30, None),
+        ("1" + "0" * 400, None),
         ("1e400", None),
         ("NaN", None),
         ("-1", None),
@@ -266,7 +265,7 @@ def test_a_sleep_beyond_the_time_limit_is_seen_while_the_program_runs() -> None:
 
 
 def test_the_tries_of_claude_code_are_counted() -> None:
-    def row(status: int, error: str, delay: float = 500.0) -> str:
+    def row(status: int, error: str, delay: object = 500.0) -> str:
         fields = {"type": "system", "subtype": "api_retry", "retry_delay_ms": delay, "error_status": status}
         return json.dumps({**fields, "error": error}) + "\n"
 
@@ -282,6 +281,10 @@ def test_the_tries_of_claude_code_are_counted() -> None:
         assert read_live(answer + row(status, error) * 4, 600, NOW) is None
         assert read_live(row(status, error) * 5 + answer, 600, NOW) is None
     assert read_live(row(429, "rate_limit", 700_000.0), 600, NOW) is not None
+    assert read_live(row(429, "rate_limit", 10**400), 600, NOW) is not None
+    lost = read_live(row(0, "unknown") * 5, 600, NOW)
+    assert lost is not None
+    assert lost.meaning is Meaning.NETWORK
 
 
 def test_a_program_at_work_is_left_alone() -> None:
