@@ -101,7 +101,7 @@ _MONTH = rf"(?P<month>{'|'.join(_MONTHS)})[a-z]{{0,6}}\.?"
 _US_ZONES = {"p": "America/Los_Angeles", "m": "America/Denver", "c": "America/Chicago", "e": "America/New_York"}
 # The end of a limit stands within _REACH characters after one of these words, in the same sentence.
 _ANCHOR = re.compile(
-    r"reset\w*|renew\w*|refill\w*|refresh\w*|retry(?:ing)?(?:[-_ ]after)?|try(?:ing)? again|wait\w*|available"
+    r"reset\w*|renew\w*|refill\w*|refresh\w*|retry(?:ing)?(?:[-_ ]after)?|again|continue at|wait\w*|available"
     r"|regain|until|restored|unlock\w*|lifted|opens|\bback\b|\|(?=\d{10})",
     re.I,
 )
