@@ -1,4 +1,4 @@
-"""What coding agents print, cut down: the shapes of Claude Code 2.1, Codex 0.169 (and before 0.44), Gemini CLI 0.61."""
+"""What coding agents print, cut down: the shapes of Claude Code 2.1, Codex 0.169, Gemini CLI 0.61."""
 
 from __future__ import annotations
 
@@ -32,11 +32,6 @@ def _lines(*rows: object) -> str:
 
 
 CLAUDE = _lines(_RESULT)
-CLAUDE_STREAM = _lines(
-    {"type": "system", "subtype": "init", "cwd": "/clone", "tools": ["Edit"]},
-    {"type": "assistant", "message": {"content": [{"type": "text", "text": "Editing."}], "usage": _USAGE}},
-    _RESULT,
-)
 CODEX = _lines(
     {"type": "thread.started", "thread_id": "0199a213"},
     {"type": "turn.started"},
@@ -51,31 +46,6 @@ CODEX = _lines(
             "reasoning_output_tokens": 1_152,
         },
     },
-)
-CODEX_FAILED = _lines(
-    {"type": "thread.started", "thread_id": "0199a213"},
-    {"type": "turn.started"},
-    {"type": "turn.failed", "error": {"message": "stream disconnected: 401 Unauthorized"}},
-)
-CODEX_FAILED = _lines(
-    {"type": "thread.started", "thread_id": "0199a213"},
-    {"type": "turn.started"},
-    {"type": "turn.failed", "error": {"message": "stream disconnected: 401 Unauthorized"}},
-)
-CODEX_OLD = _lines(
-    *(
-        {
-            "id": "0",
-            "msg": {
-                "type": "token_count",
-                "info": {
-                    "total_token_usage": {"input_tokens": tokens, "cached_input_tokens": 1, "output_tokens": 1_590},
-                    "last_token_usage": {"input_tokens": 6_245, "output_tokens": 407},
-                },
-            },
-        }
-        for tokens in (20_304, 26_549)
-    )
 )
 _STATS = {
     "models": {
@@ -96,4 +66,3 @@ _STATS = {
     "files": {"totalLinesAdded": 1, "totalLinesRemoved": 1},
 }
 GEMINI = json.dumps({"session_id": "5f", "response": "I halved the batch.", "stats": _STATS}, indent=2) + "\n"
-GEMINI_FAILED = json.dumps({"error": {"type": "Error", "message": "Please set an Auth method", "code": 41}}, indent=2)
