@@ -24,6 +24,7 @@ from typing import NamedTuple
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone
+from nightshift.agents.evidence import evidence
 from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
 from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, said
@@ -226,7 +227,7 @@ class AgentProposer:
         return self.agent.sandbox.name
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
-        return self.agent.ask(compose(context), context, is_stopping)
+        return self.agent.ask(compose(context), context, is_stopping, evidence=evidence(context))
 
 
 def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> Answer:
