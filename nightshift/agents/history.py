@@ -20,7 +20,8 @@ from nightshift.config.values import value_text
 from nightshift.errors import UsageError
 from nightshift.files import Document
 
-MANY_TRIALS = 3  # of one key by itself, all worse: dead ends together, though none of them alone
+MANY = 3  # changes of one key by itself, all worse: dead ends together
+REJECTED = ("", "reverted")  # Campaign.since: the change was discarded, reverted or crashed
 UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
 
 _Rest = frozenset[tuple[str, str | None]]  # what a trial's config sets besides the key, without a rider
@@ -48,34 +49,6 @@ class Trial:
         ]
         return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
 
-    @property
-    def is_rejected(self) -> bool:
-        """True if the incumbent does not hold the change: discarded, reverted or crashed."""
-        return self.since in ("", "reverted")
-
-    @property
-    def is_near_miss(self) -> bool:
-        """True if the change was rejected, but its effect is within one standard deviation of 0, or above."""
-        return self.is_rejected and self._effect_plus(1) >= 0
-
-    @property
-    def is_worse(self) -> bool:
-        """True if the change was rejected, and its effect is more than one standard deviation below 0, or a crash."""
-        return self.is_rejected and self._effect_plus(1) < 0
-
-    @property
-    def is_loss(self) -> bool:
-        """True if the change was rejected, and its 95 % interval lies below 0. A crash is a loss."""
-        return self.is_rejected and self._effect_plus(Z95) < 0
-
-    @property
-    def mean(self) -> float:
-        """Posterior mean of the effect; of a crash minus infinity."""
-        return float("-inf") if self.effect is None else self.effect.mean
-
-    def _effect_plus(self, num_deviations: float) -> float:
-        return self.mean + num_deviations * (self.effect.sd if self.effect else 0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -100,24 +73,21 @@ class KeyHistory:
     trials: tuple[Trial, ...]
     covered: tuple[Span, ...]
 
-    @property
-    def dead_ends(self) -> tuple[Trial, ...]:
-        """The trials of this key alone that lost: each by its own measured loss, or all of many by their number."""
-        alone = [trial for trial in self.trials if not trial.others]
-        is_worse_always = len(alone) >= MANY_TRIALS and all(trial.is_worse for trial in self.trials)
-        return tuple(trial for trial in alone if trial.is_loss or is_worse_always)
-
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
-    """What one campaign tried. `kept`: the incumbent's changes, the most certain first. `near_misses`: experiments, the
-    best first. `dead_ends`: experiments that changed one key. `keys`: the most tried first. `damaged`: files that could
-    not be read."""
+    """What one campaign tried. `kept`: the incumbent's changes, the most certain first. `keys`: the most tried first.
+    `damaged`: files that could not be read.
+
+    `near_misses`: rejected changes that the incumbent does not hold, with an effect within one standard deviation of 0,
+    or above; the best first. `dead_ends`: rejected changes of one key that crashed, whose 95 % interval lies below 0,
+    or that are MANY and all worse (by more than one standard deviation).
+    """
 
     branch: str
     rules_hash: str
     kept: tuple[str, ...]
-    near_misses: tuple[int, ...]
-    dead_ends: tuple[int, ...]
+    near_misses: tuple[str, ...]
+    dead_ends: tuple[str, ...]
     keys: tuple[KeyHistory, ...]
     untried_keys: tuple[str, ...]
     damaged: tuple[str, ...] = ()
@@ -125,10 +95,9 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
     @property
     def summary(self) -> list[str]:
         """Near misses, dead ends, covered values and untried keys, one line each."""
-        changes = _by_number(self.keys)
         lists = {
-            "near misses": [_change_text(changes[number]) for number in self.near_misses],
-            "dead ends": [_change_text(changes[number]) for number in self.dead_ends],
+            "near misses": self.near_misses,
+            "dead ends": self.dead_ends,
             "covered": [f"{of_key.key} {span}" for of_key in self.keys for span in of_key.covered],
             "untried keys": self.untried_keys,
         }
@@ -166,44 +135,55 @@ def history(
         used_keys: the keys that the engine uses; None: all. Others are not listed as untried.
     """
     trials: dict[str, list[tuple[Trial, _Rest]]] = {}
+    near_misses: list[tuple[float, str]] = []
+    dead_ends: list[str] = []
+    worse: dict[str, list[str]] = {}  # by key: changes of it alone that are worse
+    hopeful = set[str]()  # keys with a change that is not worse
     for record in campaign.decided:
-        candidate = configs_by_number.get(record.number)
+        candidate, new = configs_by_number.get(record.number), record.run.new
         is_counted = record.judgement is not None and record.failure in (None, Failure.TRAINING)
-        if candidate is None or not is_counted or record.run.new is None:
+        if candidate is None or new is None or not is_counted:
             continue
-        values = {key: text for change in (*record.run.kept, record.run.new) for key, text in change.keys.items()}
+        values = {key: text for change in (*record.run.kept, new) for key, text in change.keys.items()}
         # What merely stopped to apply, because a variant changed, was not touched.
         touched = {change.key: change for change in changes_of(record.diff) if change.key in candidate.resolved}
+        effect, since = campaign.effect(record), campaign.since(record)
         for key, change in touched.items():
             trial = Trial(
                 number=record.number,
                 before=_word(change.old),
                 after=_word(change.new),
                 verdict=Verdict(record.status),
-                effect=campaign.effect(record),
+                effect=effect,
                 others=tuple(other for other in touched if other != key),
-                since=campaign.since(record),
+                since=since,
                 starts=record.starts,
             )
             rest = frozenset(item for item in values.items() if item[0] != key)
             trials.setdefault(key, []).append((trial, rest))
-    keys = tuple(
-        KeyHistory(key, _value(key, now), tuple(trial for trial, _ in pairs), tuple(dict.fromkeys(_spans(pairs))))
-        for key, pairs in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0]))
-    )
-    near_misses = [
-        trials_of_one[0][1]
-        for trials_of_one in _by_number(keys).values()
-        if trials_of_one[0][1].is_near_miss and any(trial.after != of_key.now for of_key, trial in trials_of_one)
-    ]
+        line = f"{record.number:04d} {effect or record.status}: "
+        line += ", ".join(f"{key} = {_word(change.new)}" for key, change in touched.items())
+        is_held = all(_word(change.new) == _value(key, now) for key, change in touched.items())
+        is_worse = since in REJECTED and (effect is None or effect.mean + effect.sd < 0)
+        if not is_worse:
+            hopeful |= touched.keys()
+        elif len(touched) == 1:
+            worse.setdefault(min(touched), []).append(line)
+            dead_ends += [line] if effect is None or effect.mean + Z95 * effect.sd < 0 else []
+        if not is_worse and since in REJECTED and not is_held and effect is not None:
+            near_misses.append((effect.mean, line))
+    dead_ends += [line for key, lines in worse.items() if len(lines) >= MANY and key not in hopeful for line in lines]
     assert campaign.baseline is not None
     return Memory(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
-        near_misses=tuple(trial.number for trial in sorted(near_misses, key=lambda trial: -trial.mean)),
-        dead_ends=tuple(sorted(trial.number for of_key in keys for trial in of_key.dead_ends)),
-        keys=keys,
+        near_misses=tuple(line for _, line in sorted(near_misses, reverse=True)),
+        dead_ends=tuple(sorted({*dead_ends})),
+        keys=tuple(
+            KeyHistory(key, _value(key, now), tuple(trial for trial, _ in pairs), tuple(dict.fromkeys(_spans(pairs))))
+            for key, pairs in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0]))
+        ),
         untried_keys=tuple(
             path
             for path in dict.fromkeys(key.path for key in KEYS)
@@ -240,27 +220,10 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     campaign = fold(ledger, records, *last_campaign(records))
     if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
-    baseline = ledger.stored_config(campaign.baseline)
-    found = load_configs(ledger, campaign.decided)
-    now = incumbent_config(baseline, campaign.kept)
+    now = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
-    return replace(history(campaign, found, now, used_keys), damaged=tuple(damaged))
-
-
-def _by_number(keys: Sequence[KeyHistory]) -> dict[int, list[tuple[KeyHistory, Trial]]]:
-    """The trials of each experiment, with their keys."""
-    found: dict[int, list[tuple[KeyHistory, Trial]]] = {}
-    for of_key in keys:
-        for trial in of_key.trials:
-            found.setdefault(trial.number, []).append((of_key, trial))
-    return found
-
-
-def _change_text(trials: Sequence[tuple[KeyHistory, Trial]]) -> str:
-    """`0004 -63.0 ± 5.1 pp: trainer.optim.lr = 1e-3, max_steps = unset`."""
-    _, trial = trials[0]
-    settings = ", ".join(f"{of_key.key} = {each.after}" for of_key, each in trials)
-    return f"{trial.number:04d} {trial.effect or trial.verdict}: {settings}"
+    memory = history(campaign, load_configs(ledger, campaign.decided), now, used_keys)
+    return replace(memory, damaged=tuple(damaged))
 
 
 def _word(text: str | None) -> str:
@@ -279,7 +242,7 @@ def _spans(trials: Sequence[tuple[Trial, _Rest]]) -> Iterator[Span]:
     is_kept_by_value: dict[_Rest, dict[float, bool]] = {}
     for trial, rest in trials:
         values = is_kept_by_value.setdefault(rest, {})
-        outcomes = [(trial.after, not trial.is_rejected)]
+        outcomes = [(trial.after, trial.since not in REJECTED)]
         outcomes += [] if trial.others else [(trial.before, True)]  # the incumbent of that time had the rest, too
         for text, is_kept in outcomes:
             with suppress(ValueError):

@@ -129,5 +129,5 @@ def mode(decided: Sequence[Record]) -> str:
     if num < _NUM_DISCARDS:
         return "Refine: build on what worked."
     if num < _NUM_DISCARDS + 2:
-        return f"Pivot: {num} in a row were not kept. Leave the direction of the last ones."
+        return f"Pivot: {num} in a row were not kept. Leave the approach of the last ones."
     return f"Question: {num} in a row were not kept. Name the assumption that they share, and test its opposite."

@@ -99,8 +99,8 @@ def test_what_runs_and_what_waits_is_named(tmp_path: Path) -> None:
     assert "| 0003 started: trainer.optim.lr 6e-7 -> 3e-6 | idea 2\n| waits: larger groups\n" in brief
 
 
-def test_a_plateau_asks_for_another_direction(tmp_path: Path) -> None:
-    assert "Leave the direction of the last ones" in compose(context_of(tmp_path, ["3e-6"], new_direction=True))
+def test_a_plateau_asks_for_another_approach(tmp_path: Path) -> None:
+    assert "Leave the approach of the last ones" in compose(context_of(tmp_path, ["3e-6"], new_direction=True))
 
 
 def test_the_refusals_of_this_experiment_stand_last_and_the_latest_of_them(tmp_path: Path) -> None:

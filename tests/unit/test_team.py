@@ -99,7 +99,7 @@ def test_after_three_and_five_discards_the_mode_changes() -> None:
     first, keep, discard = a_record(number=1, status="keep"), judged(0.01), judged(-0.01)
     assert mode([first]).startswith("Refine")
     assert mode([first, discard, discard]).startswith("Refine")
-    assert mode([first, *[discard] * 3]) == "Pivot: 3 in a row were not kept. Leave the direction of the last ones."
+    assert mode([first, *[discard] * 3]) == "Pivot: 3 in a row were not kept. Leave the approach of the last ones."
     assert mode([first, *[discard] * 4]).startswith("Pivot: 4")
     assert mode([first, *[discard] * 5]).startswith("Question: 5 in a row were not kept.")
     assert mode([first, *[discard] * 7, keep, discard]).startswith("Refine")
