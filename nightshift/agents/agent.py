@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from nightshift.agents.availability import Availability, Meaning, codex_reset, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_SENTENCE, compose
-from nightshift.agents.clone import ANSWER_NAME, Clone
+from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.evidence import evidence
 from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
 from nightshift.agents.sandbox import Sandbox, choose
@@ -131,13 +131,14 @@ class Ending:
     notes: tuple[str, ...] = ()
     live: Availability | None = None  # why it was stopped: it waited for something itself
     reset: datetime | None = None
+    zone: tzinfo = UTC  # of the clock times that it printed
 
     def availability(self, now: datetime, *, is_edited: bool = False) -> Availability:
         """What the end of the process says about the agent: whether asking again helps."""
         if self.live is not None:
             return self.live
-        found = read_ending(self.output, self.exit_code, now, is_edited=is_edited)
-        return replace(found, ends_at=self.reset) if found.waits and self.reset else found
+        found = read_ending(self.output, self.exit_code, now, is_edited=is_edited, zone=self.zone)
+        return replace(found, ends_at=self.reset) if found.meaning is Meaning.LIMIT and self.reset else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ class Agent:
         look: Callable[[str], object] = lambda output: None,
     ) -> Work[Ending]:
         """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of
-        `evidence`. The caller clears the clone. `look` gets what was printed, whenever that is more."""
+        `evidence`. The caller clears the clone. `look` gets what was printed so far, again and again."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         try:  # what git might start, should somebody find a way, ends with the agent
             self.clone.open(source, evidence)
@@ -221,6 +222,11 @@ class Agent:
         cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
         return Availability(Meaning.PROGRAM, cause)
 
+    @property
+    def _zone(self) -> tzinfo:
+        """The zone of the clock times that it prints."""
+        return UTC if self.sandbox.name != NO_SANDBOX else self.now().astimezone().tzinfo or UTC
+
     def _run(
         self,
         group: ProcessGroup,
@@ -240,7 +246,7 @@ class Agent:
         began, began_at = self.clock(), time.time()
         timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
         with stdin or nullcontext(), log_path.open("r+b") as file:
-            log, cause, live, size = Log(file), None, None, 0
+            log, cause, live = Log(file), None, None
             try:
                 child = group.start(
                     "agent",
@@ -260,10 +266,8 @@ class Agent:
                         cause = f"stopped: {live.text}"
                     group.check()
                     log.cut()
-                    if size != len(log.end):
-                        size = len(log.end)
-                        look(log.end)
-                        live = read_live(log.end, left)
+                    look(log.end)
+                    live = read_live(log.end, left, self.now(), zone=self._zone)
             finally:
                 survivors = [*group.stop(), *self.sandbox.end()]
                 if not survivors:  # also when the night is stopped now: a token may be renewed
@@ -277,7 +281,7 @@ class Agent:
             cause = (cause or child.exit_cause()) + (f"; its last words: {last}" if last else "")
         cost = replace(told, seconds=max(self.clock() - began, 0.0))
         reset = codex_reset(self.clone.folder / "home", began_at) if cause and not survivors else None
-        return Ending(cause, exit_code, log.end, last, cost, notes, live, reset)
+        return Ending(cause, exit_code, log.end, last, cost, notes, live, reset, self._zone)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
         """Its answers and, where it `edits`, the train.toml of each; one answer without a train.toml if there is none.
@@ -285,9 +289,9 @@ class Agent:
         proposal."""
         files = [(CONFIG_NAME, ANSWER_NAME)]
         if edits and context.num_proposals > 1:
-            files += [(f"proposal-{i}.toml", f"proposal-{i}.txt") for i in range(1, context.num_proposals + 1)]
+            files += proposal_files(context.num_proposals)
         try:
-            notes = self.clone.changes([name for pair in files for name in pair])
+            notes = self.clone.changes(context.num_proposals)
             texts = [parse_answer(_read_answer(self.clone.path / name)) for _, name in files]
         except ConfigError as error:
             return (Answer(b"", cause=f"{self.name}: {error}"),)

@@ -44,7 +44,7 @@ class Context:
     flips: tuple[str, ...] = ()  # by kind of problem, how many the last one fixed and broke
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
-    direction: str = ""  # the user's, for this night
+    direction: str = ""  # the user's, at most 1,500 characters
     num_proposals: int = 1  # that are wanted at most
 
     @property

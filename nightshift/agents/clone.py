@@ -1,7 +1,7 @@
-"""The throw-away clone in which an agent works, and what it changed there beside train.toml.
+"""The throw-away clone in which an agent works, and the files that the agent changed there.
 
-It lies outside the checkout, in a folder of the temporary folder that is this user's alone, always at the
-same place for one checkout: what a killed night left there is cleared by the next proposal.
+The clone lies outside the checkout, in a folder of the temporary folder that is this user's alone. It is at the same
+place for every proposal of a checkout, so that the next proposal clears what a killed night left.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,13 @@ ANSWER_NAME = "hypothesis.txt"
 EVIDENCE_NAME = "evidence"  # in bubblewrap it cannot be written to
 _MAX_FILES = 50_000  # of a clone: an agent may unpack anything
 _CLEAR_SECONDS = 120.0
+
+
+def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
+    """Names of the two files of each proposal: its train.toml, and the text of its hypothesis."""
+    if num_proposals == 1:
+        return [(CONFIG_NAME, ANSWER_NAME)]
+    return [(f"proposal-{number}.toml", f"proposal-{number}.txt") for number in range(1, num_proposals + 1)]
 
 
 class Clone:
@@ -41,7 +48,7 @@ class Clone:
         self._opened = dict[str, str]()  # what `open` left
 
     def open(self, source: bytes, evidence: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """Clone the branch afresh and put `source` there as train.toml, and files to read."""
+        """Clone the branch afresh, with `source` as train.toml and `evidence` as files that are read-only."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)
         (self.path / CONFIG_NAME).write_bytes(source)
@@ -54,7 +61,7 @@ class Clone:
         self._opened = self._listing()
 
     def make(self) -> None:
-        """Make the folder afresh, for this user alone. Raises EngineError where somebody else has it."""
+        """Make the folder afresh, for this user alone. Raises EngineError if it belongs to another user."""
         self.clear()
         self._own.mkdir(mode=0o700, exist_ok=True)
         status = self._own.lstat()
@@ -62,18 +69,19 @@ class Clone:
             raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
         self.folder.mkdir(mode=0o700)
 
-    def changes(self, expected: Collection[str] = (CONFIG_NAME, ANSWER_NAME)) -> tuple[str, ...]:
-        """Note which files are not as `open` left them, except the `expected` ones and those of git.
+    def changes(self, num_proposals: int = 1) -> tuple[str, ...]:
+        """Note the files that differ from what `open` left, except train.toml, the answers and those of git.
 
         Raises:
             ConfigError: the clone cannot be listed, so no proposal can be taken from it.
         """
         changed = {name for name, _ in self._opened.items() ^ self._listing().items()}
-        files = [_shown(name) for name in sorted(changed - {*expected})]
+        changed -= {CONFIG_NAME, ANSWER_NAME}.union(*proposal_files(num_proposals))
+        files = [_shown(name) for name in sorted(changed)]
         return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 
     def clear(self) -> None:
-        """Remove the clone, however it was left. Raises EngineError when something refuses to go."""
+        """Remove the clone, whatever state it is in. Raises EngineError if something cannot be removed."""
         if self.folder.is_symlink():  # chmod would follow it, to what the agent chose
             self.folder.unlink()
         if not os.path.lexists(self.folder):
@@ -88,7 +96,8 @@ class Clone:
     def _listing(self) -> dict[str, str]:
         """Mode, size and time of each file of the clone, by relative name.
 
-        ConfigError for a folder that cannot be listed, or too many files.
+        Raises:
+            ConfigError: a folder cannot be listed, or there are too many files.
         """
         listing, folders = dict[str, str](), [os.fspath(self.path)]
         try:
@@ -111,7 +120,7 @@ class Clone:
 
 
 def _unreadable(name: str, problem: str) -> ConfigError:
-    """The refusal of a proposal whose clone cannot be read because of the file or folder `name`."""
+    """Refuse a proposal whose clone cannot be read because of the file or folder `name`."""
     fix = f"Leave {CONFIG_NAME}, {ANSWER_NAME} and few other files."
     return ConfigError(f"{_shown(name)} in the agent's clone {problem}".removeprefix(". in "), fix)
 

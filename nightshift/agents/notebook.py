@@ -1,4 +1,4 @@
-"""Hypotheses, outcomes and lessons of a campaign's experiments: part of every brief, and `runs/notebook.md` for people.
+"""Hypotheses, outcomes and lessons of a campaign: part of every brief, and `runs/notebook.md` for people.
 
 The notebook is made from the records only, so it survives the night. Each prediction stands beside the measured
 difference and the effect as it was believed at the decision.
@@ -16,18 +16,19 @@ NOTEBOOK_NAME = "notebook.md"
 MAX_BYTES = 60_000  # of the file: the latest entries
 _MAX_LESSONS = 12
 _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
-_SAYS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
+_CLAIMS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
 
 
 def predicted(text: str | None, sign: int = 1) -> float | None:
-    """The first number of `pp` in a prediction, a fraction; None without one. `sign`: of a number without a sign."""
+    """Read the first number of `pp` in a prediction, as a fraction; None without one. `sign`: of a number without a
+    sign."""
     match = POINTS.search((text or "").replace("\u2212", "-"))
     return None if match is None else float(match[1]) / 100 * (1 if match[1][0] in "+-" else sign)
 
 
 def calibrations(decided: Sequence[Record]) -> list[str]:
-    """How well each agent predicts, a line each: means over its predictions of the predicted effect, and of the effect
-    as it was believed at the decision."""
+    """How well each agent predicts, one line an agent: its mean predicted effect, and the mean effect as it was
+    believed at the decisions."""
     pairs = dict[str, list[tuple[float, float]]]()
     for record in decided:
         prediction, effect = predicted(record.proposal.prediction), _effect(record)
@@ -51,6 +52,22 @@ def compare_prediction(record: Record) -> str:
     return f"expected {100 * prediction:+g} pp, {outcome}" if prediction is not None and outcome else ""
 
 
+def belied(record: Record) -> str:
+    """Return what was measured, if the reported outcome is neither the measured difference nor the effect; else ""."""
+    effect, measured = _effect(record), _measured(record)
+    text = (record.proposal.reported_outcome or "").lower()
+    if effect is None or measured is None:
+        return ""
+    claims = {claim for claim, words in _CLAIMS.items() if any(re.search(rf"\b{word}", text) for word in words)}
+    margin = Z95 * effect.sd
+    number = predicted(text, sign=-1 if claims == {"worse"} else 1)  # "worse by 3 pp"
+    is_off = number is not None and all(abs(number - value) > margin for value in (effect.mean, measured))
+    wrong = {"worse"} if effect.mean > margin else {"better"} if effect.mean < -margin else set[str]()
+    if is_off or (wrong and claims == wrong):
+        return f"{_outcome(record)}: the reported outcome was not measured"
+    return ""
+
+
 def _effect(record: Record) -> Effect | None:
     """The effect of the experiment's change as it was believed at the decision."""
     return record.decision.estimate if record.decision else None
@@ -67,44 +84,31 @@ def _outcome(record: Record) -> str:
     return "" if effect is None or measured is None else f"measured {100 * measured:+.1f} pp, effect {effect}"
 
 
-def belied(record: Record) -> str:
-    """Return what was measured, if the outcome that the proposer reports is neither that nor the effect; else ""."""
-    effect, measured = _effect(record), _measured(record)
-    text = (record.proposal.reported_outcome or "").lower()
-    if effect is None or measured is None:
-        return ""
-    claims = {claim for claim, words in _SAYS.items() if any(re.search(rf"\b{word}", text) for word in words)}
-    margin = Z95 * effect.sd
-    number = predicted(text, sign=-1 if claims == {"worse"} else 1)  # "worse by 3 pp"
-    is_off = number is not None and all(abs(number - value) > margin for value in (effect.mean, measured))
-    wrong = {"worse"} if effect.mean > margin else {"better"} if effect.mean < -margin else set[str]()
-    if not is_off and (not wrong or claims != wrong):
-        return ""
-    return f"{_outcome(record)}: the reported outcome was not measured"
-
-
 def entry(record: Record) -> list[str]:
-    proposal, outcome = record.proposal, _outcome(record)
-    lines = [f"{record.number:04d} {record.status}: {clean(proposal.description, 240)}"]
-    for name, text in (("mechanism", proposal.mechanism), ("refuted by", proposal.falsifier)):
-        lines += [f"  {name}: {clean(text, 240)}"] if text else []
-    prediction = f"predicted {clean(proposal.prediction, 120)}" if proposal.prediction else ""
-    if prediction or outcome:
-        lines.append(f"  {'; '.join(filter(None, (prediction, outcome)))}")
-    if proposal.reported_outcome:
-        lines.append(f"  reported outcome: {clean(proposal.reported_outcome, 240)}")
-        lines += [f"  BUT {contradiction}"] if (contradiction := belied(record)) else []
-    return [*lines, *([f"  lesson: {clean(proposal.lesson, 240)}"] if proposal.lesson else [])]
+    """One experiment in the notebook: what was thought, what came, and what was learnt."""
+    proposal = record.proposal
+    outcome = [f"predicted {clean(proposal.prediction, 120)}"] if proposal.prediction else []
+    outcome += [text] if (text := _outcome(record)) else []
+    texts = {
+        "mechanism: ": proposal.mechanism,
+        "refuted by: ": proposal.falsifier,
+        "": "; ".join(outcome),
+        "reported outcome: ": proposal.reported_outcome,
+        "BUT ": belied(record),
+        "lesson: ": proposal.lesson,
+    }
+    first = f"{record.number:04d} {record.status}: {clean(proposal.description, 240)}"
+    return [first, *(f"  {name}{clean(text, 240)}" for name, text in texts.items() if text)]
 
 
 def lessons(decided: Sequence[Record]) -> list[str]:
-    """The lessons of these experiments, the latest first, a line each: as many as a brief has room for."""
+    """The lessons of these experiments, the latest first, one a line: as many as a brief has room for."""
     texts = [(record.number, record.proposal.lesson) for record in reversed(decided) if record.run.new]
     return [f"{number:04d} {clean(text, 160)}" for number, text in texts if text][:_MAX_LESSONS]
 
 
 def notebook(decided: Sequence[Record]) -> str:
-    """The file: a calibration line an agent, then the entries, at most MAX_BYTES of them, the latest first."""
+    """The file: one calibration line an agent, then the entries, the latest first, at most MAX_BYTES of them."""
     text = "# Notebook\n\n" + "".join(f"{calibration}\n" for calibration in calibrations(decided)) + "\n"
     room = MAX_BYTES
     for record in reversed(decided):
@@ -125,5 +129,5 @@ def mode(decided: Sequence[Record]) -> str:
     if num < _NUM_DISCARDS:
         return "Refine: build on what worked."
     if num < _NUM_DISCARDS + 2:
-        return f"Pivot: {num} in a row were not kept. Leave the direction of the last ones."
+        return f"Pivot: {num} in a row were not kept. Leave the approach of the last ones."
     return f"Question: {num} in a row were not kept. Name the assumption that they share, and test its opposite."

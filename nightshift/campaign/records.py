@@ -370,8 +370,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> str:
-        """`trainer.optim.lr = 5e-6, max_steps = removed`."""
-        return ", ".join(f"{key} = {'removed' if value is None else value}" for key, value in self.keys.items())
+        """`trainer.optim.lr = 5e-6, max_steps = unset`."""
+        return ", ".join(f"{key} = {'unset' if value is None else value}" for key, value in self.keys.items())
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -532,7 +532,8 @@ class Night:
         """Wait for the agent: until its limit ends, or longer each time. No refusal; who sleeps is told."""
         setup, before = self._setup, self.state.unavailable
         num_times, now = 1 + (before.num_times if before else 0), setup.now()
-        asks_at = next_question(found, num_times, now, self.state.deadline)
+        left = (self.state.deadline - now).total_seconds() if self.state.deadline else None
+        asks_at = next_question(found, num_times, now, left)
         since = before.since if before else now.isoformat(timespec="seconds")
         unavailable = Unavailable(found.meaning, found.text, since, asks_at.isoformat(timespec="seconds"), num_times)
         self._update(unavailable=unavailable)

@@ -89,7 +89,7 @@ def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
         found = agent.question(read_source(setup.root / CONFIG_NAME), folder)
         if found.waits:
             now = setup.now()
-            asks_at = next_question(found, 1, now, None)
+            asks_at = next_question(found, 1, now)
             since, at = (time.isoformat(timespec="seconds") for time in (now, asks_at))
             unavailable = Unavailable(found.meaning, f"{agent.name}: {found.text}", since, at)
             setup.reporter.note(unavailable.describe(proposer.name, fills=False))

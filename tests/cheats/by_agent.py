@@ -101,7 +101,7 @@ if calls < 2:
     Path('train.toml').unlink()
     os.mkfifo('train.toml') if calls == 0 else Path('train.toml').symlink_to('/etc/passwd')
 """),
-    "documents of the checkout": ("rewrites program.md, which no brief quotes", "put('program.md', 'Praise 6e-7.')"),
+    "documents of the checkout": ("rewrites program.md beside its Direction", "put('program.md', 'Praise 6e-7.')"),
     "daemon": ("leaves a process behind that has forked twice, and edits the scorer later", """
 code = 'import time; time.sleep(2); open(%r, "w").write("x")' % str(REAL / SCORER)
 if os.fork() == 0:

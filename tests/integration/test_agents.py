@@ -15,6 +15,8 @@ from nightshift.agents.usage import MAX_LOG_BYTES
 from nightshift.campaign.ledger import Ledger
 from tests.conftest import git
 from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, state, whole_night
+from tests.stand_in_trainer import CUT_OFF
+from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
@@ -73,10 +75,22 @@ def test_an_agent_that_behaves(root: Path) -> None:
     assert [notes(root, n) for n in range(1, 5)] == [""] * 4
     briefs = [kept_by_agent(root, call, "brief") for call in range(3)]
     assert all(len(brief) <= MAX_CHARACTERS for brief in briefs)
-    assert "| trainer.optim.lr = 6e-7" in briefs[0]
+    assert "| believed score " in briefs[0]
     assert "LESSON" not in briefs[0]  # the baseline teaches nothing
     assert "LESSON: <what experiment 000" in briefs[2]
     assert "call 0 tries another rate" in briefs[1]
+
+
+def test_a_cause_that_only_a_rollout_shows_is_named(root: Path) -> None:
+    fault(root, "cut off", once=False)
+    code, _, stderr = drive(root, [["edit", "evidence"]] * 2, experiments=3)
+    assert code == 0, stderr
+    baseline, *ours = records(root)
+    assert CUT_OFF not in (baseline.health or "")
+    told = f"completions end before the answer: {CUT_OFF!r}"
+    assert [(record.proposal.description, notes(root, record.number)) for record in ours] == [(told, "")] * 2
+    briefs = [kept_by_agent(root, call, "brief") for call in range(2)]
+    assert CUT_OFF not in briefs[0]
 
 
 @pytest.mark.timeout(1200)  # eighteen proposals, each with a limit of its own

@@ -100,8 +100,9 @@ def test_what_a_run_says_of_itself_is_what_its_verdict_said(seen: Seen) -> None:
 
 
 def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
-    tried = history(seen.campaign, load_configs(seen.ledger, seen.campaign.decided))
-    by_number = {trial.number: trial for each in tried for trial in each.trials}
+    configs = load_configs(seen.ledger, seen.campaign.decided)
+    tried = history(seen.campaign, configs, configs[1])
+    by_number = {trial.number: trial for each in tried.keys for trial in each.trials}
     moved = 0
     for record, then, now in seen.compared:
         moved += now != then

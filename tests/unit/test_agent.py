@@ -77,6 +77,18 @@ def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clo
     assert git(checkout, "status", "--porcelain") == ""
 
 
+def test_evidence_is_read_only_and_proposals_are_no_other_files(clone: Clone) -> None:
+    clone.open(b"lr = 7\n", {"0001-steps.csv": b"step\n"})
+    assert stat.S_IMODE((clone.path / "evidence" / "0001-steps.csv").stat().st_mode) == 0o444
+    assert module.proposal_files(1) == [("train.toml", "hypothesis.txt")]
+    for names in module.proposal_files(2):
+        for name in names:
+            (clone.path / name).touch()
+    assert clone.changes(2) == ()
+    proposals = "proposal-1.toml, proposal-1.txt, proposal-2.toml, proposal-2.txt"
+    assert clone.changes() == (f"changed files other than train.toml: {proposals}: dropped",)
+
+
 def sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(5_000_000_000)

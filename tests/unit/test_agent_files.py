@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agents import brief, team
+from nightshift.agents.base import Answer
+from nightshift.agents.brief import compose
+from nightshift.agents.team import implementation, reflection, strategy
+from tests.campaigns import context_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "CLAUDE.md"  # to change them all: change this one and copy it
@@ -24,12 +27,13 @@ def test_all_are_made_of_one() -> None:
 
 
 @pytest.mark.parametrize("page", [SOURCE, "AGENTS.md"])
-def test_a_nights_brief_goes_before_them(page: str) -> None:
+def test_a_nights_brief_goes_before_them(page: str, tmp_path: Path) -> None:
     text = " ".join((ROOT / page).read_text().split())
-    prompts = (brief._RULES, team._STRATEGIST, team._IMPLEMENTER, team._REFLECTION)
-    whose = [re.match(r"You are the (\w+) of an overnight campaign", prompt) for prompt in prompts]
-    assert {found[1] for found in whose if found} == {"researcher", "strategist", "implementer"}
-    assert None not in whose
+    context = context_of(tmp_path, ["3e-6"])
+    last = reflection(context.campaign.decided[-1])
+    prompts = (compose(context), strategy(context), implementation(context, Answer(None)), last)
+    roles = [re.match(r"You are the (\w+) of an overnight campaign", prompt) for prompt in prompts]
+    assert [found and found[1] for found in roles] == ["researcher", "strategist", "implementer", "strategist"]
     assert 'begins "You are the researcher", strategist or implementer, "of an overnight campaign"' in text
     assert "says and nothing else" in text
     # It comes before everything that could be taken for a task.

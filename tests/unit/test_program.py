@@ -28,6 +28,11 @@ def words_of(command: str) -> list[str]:
     return shlex.split(command.removesuffix(" > run.log 2>&1"))[2:]
 
 
+def test_it_is_short_and_says_early_what_matters_most() -> None:
+    assert len(TEXT.split()) <= 1_200
+    assert TEXT.index("**Never stop.**") < TEXT.index("\n## Direction\n") < TEXT.index("\n## Set up\n") < 2_000
+
+
 def test_flags_of_run_py_exist() -> None:
     described = subprocess.run(
         [sys.executable, ROOT / "run.py", "--help"], capture_output=True, text=True, check=True
@@ -82,6 +87,8 @@ def test_keys_of_the_summary_exist() -> None:
         "num_steps",
     }
     assert known <= printed
+    [sample] = re.findall(r"^```\n(eval_score.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"^(\w+):", sample, re.MULTILINE)) <= {*printed, "scaled"}
     told = replace(record, scaled=("trainer.optim.lr 3e-6 x 50 = 0.00015 on this model",), unused_keys=("a", "b"))
     text = summary(told, "abc")
     assert "\nscaled:           trainer.optim.lr 3e-6 x 50 = 0.00015 on this model\nunused_keys:      2: a, b\n" in text
