@@ -161,7 +161,7 @@ def test_a_proposal_whose_key_was_kept_meanwhile_is_asked_for_again(setup: Setup
             return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate}"))
 
     proposer = Rates(clock, 15.0)
-    night, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=3)
+    _, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=3)
     assert stop.is_planned, stop
     ours = setup.ledger.records()
     assert ours[1].is_keep
