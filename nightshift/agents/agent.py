@@ -24,7 +24,7 @@ from typing import NamedTuple
 from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone
-from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
+from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, said
 from nightshift.campaign.git import CONFIG_NAME, Repo
@@ -79,9 +79,8 @@ def open_agent(
     clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
     """The agent that is called `name`, in what --sandbox `sandbox` asks for. UsageError where that does not work."""
-    login = PRESETS[name].login if name in PRESETS else OWN_LOGIN
     contained = command_of(name, is_contained=True)
-    chosen = choose(sandbox, contained, login, root, environ, clone)
+    chosen = choose(sandbox, contained, login_of(name, environ), root, environ, clone)
     command = command_of(name) if chosen.name == NO_SANDBOX else contained
     title = name if name in PRESETS else Path(command[0]).name
     return Agent(title, command, timeout_seconds, clone, chosen, clock)

@@ -217,8 +217,10 @@ def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_
     user.write("home/bin/claude", RENEWING.format(python=user.python)).chmod(0o755)
     ended = user.run("claude", PATH=f"{user.home}/bin:{user.environ['PATH']}")
     assert (ended["cause"], ended["notes"]) == (None, []), ended
-    flags = "'-p', '--output-format', 'json', '--permission-mode', 'acceptEdits', '--settings'"
-    assert f"read planted {{'model': 'mine'}} [{flags}" in ended["log"]
+    preset = PRESETS["claude"]
+    flags = shlex.split(preset.command.replace("{own}", preset.own[1]))[1:]
+    assert flags[-1] == '{"sandbox":{"enabled":false}}'
+    assert f"read planted {{'model': 'mine'}} {flags}" in ended["log"]
     own = user.home / ".claude"
     assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
     assert (own / "settings.json").read_text() == '{"model": "mine"}'
