@@ -66,12 +66,6 @@ class Login:
         patterns = " ".join((_VARIABLES, self.variables, *more)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
-    def files(self, environ: Mapping[str, str]) -> list[str]:
-        """The files that its own variables name, such as a key of a cloud."""
-        return [
-            value for name, value in self.chosen(environ).items() if name not in _VARIABLES.split() and _is_file(value)
-        ]
-
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
         """Copy the files that exist below the new `home`; returns the credential."""
         copied = dict[str, bytes]()
@@ -170,27 +164,26 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
         for folder in [folder for step in steps for folder in _package(step)]:
             # Not the checkout's .venv; nor a HOME in which somebody made an environment.
             if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
-                found |= {} if is_shown(folder, found, hidden) else {folder: ("--ro-bind", os.fspath(folder))}
-        found |= expose(steps, found, hidden)
-        if steps[-1] not in seen:
-            seen.add(steps[-1])
-            waiting += _needs(path.name, steps[-1], search)
-    for word in words[1:]:
-        if _is_file(word):
-            found |= expose(_steps(Path(word)), found, hidden)
+                expose(folder, found, hidden)
+        expose(path, found, hidden)
+        if (real := steps[-1]) not in seen:
+            seen.add(real)
+            waiting += _needs(path.name, real, search)
+    for word in filter(_is_file, words[1:]):
+        expose(Path(word), found, hidden)
     return found
 
 
-def expose(steps: Sequence[Path], places: Places, hidden: Sequence[Path]) -> Places:
-    """The links that lead to a file or folder, and that. UsageError if it is hidden."""
-    *links, real = steps
+def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
+    """Add a file or folder and the links that lead to it to `places`. UsageError if it is hidden."""
+    *links, real = _steps(path)
     if _is_below(real, hidden):
         raise UsageError(
             f"the agent's {real} lies where no agent may look", "Install it in a folder of its own; or --sandbox none."
         )
     found: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
     found[real] = ("--ro-bind", os.fspath(real))
-    return {path: option for path, option in found.items() if path not in places and not is_shown(path, places, hidden)}
+    places |= {p: option for p, option in found.items() if p not in places and not is_shown(p, places, hidden)}
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -212,7 +205,7 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def is_shown(path: Path, places: Places, hidden: Sequence[Path] = ()) -> bool:
+def is_shown(path: Path, places: Places, hidden: Sequence[Path]) -> bool:
     """True if it lies in a folder that is shown already, and is not covered there."""
     folders = [place for place, option in places.items() if option[0] == "--ro-bind" and path.is_relative_to(place)]
     return bool(folders) and not _is_below(path, [place for place in hidden if _is_below(place, folders)])
@@ -305,6 +298,14 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
     return [Path(environ[name]).expanduser() for name in variables if environ.get(name)]
 
 
+def _run(
+    words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    given: dict[str, Any] = {"cwd": "/", "stdin": subprocess.DEVNULL, "capture_output": True, "check": False}
+    with unblocked():
+        return subprocess.run(words, env=env, timeout=seconds, **given)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
     """How an agent's processes are started and ended. This base is `--sandbox none`: nothing is isolated.
@@ -342,16 +343,8 @@ class Sandbox:
             prompt.touch()
             self.furnish(clone)
             argv, variables = self.enclose(words, clone, prompt)
-            with unblocked():
-                done = subprocess.run(
-                    [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)],
-                    env=variables,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    timeout=_TRIAL_SECONDS,
-                )
+            look = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)]
+            done = _run(look, _TRIAL_SECONDS, variables)
         except subprocess.TimeoutExpired:
             return f"no end after {_TRIAL_SECONDS:g} s"
         except OSError as error:
@@ -429,13 +422,8 @@ class Bubblewrap(Sandbox):
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Make HOME, /tmp and a list of users beside the clone, which clears them away."""
-        before = self._make_home(clone)
-        try:
-            name = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            name = "agent"
-        (clone.folder / "passwd").write_text(f"{name}:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
-        return before
+        (clone.folder / "passwd").write_text(f"agent:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
+        return self._make_home(clone)
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
         """As the base says. UsageError for a program that lies where no agent may look."""
@@ -454,11 +442,10 @@ class Bubblewrap(Sandbox):
     def _places(self, words: Sequence[str], clone: Clone, prompt: Path) -> Places:
         search = self.environ.get("PATH", os.defpath)
         places = program_places(words, search, system_places(), self.hidden)
-        for name in self.login.chosen(self.environ).values():
-            if _is_file(name) and not _is_below(Path(name).resolve(), self.hidden):  # a certificate, a key
-                places |= expose(_steps(Path(name)), places, self.hidden)
-        for name in self.login.sees:
-            places |= expose(_steps(Path(name)), places, self.hidden)
+        files = filter(_is_file, self.login.chosen(self.environ).values())  # certificates, keys
+        seen = (name for name in files if not _is_below(Path(name).resolve(), self.hidden))
+        for name in (*seen, *self.login.sees):
+            expose(Path(name), places, self.hidden)
         own, evidence = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}, clone.path / EVIDENCE_NAME
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in own.items()},
@@ -524,10 +511,11 @@ class OtherUser(Sandbox):
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
         search = self.environ.get("PATH", os.defpath)
         places = program_places(words, search, {}, ())
+        keys = (value for name, value in self.login.chosen(self.environ).items() if name not in _VARIABLES.split())
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
             "needed": [path for path, option in places.items() if option[0] == "--ro-bind"],
-            "seen": [*self.login.sees, *self.login.files(self.environ)],
+            "seen": [*self.login.sees, *filter(_is_file, keys)],
             "closed": self.closed,
             "above": dict.fromkeys(parent for path in self.kept for parent in path.parents),
             "kept": [
@@ -547,9 +535,8 @@ def _as_user(uid: int) -> list[str]:
 
 
 def _run_as(uid: int, seconds: float, *words: str) -> None:
-    with unblocked(), suppress(subprocess.TimeoutExpired):
-        given: dict[str, Any] = {"cwd": "/", "stdin": subprocess.DEVNULL, "capture_output": True, "timeout": seconds}
-        subprocess.run([*_as_user(uid), *words], check=False, **given)
+    with suppress(subprocess.TimeoutExpired):
+        _run([*_as_user(uid), *words], seconds)
 
 
 def _processes_of(uid: int) -> list[psutil.Process]:
