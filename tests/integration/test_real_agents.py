@@ -23,6 +23,7 @@ from tests.conftest import CAMPAIGN
 from tests.integration.test_in_sandbox import LIBRARIES, why_no_bwrap
 from tests.scripted_models import URL
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one installs 1.4 GB
 KEY = "sk-test-000"
 OFFLINE = ("unshare", *(() if os.getuid() == 0 else ("-r",)), "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
@@ -89,10 +90,10 @@ def programs() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own is closed to other users
         Path(folder).chmod(0o755)
         packages = [program.package for program in PROGRAMS.values()]
-        install = ["npm", "--prefix", folder, "install", "--no-fund", "--no-audit", *packages]
+        install = ["npm", "--prefix", folder, "install", "--no-fund", "--no-audit", "--fetch-retries=0", *packages]
         done = subprocess.run(install, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
-            pytest.skip(f"npm cannot install them: {done.stderr.strip().splitlines()[:1]}")
+            pytest.skip(f"npm cannot install them: {done.stderr.strip().partition(chr(10))[0]}")
         yield Path(folder, "node_modules", ".bin")
 
 
@@ -153,7 +154,6 @@ SANDBOXES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_a_real_program_answers_the_question_of_doctor(setting: Setting, sandbox: str) -> None:
     told = setting.run(sandbox, question=True)
@@ -163,7 +163,6 @@ def test_a_real_program_answers_the_question_of_doctor(setting: Setting, sandbox
     assert {"say": "ready"} in [line["answer"] for line in setting.requests()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_a_real_program_reads_and_edits_train_toml_and_writes_its_hypothesis(setting: Setting, sandbox: str) -> None:
     prompt = "Change train.toml in this folder: raise trainer.optim.lr, then write hypothesis.txt, then end.\n"
