@@ -280,7 +280,7 @@ _FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
 
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """What no agent may change, nor see in bubblewrap: the checkout with its git, runs/ and .venv, caches, data."""
+    """The checkout with its git, runs/ and .venv, caches and data."""
     home = home_of(environ)
     places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
     if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
@@ -311,10 +311,12 @@ class Sandbox:
     """How an agent's processes are started and ended. This base is `--sandbox none`: nothing is isolated.
 
     `name`: what records say. `warning`: one line before a night, "" where nothing has to be said. `environ`: yours.
+    `hidden`: places that the agent must not change, nor see in bubblewrap.
     """
 
     environ: Mapping[str, str]
     login: Login = Login()
+    hidden: tuple[Path, ...] = ()
     name: str = NO_SANDBOX
     warning: str = ""
 
@@ -418,7 +420,6 @@ class Bubblewrap(Sandbox):
 
     bwrap: str
     form: Form
-    hidden: tuple[Path, ...]
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Make HOME, /tmp and a list of users beside the clone, which clears them away."""
@@ -482,12 +483,11 @@ done
 class OtherUser(Sandbox):
     """`--sandbox user`: the agent has a uid of its own, which can neither change the checkout nor read runs/ or HOME.
 
-    Only root can start it. `closed`: folders that it must not enter. `kept`: folders in which it must not write.
+    Only root can start it. `closed`: folders that it must not enter.
     """
 
     uid: int
     closed: tuple[Path, ...]
-    kept: tuple[Path, ...]
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Make HOME and a folder for temporary files beside the clone, and give all of them to the agent's uid."""
@@ -512,17 +512,14 @@ class OtherUser(Sandbox):
         search = self.environ.get("PATH", os.defpath)
         places = program_places(words, search, {}, ())
         keys = (value for name, value in self.login.chosen(self.environ).items() if name not in _VARIABLES.split())
+        kept = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))  # it must not write there
         paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
             "needed": [path for path, option in places.items() if option[0] == "--ro-bind"],
             "seen": [*self.login.sees, *filter(_is_file, keys)],
             "closed": self.closed,
-            "above": dict.fromkeys(parent for path in self.kept for parent in path.parents),
-            "kept": [
-                *self.kept,
-                *self.login.sees,
-                *(Path(folder) for folder in search.split(os.pathsep) if Path(folder).is_absolute()),
-            ],
+            "above": dict.fromkeys(parent for path in kept for parent in path.parents),
+            "kept": [*kept, *self.login.sees, *filter(os.path.isabs, search.split(os.pathsep))],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
 
@@ -613,8 +610,9 @@ def choose(
 
     Raises UsageError where that one does not work, or where `words` or --agent-sees name what no agent may see.
     """
-    login = replace(login, sees=_checked(login.sees, (*hidden_places(root, environ), clone.folder.parent)))
-    given: dict[str, Any] = {"environ": environ, "login": login}
+    hidden = hidden_places(root, environ)
+    login = replace(login, sees=_checked(login.sees, (*hidden, clone.folder.parent)))
+    given: dict[str, Any] = {"environ": environ, "login": login, "hidden": hidden}
     causes = list[str]()
     for name, build in {"bwrap": _bubblewrap, "user": _other_user}.items():
         if setting in ("auto", name):
@@ -636,8 +634,7 @@ def _bubblewrap(
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     cause = "no program bwrap on PATH"
     for form in FORMS if bwrap else ():
-        hidden = hidden_places(root, given["environ"])
-        sandbox = Bubblewrap(**given, name="bwrap", bwrap=str(bwrap), form=form, hidden=hidden)
+        sandbox = Bubblewrap(**given, name="bwrap", bwrap=str(bwrap), form=form)
         wrong = sandbox.trial(words, clone)
         if wrong is None and not form.weakness:
             return sandbox
@@ -663,8 +660,7 @@ def _other_user(
         runs.chmod(0o700)
     cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")
     closed = [runs, home_of(environ), cache / "nightshift", *_folders_of(_DATA, environ)]
-    kept = (*hidden_places(root, environ), Path(sysconfig.get_paths()["stdlib"]))
-    sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed), kept=kept)
+    sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed))
     wrong = sandbox.trial(words, clone)
     return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
 
