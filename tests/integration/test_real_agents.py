@@ -25,6 +25,8 @@ from tests.scripted_models import URL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one installs 1.4 GB
 KEY = "sk-test-000"
+SUBSCRIPTION = {"accessToken": KEY, "refreshToken": KEY, "expiresAt": 4_000_000_000_000, "subscriptionType": "max"}
+SUBSCRIPTION |= {"scopes": ["user:inference", "user:profile"]}
 OFFLINE = ("unshare", *(() if os.getuid() == 0 else ("-r",)), "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 
@@ -38,7 +40,11 @@ class Program:
 
 
 PROGRAMS = {
-    "claude": Program("@anthropic-ai/claude-code@2.1.197", {"ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": URL}, {}),
+    "claude": Program(
+        "@anthropic-ai/claude-code@2.1.197",
+        {"ANTHROPIC_BASE_URL": URL},
+        {".claude/.credentials.json": {"claudeAiOauth": SUBSCRIPTION}},
+    ),
     "codex": Program(
         "@openai/codex@0.169.0",
         {"CODEX_API_KEY": KEY},
@@ -113,11 +119,11 @@ class Setting:
             [*OFFLINE, *model, *words], env=self.environ, cwd=self.folder, capture_output=True, text=True
         )
 
-    def run(self, sandbox: str, **asked: object) -> dict[str, Any]:
+    def run(self, sandbox: str, case: str = "ok", **asked: object) -> dict[str, Any]:
         """One session of the agent as tests/in_sandbox.py starts it."""
         given = {"agent": self.name, "sandbox": sandbox, "root": str(self.folder / "checkout"), "libraries": LIBRARIES}
         given |= {"temporary": str(self.folder / "temporary"), "environ": self.environ, **asked}
-        done = self.offline(sys.executable, "-P", str(ROOT / "tests" / "in_sandbox.py"), json.dumps(given))
+        done = self.offline(sys.executable, "-P", str(ROOT / "tests" / "in_sandbox.py"), json.dumps(given), case=case)
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         return told
