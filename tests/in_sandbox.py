@@ -14,7 +14,7 @@ from pathlib import Path
 def main() -> None:
     asked = json.loads(sys.argv[1])
     sys.path[:0] = asked["libraries"]
-    from nightshift.agents.agent import check_agent, open_agent
+    from nightshift.agents.agent import check_agent, complete, open_agent
     from nightshift.agents.clone import Clone
     from nightshift.campaign.git import Repo
     from nightshift.errors import UsageError
@@ -30,7 +30,7 @@ def main() -> None:
     except UsageError as error:
         print(json.dumps({"refused": str(error)}))
         return
-    ending = agent.run(asked.get("source", "lr = 1\n").encode(), asked.get("prompt", "the brief"), log)
+    ending = complete(agent.run(asked.get("source", "lr = 1\n").encode(), asked.get("prompt", "the brief"), log))
     answer = clone.path / "hypothesis.txt"
     told = {"log": log.read_text(), "cause": ending.cause, "notes": ending.notes}
     told |= {"sandbox": agent.sandbox.name, "warning": agent.sandbox.warning}

@@ -239,13 +239,11 @@ def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path:
     sandbox = choose("bwrap", ["claude"], PRESETS["claude"].login, user.root, environ, clone)
     agent = Agent("claude", ("claude",), 600.0, clone, sandbox)
 
-    def is_stopping() -> bool:
-        if (clone.folder / "home" / ".claude" / "projects").exists():
-            raise Interrupted("stopped")
-        return False
-
+    work = agent.run(b"lr = 1\n", "", tmp_path / "log")
+    next(work)
+    wait_for(lambda: next(work) is None and (clone.folder / "home" / ".claude" / "projects").exists())
     with pytest.raises(Interrupted):
-        agent.run(b"lr = 1\n", "", tmp_path / "log", is_stopping)
+        work.throw(Interrupted("stopped"))
     clone.clear()
     assert "renewed" in own.read_text()
 
