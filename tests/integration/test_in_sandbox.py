@@ -402,5 +402,5 @@ def test_doctor_asks_an_agent_one_question_in_a_sandbox(checkout: Path) -> None:
     code, stdout, stderr = nightshift(root, "doctor", "--engine", "trl", "--agent", "sh -c 'cat; pwd; echo $HOME'")
     assert "all       agent         ok       sh: '/agent' (sandbox: bwrap)" in stdout, (code, stdout, stderr)
     code, stdout, _ = nightshift(root, "doctor", "--engine", "trl", "--agent", "sh -c 'echo no credit; exit 3'")
-    assert "PROBLEM  sh: exit code 3; its last words: no credit (sandbox: bwrap)" in stdout
+    assert "PROBLEM  sh: billing: no credit (sandbox: bwrap)" in stdout
     assert code == 2
