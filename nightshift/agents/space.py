@@ -112,8 +112,9 @@ class Dimension:
 
     def place(self, value: Value) -> float:
         """Return the nearest place to a value; the middle for None. ValueError: it is not one of the choices."""
-        if self.box.scale is Scale.CHOICE:
-            return self.box.choices.index(value) / max(len(self.box.choices) - 1, 1)
+        choices = self.box.choices
+        if choices and (value is not None or None in choices):
+            return choices.index(value) / max(len(choices) - 1, 1)
         low, high = self._scaled(self.box.low), self._scaled(self.box.high)
         if not isinstance(value, int | float) or low == high:
             return 0.5
@@ -199,11 +200,10 @@ def _applies(dimension: Dimension, resolved: Mapping[str, Value]) -> bool:
 
 
 def _around(key: Key, box: Box, now: Value) -> Box | None:
-    """The box, moved or widened to the base's value; None where that value would be lost."""
+    """Return the box, moved or widened to the base's value; None if the base's value is no choice."""
     low, high = box.low, box.high
     if box.scale is Scale.CHOICE:
-        # Where the base has left this choice, what suits the others does not suit it.
-        return box if now is None or now in box.choices else None
+        return box if now is None or now in box.choices else None  # what suits the choices may not suit the base
     if isinstance(now, int | float) and now > 0:
         if box.scale is Scale.LINEAR or low <= now <= high:
             low, high = min(low, now), max(high, now)

@@ -82,6 +82,7 @@ def built(found: SearchSpace, **values: Any) -> Config:
 @pytest.mark.parametrize(("used", "num_steps"), [(TRL, 150.0), (None, 47.0), (None, 4.0)])
 def test_every_change_is_a_valid_config_of_few_keys(name: str, used: frozenset[str] | None, num_steps: float) -> None:
     found, num_valid = space(used, name, num_steps), 0
+    assert all(0 <= place <= 1 for place in found.places(found.base).values())
     for seed in range(20):  # 780 in all
         places = change(found, seed)
         assert 1 <= len(places) <= MAX_KEYS
