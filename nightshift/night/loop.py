@@ -324,8 +324,9 @@ class Night:
             self._take(work, work.answers)
             return
         try:
-            while work is not None:
+            if work is not None:
                 work.proposing.send(True)
+                work.proposing.close()
         except StopIteration as end:
             for answer in end.value:
                 self._pay(answer)
