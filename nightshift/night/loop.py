@@ -415,6 +415,7 @@ class Night:
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Begin the next `num` proposals, which are changes of the incumbent of this moment."""
+        campaign = campaign.copy()  # an agent may think while experiments are decided
         setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
         now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
         kept, by_user = incumbent_now(campaign, setup)
