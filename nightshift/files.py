@@ -19,7 +19,6 @@ import msgspec
 import psutil
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.signals import unblocked
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
 _NAME = re.compile(r"\.(.+?)\.(\d{1,9})(?:\.[0-9a-f]{16})?\.tmp")  # without the last part up to version 0.2.0
@@ -209,7 +208,6 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
             path.unlink(missing_ok=True)
 
 
-@unblocked()
 def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
     """Remove what stands at `path`, of any depth: shutil.rmtree recurses. What refuses to go is left.
 

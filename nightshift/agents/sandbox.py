@@ -34,7 +34,6 @@ from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
 from nightshift.executors.watchdog import KILL_SECONDS, describe, is_alive
 from nightshift.files import read_file, remove_tree, write_atomically
-from nightshift.signals import unblocked
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
@@ -304,16 +303,15 @@ class Sandbox:
             prompt.touch()
             self.furnish(clone)
             argv, variables = self.enclose(words, clone, prompt)
-            with unblocked():
-                done = subprocess.run(
-                    [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)],
-                    env=variables,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    timeout=_TRIAL_SECONDS,
-                )
+            done = subprocess.run(
+                [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)],
+                env=variables,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=_TRIAL_SECONDS,
+            )
         except subprocess.TimeoutExpired:
             return f"no end after {_TRIAL_SECONDS:g} s"
         except OSError as error:
@@ -517,7 +515,7 @@ def end_user(uid: int) -> list[str]:
     while left := _processes_of(uid):
         if time.monotonic() > deadline:
             return sorted(map(describe, left))
-        with unblocked(), suppress(subprocess.TimeoutExpired):  # all at once: what forks cannot run ahead of that
+        with suppress(subprocess.TimeoutExpired):  # all at once: what forks cannot run ahead of that
             kill = [*_as_user(uid), "/bin/sh", "-c", "kill -KILL -1"]
             subprocess.run(kill, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=1.0)
         time.sleep(0.02)
@@ -526,7 +524,7 @@ def end_user(uid: int) -> list[str]:
             for path in Path(folder).iterdir():
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
-    with unblocked(), suppress(subprocess.TimeoutExpired):  # it removes only what the uid may remove
+    with suppress(subprocess.TimeoutExpired):  # it removes only what the uid may remove
         remove = [*_as_user(uid), "ipcrm", "--all"]
         subprocess.run(remove, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10.0)
     return []

@@ -129,7 +129,7 @@ class Night:
     def run(self) -> Stop:
         """Until a stop rule holds, or what measures changed; why. Interrupted and UsageError end it too, with the same
         traces on disk."""
-        with interruptible(is_noted=self._is_first_interrupt, names_sender=True):
+        with interruptible(is_noted=self._is_first_interrupt):
             try:
                 self._update()  # for `status`, and for the same command after a kill
                 while (stop := self._step_or_pause()) is None:
@@ -167,12 +167,12 @@ class Night:
             return f"not certified: {error}"
         return certified_line(comparison)
 
-    def _is_first_interrupt(self, number: int, origin: str) -> bool:
+    def _is_first_interrupt(self, number: int) -> bool:
         """Note the first SIGINT; the second, or the first of the other signals that stop, raises Interrupted."""
         is_first = number == signal.SIGINT and not self._interrupted_by
         if is_first:
-            self._interrupted_by = origin
-            news.put(f"{origin}: nothing new is begun, and what is in flight is finished; once more to stop now")
+            self._interrupted_by = signal.Signals(number).name
+            news.put("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
         return is_first
 
     @property

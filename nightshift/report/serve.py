@@ -215,7 +215,7 @@ def serve(
     """Show the page of a checkout until Ctrl-C; `say` gets its address. UsageError where that cannot be had."""
     if output is not None:
         raise UsageError("--serve writes no file", "Leave --output out.")
-    with suppress(Interrupted), interruptible(names_sender=True):
+    with suppress(Interrupted), interruptible():
         server = Server(Live(root, branch, lambda: datetime.now(UTC)), host, port)
         try:
             say(server.address)

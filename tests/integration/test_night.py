@@ -36,7 +36,7 @@ from tests.night_checkout import (
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-KILLED = f"stopped by SIGINT from process {os.getpid()} ("
+KILLED = "stopped by SIGINT"
 
 
 def press_ctrl_c(night: subprocess.Popen[str]) -> None:
