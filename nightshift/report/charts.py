@@ -44,8 +44,8 @@ class Panel:
 
 
 def key_panels(experiments: Sequence[Experiment], kept: Sequence[records.Change] = ()) -> list[Panel]:
-    """One for each changed key, those tried most first. Experiments without a verdict say nothing. `kept`: the
-    incumbent's changes in the order of adoption."""
+    """One for each changed key, those of the largest effects first. Experiments without a verdict say nothing. `kept`:
+    the incumbent's changes in the order of adoption."""
     trials: dict[str, list[Trial]] = defaultdict(list)
     current: dict[str, str] = {}
     for e in experiments:
@@ -54,7 +54,8 @@ def key_panels(experiments: Sequence[Experiment], kept: Sequence[records.Change]
             current.setdefault(change.key, change.old or "unset")  # before the first trial the incumbent had it
     for each in kept:
         current |= {key: value or "unset" for key, value in each.keys.items()}
-    order = sorted(trials, key=lambda key: (-len(trials[key]), key))
+    largest = {key: max(abs(e.effect.mean) if e.effect else 0.0 for e, _ in trials[key]) for key in trials}
+    order = sorted(trials, key=lambda key: (-largest[key], -len(trials[key]), key))
     return [_panel(key, trials[key], current[key]) for key in order]
 
 
