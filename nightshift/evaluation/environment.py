@@ -145,12 +145,12 @@ def game_figures(
     }
 
 
-def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Chat, Completion]]:
-    """To their ends, a turn of all that are open at a time: the place of each, what it was asked and what was said."""
+def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Completion]]:
+    """Play episodes to their ends, a turn of all that are open at a time: the place of each, and what was said."""
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        for (index, chat), completion in zip(asked, complete([chat for _, chat in asked]), strict=True):
+        for (index, _), completion in zip(asked, complete([chat for _, chat in asked]), strict=True):
             episodes[index].answer(completion.text)
-            yield index, chat, completion
+            yield index, completion
 
 
 def add_curve(

@@ -115,17 +115,13 @@ def collect(number: int, setup: Setup) -> Record | None:
     campaign = setup.campaign(record.branch)
     baseline = setup.ledger.stored_config(campaign.baseline or record)
     record = campaign.judge(record, baseline, setup.engine.validate)
-    lines, evaluation = list[str | None](), record.evaluation
-    if evaluation is None:
-        return conclude(record, setup)
-    if record.is_keep or record.is_incumbent:  # the engine proves that the weights that stay were scored
-        try:
-            lines.append(setup.engine.prove(run_dir, evaluation.weights, setup.reporter.note))
+    if record.evaluation and (record.is_keep or record.is_incumbent):
+        try:  # the engine proves that the weights that stay were scored
+            proof = setup.engine.prove(run_dir, record.evaluation.weights, setup.reporter.note)
         except EngineError as error:
             return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
-    if (share := evaluation.repeated_share) is not None:
-        lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
-    return conclude(replace(record, health="\n".join(filter(None, lines))), setup)
+        record = replace(record, health=proof)
+    return conclude(record, setup)
 
 
 def conclude(record: Record, setup: Setup) -> Record:
