@@ -118,7 +118,6 @@ def uncommitted(records: Sequence[Record], branch: str) -> str | None:
 
 
 def _decisions(record: Record) -> list[Decision]:
-    """Those that need a commit."""
     decisions = record.judgement.decisions if record.judgement else ()
     return [decision for decision in decisions if decision.action is not Action.DISCARD]
 

@@ -197,7 +197,6 @@ class Ledger:
         return records, damaged
 
     def record(self, number: int) -> Record:
-        """One record. EngineError when there is none."""
         if not self.run_dir(number).is_symlink() and (record := self.read(number)) is not None:
             return record
         self.require_in_place()

@@ -62,7 +62,6 @@ class SingleTurn:
 
     @property
     def prompt_tokens(self) -> int:
-        """Room that a prompt may need in the model's context."""
         return int(self._data.PROMPT_TOKENS)
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -77,7 +76,6 @@ class SingleTurn:
         return examples
 
     def episode(self, example: Example) -> Question:
-        """A fresh episode of one of its examples."""
         return Question(self._data.messages(example), example.answer, self._scoring, self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
@@ -107,11 +105,9 @@ class Game(SingleTurn):
 
     @cached_property
     def ratings(self) -> Any:
-        """See the module."""
         return importlib.import_module(f"{self.package}.ratings")
 
     def episode(self, example: Example) -> Any:
-        """A game of the policy against itself."""
         return self.practice(example, "self", 0, 0)
 
     def episodes(self, example: Example) -> Sequence[Episode]:

@@ -57,7 +57,6 @@ class Experiment:
 
     @property
     def number(self) -> int:
-        """The experiment's number in the ledger."""
         return self.record.number
 
     @property
@@ -67,7 +66,6 @@ class Experiment:
 
     @property
     def has_score(self) -> bool:
-        """True if a run of it was evaluated."""
         return self.record.status in MEASURED and self.record.score is not None
 
     @property
@@ -77,7 +75,6 @@ class Experiment:
 
     @property
     def is_kept(self) -> bool:
-        """True if the incumbent holds its change now."""
         return self.since.endswith("confirmed")
 
     @property
@@ -109,7 +106,6 @@ class Experiment:
 
     @property
     def effect_at_decision(self) -> Effect | None:
-        """The effect as it was believed at its verdict."""
         return self.record.decision.estimate if self.record.decision else None
 
 
@@ -154,7 +150,6 @@ class Morning:
 
     @property
     def baseline(self) -> Experiment | None:
-        """The first measured experiment."""
         return next((e for e in self.experiments if e.is_baseline), None)
 
     @property
@@ -164,7 +159,6 @@ class Morning:
 
     @property
     def counts(self) -> Counts:
-        """How many came to what, as everywhere."""
         return Counts.of((e.record for e in self.experiments), self.campaign.kept)
 
     @property
@@ -193,7 +187,6 @@ class Morning:
 
     @property
     def crash_causes(self) -> Counter[str]:
-        """How many crashes each kind of failure caused."""
         return Counter(str(e.record.failure or "cause not recorded") for e in self.experiments if e.is_crash)
 
 

@@ -34,14 +34,12 @@ class Diff(Document, frozen=True, kw_only=True, tag="diff"):
 
     @classmethod
     def of(cls, old: Version, new: Version) -> Diff:
-        """Compare two versions."""
         (old_label, old_config), (new_label, new_config) = old, new
         is_same_file = old_config.source == new_config.source
         changes = diff(old_config, new_config)
         return cls(old=old_label, new=new_label, is_same_file=is_same_file, changes=changes)
 
     def __str__(self) -> str:
-        """A title, then a line for each key that trains otherwise."""
         same = "the same bytes" if self.is_same_file else "no key differs: both train the same"
         lines = [change.line for change in self.changes] or [same]
         return "\n".join([f"{self.old} -> {self.new}", *(f"  {line}" for line in lines)])

@@ -75,7 +75,6 @@ def _spelled(value: Value | None) -> str:
 
 
 def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: SelectionSet) -> Markup:
-    """The JSON of all rows with details."""
     shown = [row for row in rows if row.rollouts is not None]
     keys = list(dict.fromkeys(key for row in shown for key in row.answers))
     places = {key: index for index, key in enumerate(examples.texts)}

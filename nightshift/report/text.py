@@ -28,7 +28,6 @@ _MAX_TEXT = 4000  # characters of any one text
 
 
 def verdict(e: Experiment) -> str:
-    """What became of an experiment, in words."""
     return f"{e.group}, {e.since}" if e.since else e.group
 
 
@@ -147,7 +146,6 @@ def _span(interval: tuple[float, float]) -> str:
 
 
 def score(value: float | None, none: str = NOT_MEASURED) -> str:
-    """A score as a fraction, 0..1."""
     return none if value is None else f"{value:.3f}"
 
 
@@ -163,7 +161,6 @@ def signed(value: float) -> str:
 
 
 def points(value: float | None) -> str:
-    """A difference of scores in percentage points."""
     return NOT_MEASURED if value is None else f"{signed(100 * value)} pp"
 
 
@@ -178,7 +175,6 @@ def plus_minus(value: Effect | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """P(it helps) in percent."""
     return UNKNOWN if value is None else f"{percent(value)} %"
 
 

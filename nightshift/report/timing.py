@@ -52,7 +52,6 @@ class Night:
 
     @property
     def length_seconds(self) -> float:
-        """From the start of the first experiment to the end of the last."""
         return (self.ended - self.began).total_seconds()
 
 
@@ -118,8 +117,6 @@ def _night(group: Sequence[_Member]) -> Night:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One run, from `x` on."""
-
     number: int
     x: float
     width: float
@@ -181,7 +178,6 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
 
 
 def num_at_once(records: Iterable[Record]) -> int:
-    """The most runs that were under way at one moment."""
     runs = [run for record in records if (run := own_run(record))]
     spans = [ran for run in runs if (ran := span(run.started, run.total_seconds))]
     ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])

@@ -129,7 +129,6 @@ def _keys(data: bytes) -> set[str]:
 
 
 def card(story: Story, record: Record, each: Row, private: Private) -> str:
-    """The model card, Markdown."""
     rules, evaluation = story.rules(record), record.evaluation
     weights = evaluation.weights if evaluation else None
     base = clean(private.text(rules.model), 200) if rules else ""
@@ -173,7 +172,6 @@ def card(story: Story, record: Record, each: Row, private: Private) -> str:
 
 
 def against_incumbent(story: Story, record: Record) -> str:
-    """Which changes its run held that the incumbent has not, and the other way round."""
     campaign = story.shown.campaign
     own, kept = ({settings_of(change): change for change in changes}
                  for changes in (record.run.changes, campaign.kept))  # fmt: skip
