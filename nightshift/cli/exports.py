@@ -48,8 +48,6 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     else:
         named = None if output is None else Path(output)
         path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
-        if named is None and path.parent.is_symlink():  # agents write there: no link is followed; a person's is
-            raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
         path = _write(form, story, root, path, experiment, is_mine=named is None)
         what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
         print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])

@@ -480,18 +480,11 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
         return "\n".join(f"---\n{block}" for block in blocks)
 
 
-def read_comparisons(ledger: Ledger) -> tuple[list[Comparison], list[str]]:
-    """All comparisons that the journal holds, the latest last; and a line for each file that cannot be read."""
-    comparisons, damaged = [], []
-    for path in sorted(ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}")):
-        try:
-            comparison = read_json(path, Comparison, "")
-        except UsageError:
-            damaged.append(f"{path.relative_to(ledger.runs_dir.parent)} is damaged: not shown.")
-            continue
-        if comparison is not None and ledger.holds(path):
-            comparisons.append(comparison)
-    return sorted(comparisons, key=lambda comparison: comparison.created), damaged
+def read_comparisons(ledger: Ledger) -> list[Comparison]:
+    """Return all comparisons that the journal holds as they are, the latest last. `verify` names the others."""
+    paths = [path for path in ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}") if ledger.holds(path)]
+    comparisons = [read_json(path, Comparison, f"Give it up: rm -r {path.parent}") for path in sorted(paths)]
+    return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)
 
 
 def _lines(c: Comparison) -> list[tuple[str, str]]:

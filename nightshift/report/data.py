@@ -239,7 +239,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         )
         for r in shown
     )
-    comparisons, unread = read_comparisons(ledger)
+    comparisons = read_comparisons(ledger)
     configs = baseline_and_incumbent(ledger, campaign)
     on_test = [(c, _obsolete(c, branch, rules_hash, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, None))[0])
@@ -254,7 +254,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         campaign,
         campaign_cost(ledger.runs_dir, shown),
         tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == branch),
-        (*notes, *unread),
+        notes,
     )
 
 
@@ -332,10 +332,7 @@ def _obsolete(certified: Comparison, branch: str, rules_hash: str, configs: tupl
     return None
 
 
-def span(began: str, seconds: float | None = None) -> Span | None:
-    """When it began and ended, an interrupted one at once; None where that is no time in a time zone."""
-    try:
-        start = datetime.fromisoformat(began)
-        return (start, start + timedelta(seconds=seconds or 0.0)) if start.tzinfo else None
-    except (ValueError, OverflowError):
-        return None
+def span(began: str, seconds: float | None = None) -> Span:
+    """Return when a run began and ended; an interrupted one ended at once."""
+    start = datetime.fromisoformat(began)
+    return start, start + timedelta(seconds=seconds or 0.0)

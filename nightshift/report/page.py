@@ -139,10 +139,7 @@ def _scores(row: Row, levels: Mapping[float, str]) -> dict[str, str]:
 
 def _example_scores(row: Row) -> tuple[float, ...]:
     evaluation = row.experiment.record.evaluation
-    try:
-        return evaluation.example_scores if evaluation else ()
-    except ValueError:  # its record was damaged since it was decided
-        return ()
+    return evaluation.example_scores if evaluation else ()
 
 
 PICTURE_NAME = "progress.png"

@@ -12,7 +12,7 @@ from nightshift.campaign.counts import told_decisions
 from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
-from nightshift.report.data import Experiment, Morning, counted, span
+from nightshift.report.data import Experiment, Morning, counted
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -197,9 +197,8 @@ def half(stderr: float) -> float:
 
 
 def local(moment: datetime | str) -> str:
-    """A moment on this machine's clock, with its zone; a text that is none stays as it is."""
-    found = moment if isinstance(moment, datetime) else (ran[0] if (ran := span(moment)) else None)
-    return str(moment) if found is None else text.local(found)
+    """A moment on this machine's clock, with its zone."""
+    return text.local(datetime.fromisoformat(moment) if isinstance(moment, str) else moment)
 
 
 def duration(seconds: float) -> str:

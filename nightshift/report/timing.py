@@ -90,11 +90,10 @@ def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
 
 
 def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
-    """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
+    """The experiments, each with its seconds by use, in groups."""
     groups, latest = list[list[_Member]](), None
     for record, uses in experiments:
-        if (ran := span(record.started, record.total_seconds)) is None:
-            continue
+        ran = span(record.started, record.total_seconds)
         if latest is None or ran[0] - latest > NIGHT_GAP:
             groups.append([])
         groups[-1].append((record, ran, uses))
@@ -147,7 +146,7 @@ class Timeline:
 def timeline(records: Sequence[Record]) -> Timeline | None:
     """Of the runs that say where and when they were made; None where none does."""
     placed = ((record, run) for record in records if (run := own_run(record)) and run.slot)
-    runs = [(record, run, ran) for record, run in placed if (ran := span(run.started, run.total_seconds))]
+    runs = [(record, run, span(run.started, run.total_seconds)) for record, run in placed]
     if not runs:
         return None
     began, ended = min(ran[0] for *_, ran in runs), max(ran[1] for *_, ran in runs)
@@ -178,8 +177,8 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
 
 
 def num_at_once(records: Iterable[Record]) -> int:
-    runs = [run for record in records if (run := own_run(record))]
-    spans = [ran for run in runs if (ran := span(run.started, run.total_seconds))]
+    runs = [run for record in records if (run := own_run(record)) and run.started]
+    spans = [span(run.started, run.total_seconds) for run in runs]
     ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     now = most = 0
     for _, change in ends:

@@ -37,8 +37,7 @@ def write_events(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
 def _events(story: Story, record: Record, each: Row) -> list[Any]:
     from tensorboard.compat.proto.event_pb2 import Event
 
-    ran = span(each["started"], each["total_seconds"])
-    began, ended = (moment.timestamp() for moment in ran) if ran else (0.0, 0.0)
+    began, ended = (moment.timestamp() for moment in span(each["started"], each["total_seconds"]))
     events = [Event(wall_time=began, file_version="brain.Event:2"), *_hparams(story, each, began, ended)]
     events += [_scalar(f"score/{name}", value, 0, ended) for name, value in scores(record, each).items()]
     for step in story.steps(record):

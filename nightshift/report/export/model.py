@@ -199,7 +199,7 @@ def certified(story: Story, record: Record) -> str:
     if record.config_hash != configs[1].hash:
         return "Not certified: its config is not the incumbent's."
     wanted = "test", record.branch, record.rules_hash, *(config.hash for config in configs)
-    for comparison in reversed(read_comparisons(story.ledger)[0]):
+    for comparison in reversed(read_comparisons(story.ledger)):
         plan = comparison.plan
         if (plan.split, plan.branch, plan.rules_hash, plan.configs["baseline"], plan.configs["incumbent"]) == wanted:
             gain = _gain(comparison.estimate.difference, comparison.estimate.interval)
