@@ -14,7 +14,7 @@ from nightshift.cli.output import print_error, print_lines, print_whole
 from nightshift.cli.progress import at_work
 from nightshift.cli.shell import Command
 from nightshift.errors import UsageError
-from nightshift.files import disk_error, write_atomically
+from nightshift.files import disk_error, remove_tree, write_atomically
 
 if TYPE_CHECKING:
     from nightshift.report.export.story import Story
@@ -46,36 +46,31 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
             raise UsageError(f"--output -: {form} is no text", "Name a place for it.")
         print_whole(as_csv(story).decode().removesuffix("\n"))
     else:
-        named = None if output is None else Path(output)
-        path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
-        path = _write(form, story, root, path, experiment, is_mine=named is None)
+        path = Path(output) if output else root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
+        if not output:
+            remove_tree(path)  # the export before
+        path = _write(form, story, root, path, experiment)
         what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
         print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:
         print_error(note)
 
 
-def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None, is_mine: bool) -> Path:
+def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None) -> Path:
+    from nightshift.report.export.event_files import write_events
+    from nightshift.report.export.model import copy_model
     from nightshift.report.export.private import Private
+    from nightshift.report.export.story import as_csv
+    from nightshift.report.export.wandb_runs import write_runs
 
     if form == "wandb":
-        from nightshift.report.export.wandb_runs import write_runs
-
-        return write_runs(story, path, Private(root, os.environ), is_mine=is_mine)
+        return write_runs(story, path, Private(root, os.environ))
     if form == "model":
-        from nightshift.report.export.model import copy_model
-
-        return copy_model(story, experiment, path, Private(root, os.environ), is_mine=is_mine)
+        return copy_model(story, experiment, path, Private(root, os.environ))
     if form == "tensorboard":
-        from nightshift.report.export.event_files import write_events
-
-        return write_events(story, path, is_mine=is_mine)
-    from nightshift.report.export.story import as_csv
-
-    target = path if is_mine else Path(os.path.realpath(path))
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder", "Name a file: --output PATH.")
-    if target.exists() and not target.is_symlink() and not target.is_file():
+        return write_events(story, path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
         raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

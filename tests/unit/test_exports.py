@@ -163,7 +163,7 @@ def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, t
     assert (tmp_path / "x.csv").read_bytes().startswith(b"number,outcome,")
     for words, said in (
         (["--to", "csv", "--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
-        (["--to", "csv", "--branch", BRANCH, "--output", str(tmp_path)], "is a folder"),
+        (["--to", "csv", "--branch", BRANCH, "--output", str(tmp_path)], "is no regular file"),
     ):
         done = CliRunner().invoke(commands, ["export", *words])
         assert (done.exit_code, done.stdout) == (2, "")

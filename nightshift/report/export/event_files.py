@@ -15,14 +15,14 @@ FIX = "Install the extra: uv run --extra tensorboard nightshift export --to tens
 EVENTS_NAME = "events.out.tfevents.0.nightshift"
 
 
-def write_events(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
-    """In a new folder, or one that `is_mine` to replace: `0042` has the scores and the curves of an experiment.
-    EngineError where the package is not installed."""
+def write_events(story: Story, folder: Path) -> Path:
+    """Write a new folder: `0042` in it has the scores and the curves of an experiment. EngineError where the package is
+    not installed."""
     try:
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise EngineError("the package tensorboard is not installed", FIX) from None
-    with whole_folder(folder, "--output PATH", is_mine=is_mine) as partial:
+    with whole_folder(folder) as partial:
         for record, each in story.rows():
             place = partial / f"{each['number']:04d}"
             place.mkdir()

@@ -32,7 +32,7 @@ _CODE = ("auto_map", "custom_pipelines", "custom_generate")  # name code that tr
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def copy_model(story: Story, number: int | None, target: Path, private: Private, *, is_mine: bool = False) -> Path:
+def copy_model(story: Story, number: int | None, target: Path, private: Private) -> Path:
     """Write the model of an experiment to `target`; its path. Where `number` is None: of the last run of exactly the
     incumbent's config, or else of the last keep that stands.
 
@@ -41,7 +41,7 @@ def copy_model(story: Story, number: int | None, target: Path, private: Private,
     """
     record, each = _chosen(story, number)
     source = _source(story, record)
-    with whole_folder(target, "--output DIR", is_mine=is_mine) as partial:
+    with whole_folder(target) as partial:
         names = _copy(source, partial)
         _check(partial, record, source)
         _refuse_code(partial, names, record)
