@@ -343,8 +343,7 @@ class Night:
         """Close what was cut off; forget what is decided; write the incumbent's train.toml on its own branch, and keep
         aside what somebody else wrote there."""
         setup, ledger = self._setup, self._ledger
-        with ledger.lock():
-            resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
+        resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
         if (left := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=left, refusals=() if self._is_given_up else self.state.refusals)
             self._is_given_up = False
@@ -450,9 +449,8 @@ class Night:
             return self.state.direction
         path = self._ledger.runs_dir / DIRECTION_NAME
         if direction != self.state.direction or (direction and not self._ledger.holds(path)):
-            with self._ledger.lock():
-                write_atomically(path, direction.encode())
-                self._ledger.enter(path)
+            write_atomically(path, direction.encode())
+            self._ledger.enter(path)
             self._update(direction=direction)
             self._note(f"direction: {direction or 'none any more'}")
         return direction
@@ -476,8 +474,7 @@ class Night:
         for answer in answers:
             if answer.lesson and (record := self._ledger.record(last.number)).proposal.lesson is None:
                 outcome = {"reported_outcome": answer.reported_outcome, "lesson": answer.lesson}
-                with self._ledger.lock():  # what the last experiment taught
-                    self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
+                self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
         taken, causes = list[Answer](), list[str]()
         for answer in answers:
             try:
