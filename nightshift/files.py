@@ -19,7 +19,6 @@ import msgspec
 import psutil
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.signals import unblocked
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
 _NAME = re.compile(r"\.(.+?)\.(\d{1,9})(?:\.[0-9a-f]{16})?\.tmp")  # without the last part up to version 0.2.0
@@ -84,15 +83,15 @@ def write_json(path: Path, value: Any) -> bytes:
 
 
 @contextmanager
-def whole_folder(target: Path, flag: str, *, is_mine: bool = False) -> Iterator[Path]:
+def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `target` when all went well, and is gone where not, or with the next try.
 
-    UsageError, which tells the `flag`, where something lies there already but an empty folder; of one that `is_mine`
-    that is replaced. EngineError when the disk refuses: who reads other files meanwhile says himself what those refuse.
+    UsageError where something lies there already but an empty folder. EngineError when the disk refuses: who reads
+    other files meanwhile says himself what those refuse.
     """
     target = target.absolute()  # `.` has no name
-    if not is_mine and (target.is_symlink() or (target.exists() and not _is_empty_folder(target))):
-        raise UsageError(f"{target} holds something already", f"Name a new folder: {flag}.")
+    if target.is_symlink() or (target.exists() and not _is_empty_folder(target)):
+        raise UsageError(f"{target} holds something already", "Name a new folder: --output DIR.")
     partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,8 +101,6 @@ def whole_folder(target: Path, flag: str, *, is_mine: bool = False) -> Iterator[
                 remove_tree(left)
         partial.mkdir()
         yield partial
-        if is_mine:
-            remove_tree(target)
         partial.rename(target)  # takes the place of an empty one
     except OSError as error:
         raise disk_error(error, target) from None
@@ -209,7 +206,6 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
             path.unlink(missing_ok=True)
 
 
-@unblocked()
 def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
     """Remove what stands at `path`, of any depth: shutil.rmtree recurses. What refuses to go is left.
 

@@ -23,8 +23,8 @@ def begin() -> None:
     search for garbage less often.
 
     `module load` on a cluster sets PYTHONPATH to packages of another Python. The checkout comes last, so that no file
-    at its top hides a library. Libraries start threads when they are imported: these inherit the signal mask, so that
-    signals.py can find out who sent a signal. cli/shell.py unblocks the signals in the main thread.
+    at its top hides a library. Libraries start threads when they are imported: these inherit the signal mask.
+    cli/shell.py unblocks the signals in the main thread, where a signal of before then ends the command in one line.
     """
     gc.set_threshold(_GC_OBJECTS)
     checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -45,7 +45,6 @@ def waiting(what: str | Callable[[], str], at_most: float | None = None) -> Iter
 
 
 def innermost() -> Wait | None:
-    """What this process waits for now."""
     return next(iter(_now[-1:]), None)
 
 

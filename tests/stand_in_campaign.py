@@ -27,7 +27,6 @@ from nightshift.campaign.ledger import EFFECTIVE_NAME, Ledger
 from nightshift.campaign.metrics import Step, write_steps
 from nightshift.campaign.next_run import measuring_run
 from nightshift.campaign.records import (
-    CURVE_POINTS,
     Action,
     Evaluation,
     Failure,
@@ -248,8 +247,7 @@ def _result(state: State, record: Record, config: Config) -> Result:
     )  # fmt: skip
     training = Training(Outcome.BUDGET, num_steps, 60.2, truth, 1.18)
     startup, rest = float(rng.uniform(6, 9)), float(rng.uniform(8, 11))
-    curve = tuple(float(truth - 0.2 / (i + 1)) for i in range(CURVE_POINTS))
-    run = Result(seed, training, evaluation, curve, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
+    run = Result(seed, training, evaluation, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
     folder = state.ledger.run_dir(record.number)
     if state.with_files:
         write_steps(folder / "metrics.jsonl", steps)

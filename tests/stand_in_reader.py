@@ -27,7 +27,7 @@ from nightshift.errors import NightshiftError
 from tests.stand_ins import install
 from tests.waiting import HANG_SECONDS
 
-COMMANDS = ("status", "held status", "history", "show 2", "diff", "diff --chain", "report", "certify --dry-run",
+COMMANDS = ("status", "held status", "history", "show 2", "diff", "report", "certify --dry-run",
             "wait --timeout 0", "run.py --dry-run")  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.config.values import quoted, shorten
 from nightshift.errors import ConfigError, EngineError, UsageError, listed
 from nightshift.files import remove_tree
-from nightshift.signals import unblocked
 
 ANSWER_NAME = "hypothesis.txt"
 EVIDENCE_NAME = "evidence"  # in bubblewrap it cannot be written to
@@ -86,7 +85,7 @@ class Clone:
             self.folder.unlink()
         if not os.path.lexists(self.folder):
             return
-        with suppress(subprocess.TimeoutExpired), unblocked():  # millions of files
+        with suppress(subprocess.TimeoutExpired):  # millions of files
             chmod = ["chmod", "-R", "u+rwX", "--", str(self.folder)]
             subprocess.run(chmod, capture_output=True, check=False, timeout=_CLEAR_SECONDS)
             remove_tree(self.folder, _CLEAR_SECONDS)

@@ -35,7 +35,6 @@ from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
 from nightshift.executors.watchdog import KILL_SECONDS, describe, is_alive
 from nightshift.files import read_file, remove_tree, write_atomically
-from nightshift.signals import unblocked
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
@@ -301,9 +300,9 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
 def _run(
     words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    given: dict[str, Any] = {"cwd": "/", "stdin": subprocess.DEVNULL, "capture_output": True, "check": False}
-    with unblocked():
-        return subprocess.run(words, env=env, timeout=seconds, **given)
+    return subprocess.run(
+        words, env=env, timeout=seconds, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

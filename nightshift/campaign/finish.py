@@ -118,7 +118,6 @@ def uncommitted(records: Sequence[Record], branch: str) -> str | None:
 
 
 def _decisions(record: Record) -> list[Decision]:
-    """Those that need a commit."""
     decisions = record.judgement.decisions if record.judgement else ()
     return [decision for decision in decisions if decision.action is not Action.DISCARD]
 
@@ -144,7 +143,7 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
-    """Close what an earlier head left open, but for what is `in_flight`. Call as the head, with the lock held."""
+    """Close what an earlier head left open, but for what is `in_flight`. Call as the controller."""
     ledger.sweep(in_flight)
     records = resume_journal(ledger, note)
     branch = repo.head().branch

@@ -21,7 +21,6 @@ from subprocess import PIPE
 from typing import Any, NamedTuple
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.signals import unblocked
 
 
 class Blob(NamedTuple):
@@ -262,16 +261,15 @@ class Repo:
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
         try:
-            with unblocked():
-                process = subprocess.Popen(
-                    command,
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=PIPE,
-                    cwd=self.root,
-                    env=clean if is_personal else clean | _NO_CONFIGURATION,
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                cwd=self.root,
+                env=clean if is_personal else clean | _NO_CONFIGURATION,
+                start_new_session=True,
+            )
             with process:
                 try:
                     output = process.communicate(stdin, _TIMEOUT_SECONDS)

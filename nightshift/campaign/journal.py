@@ -51,7 +51,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """The journal of one runs/ folder. Hold the ledger's lock while you add a line."""
+    """The journal of one runs/ folder. Only the controller adds lines."""
 
     def __init__(self, runs_dir: Path) -> None:
         self.path = runs_dir / JOURNAL_NAME

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
 from nightshift.campaign.controller import ControllerLock
@@ -33,7 +32,6 @@ from nightshift.files import (
     write_atomically,
     write_json,
 )
-from nightshift.waiting import waiting
 
 STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
@@ -51,11 +49,10 @@ EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file that 
 _RESERVING = ".reserving"  # a folder on its way to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 MAX_NUMBER = 999_999_999
-_WRITE_SECONDS = 30.0  # writers hold the lock for milliseconds
 
 
 class Ledger:
-    """The records of one checkout. Takes paths; never reads the clock or git."""
+    """The records of one checkout. Takes paths; never reads the clock or git. Only the controller writes."""
 
     def __init__(self, root: Path, runs_dir: Path | None = None) -> None:
         """`root` is the checkout, `runs_dir` its records if they lie elsewhere; nothing is created but by a write."""
@@ -87,26 +84,6 @@ class Ledger:
         """Raise UsageError if this process is the controller and somebody moved runs/ away."""
         self._controller.require_in_place()
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds, or as long as a commit
-        waits for git's lock file."""
-        self.require_in_place()
-        path = self.runs_dir / ".lock"
-        lock = FileLock(path, timeout=_WRITE_SECONDS)
-        try:
-            self.runs_dir.mkdir(exist_ok=True)
-            with waiting(f"waiting for {self.runs_dir.name}/.lock, which another process holds"):
-                lock.acquire()
-        except Timeout:
-            raise UsageError(f"{path} is held by a process that hangs", "End it, then repeat.") from None
-        except OSError as error:
-            raise disk_error(error, path) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
     def numbers(self) -> list[int]:
         """Numbers of all experiments, in order. Links, and names that are not as `run_dir` writes them, are none."""
         return sorted(int(e.name) for e in self._numbered() if e.is_dir(follow_symlinks=False))
@@ -130,6 +107,7 @@ class Ledger:
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Give a `started` record the next number and a folder with `files`, which appears whole or not at all."""
+        self.require_in_place()
         if self.tsv_path.is_dir():  # it would be found out when all is done
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(), status=STARTED)
@@ -154,6 +132,7 @@ class Ledger:
 
     def write(self, record: Record) -> None:
         """Write record.json; then, if it is decided, its line of the journal. EngineError when the disk refuses."""
+        self.require_in_place()
         data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._known.pop(record.number, None)
         if record.status != STARTED:
@@ -164,6 +143,7 @@ class Ledger:
 
         OSError if the file cannot be read; EngineError when the disk refuses.
         """
+        self.require_in_place()
         event: Event = "access" if access else EVENTS[path.name]
         self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)), access=access)
 
@@ -197,7 +177,6 @@ class Ledger:
         return records, damaged
 
     def record(self, number: int) -> Record:
-        """One record. EngineError when there is none."""
         if not self.run_dir(number).is_symlink() and (record := self.read(number)) is not None:
             return record
         self.require_in_place()
@@ -222,7 +201,8 @@ class Ledger:
         return record
 
     def sweep(self, in_flight: Collection[int] = ()) -> None:
-        """Delete the temporary files of writers that were killed, but for those `in_flight` (call as the head)."""
+        """Delete the temporary files of writers that were killed, but for those `in_flight`. Call as the controller."""
+        self.require_in_place()
         sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
         sweep_folder(self.runs_dir)
         for number in [number for number in self.numbers() if number not in in_flight][-1:]:

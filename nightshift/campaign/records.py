@@ -144,7 +144,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
 LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
-CURVE_POINTS = 32  # of a reward curve
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _SCORES = json.Decoder(tuple[Fraction, ...])
@@ -260,7 +259,6 @@ class Evaluation:
     seconds: float
     strict_score: Fraction | None = None  # None: an environment asks for no form
     format_rate: Fraction | None = None  # of the answers, right or wrong
-    repeated_share: Fraction | None = None  # of completions asked for again: the same text; None: not asked
     parts: tuple[Part, ...] = ()
     unscored: tuple[str, ...] = ()  # a line an environment whose reward failed for some answers, which count 0
     figures: dict[str, dict[str, float]] = field(default_factory=dict)  # of a game, by environment; for display
@@ -296,13 +294,12 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded, `curve` the mean
-    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran."""
+    """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded; `versions` of what
+    ran."""
 
     seed: int
     training: Training
     evaluation: Evaluation | None = None
-    curve: tuple[float | None, ...] = ()
     startup_seconds: Seconds | None = None
     total_seconds: Seconds = 0.0
     hardware: str = ""

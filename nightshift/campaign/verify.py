@@ -34,7 +34,7 @@ Places = Mapping[str, Sequence[tuple[int, Line]]]  # by file: the lines about it
 def resume_journal(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
     """Begin a journal if there is none that lines can be added to; add the lines that a kill prevented.
 
-    Returns the records. Call as the controller, with the lock held. EngineError; UsageError for a damaged record.
+    Returns the records. Call as the controller. EngineError; UsageError for a damaged record.
     """
     try:
         lines = ledger.journal.lines()

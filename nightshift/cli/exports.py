@@ -14,80 +14,67 @@ from nightshift.cli.output import print_error, print_lines, print_whole
 from nightshift.cli.progress import at_work
 from nightshift.cli.shell import Command
 from nightshift.errors import UsageError
-from nightshift.files import disk_error, write_atomically
+from nightshift.files import disk_error, remove_tree, write_atomically
 
 if TYPE_CHECKING:
     from nightshift.report.export.story import Story
 
-_FORMS = {"csv": ".csv", "optuna": ".journal", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model"}
-_TEXTS = ("csv", "optuna")  # that go to stdout
+_FORMS = {"csv": ".csv", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model"}
 
 
 @click.command("export", cls=Command)
 @click.option("--to", "form", type=click.Choice([*_FORMS]), required=True, help="What opens it.")
-@click.option("--output", help="File, or new folder; - writes csv or optuna to stdout. Default: in runs/export.")
+@click.option("--output", help="File, or new folder; - writes csv to stdout. Default: in runs/export.")
 @click.option("--branch", help="The campaign. Default: the branch checked out, else that of the last one.")
 @click.option("--experiment", type=click.IntRange(min=1), help="model: of another experiment than the incumbent.")
 @at_work("reading the records")
 def export_command(form: str, output: str | None, branch: str | None, experiment: int | None) -> None:
-    """Write a campaign as a table, an Optuna journal, offline W&B runs or TensorBoard events; or its model.
+    """Write a campaign as a table, offline W&B runs or TensorBoard events; or its model.
 
-    csv has a column for every key; optuna a study that optuna-dashboard opens; model the incumbent's weights, with a
-    card that says how they were made and what is certified of them.
+    csv has a column for every key; model the incumbent's weights, with a card that says how they were made and what is
+    certified of them.
     """
     from nightshift.campaign.git import Repo
-    from nightshift.report.export.story import Story
+    from nightshift.report.export.story import Story, as_csv
 
     root = run.process_root()
     story = Story.of(Ledger(root), branch, Repo(root).head().branch)
     if experiment is not None and form != "model":
         raise UsageError(f"--experiment {experiment} is for --to model", "Leave it out.")
     if output == "-":
-        if form not in _TEXTS:
-            raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
-        print_whole(_bytes(form, story).decode().removesuffix("\n"))
+        if form != "csv":
+            raise UsageError(f"--output -: {form} is no text", "Name a place for it.")
+        print_whole(as_csv(story).decode().removesuffix("\n"))
     else:
-        named = None if output is None else Path(output)
-        path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
-        if named is None and path.parent.is_symlink():  # agents write there: no link is followed; a person's is
-            raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
-        path = _write(form, story, root, path, experiment, is_mine=named is None)
+        path = Path(output) if output else root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
+        if not output:
+            remove_tree(path)  # the export before
+        path = _write(form, story, root, path, experiment)
         what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
         print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:
         print_error(note)
 
 
-def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None, is_mine: bool) -> Path:
+def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None) -> Path:
+    from nightshift.report.export.event_files import write_events
+    from nightshift.report.export.model import copy_model
     from nightshift.report.export.private import Private
+    from nightshift.report.export.story import as_csv
+    from nightshift.report.export.wandb_runs import write_runs
 
     if form == "wandb":
-        from nightshift.report.export.wandb_runs import write_runs
-
-        return write_runs(story, path, Private(root, os.environ), is_mine=is_mine)
+        return write_runs(story, path, Private(root, os.environ))
     if form == "model":
-        from nightshift.report.export.model import copy_model
-
-        return copy_model(story, experiment, path, Private(root, os.environ), is_mine=is_mine)
+        return copy_model(story, experiment, path, Private(root, os.environ))
     if form == "tensorboard":
-        from nightshift.report.export.event_files import write_events
-
-        return write_events(story, path, is_mine=is_mine)
-    target = path if is_mine else Path(os.path.realpath(path))
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder", "Name a file: --output PATH.")
-    if target.exists() and not target.is_symlink() and not target.is_file():
+        return write_events(story, path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
         raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, _bytes(form, story))
+        write_atomically(target, as_csv(story))
     except OSError as error:
         raise disk_error(error, target) from None
     return path
-
-
-def _bytes(form: str, story: Story) -> bytes:
-    from nightshift.report.export import optuna_journal
-    from nightshift.report.export import story as table
-
-    return table.as_csv(story) if form == "csv" else optuna_journal.as_journal(story)

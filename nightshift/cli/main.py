@@ -308,13 +308,9 @@ def report(output: Path | None, branch: str | None, is_served: bool, host: str, 
 @commands.command()
 @click.argument("old", required=False)
 @click.argument("new", required=False)
-@click.option("--chain", is_flag=True, help="Print the kept changes with their effects, the most certain first.")
-@click.option(
-    "--at-least", type=click.FloatRange(0, 1), metavar="P", help="Of --chain only changes with this P(it helps): 0.7."
-)
 @AS_JSON
 @at_work("reading the records")
-def diff(old: str | None, new: str | None, chain: bool, at_least: float | None, as_json: bool) -> None:
+def diff(old: str | None, new: str | None, as_json: bool) -> None:
     """Compare two train.toml key by key: what OLD -> NEW changes. Default: incumbent -> working.
 
     OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
@@ -324,16 +320,9 @@ def diff(old: str | None, new: str | None, chain: bool, at_least: float | None, 
 
     root = run.process_root()
     ledger, repo = Ledger(root), Repo(root)
-    is_chain = chain or at_least is not None
-    if is_chain and (old or new):
-        raise UsageError("--chain and --at-least show the whole campaign", "Leave OLD and NEW out.")
-    found: compare.Chain | compare.Diff
-    if is_chain:
-        found = compare.Chain.of(ledger, repo.head().branch, at_least or 0.0)
-    else:
-        names = (old or compare.INCUMBENT, new or compare.WORKING)
-        before, after = (compare.find(name, root, ledger, repo) for name in names)
-        found = compare.Diff.of(before, after)
+    names = (old or compare.INCUMBENT, new or compare.WORKING)
+    before, after = (compare.find(name, root, ledger, repo) for name in names)
+    found = compare.Diff.of(before, after)
     print_found(found, [str(found)], as_json)
 
 

@@ -117,7 +117,7 @@ def reporting(what: str = "starting", told: str | None = None) -> Iterator[Termi
     """Show progress, and raise Interrupted on a signal that stops; `told`: what is said then."""
     from nightshift.executors.process import STOPPING, interruptible
 
-    with closing(TerminalReporter(what)) as reporter, interruptible(told or STOPPING, names_sender=True):
+    with closing(TerminalReporter(what)) as reporter, interruptible(told or STOPPING):
         yield reporter
 
 

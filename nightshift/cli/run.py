@@ -76,7 +76,6 @@ def run(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
-    """What --dry-run shows."""
     from nightshift.experiment.baseline import fitting_baseline
     from nightshift.experiment.experiment import admit, wanted_config
     from nightshift.experiment.runs import next_seed

@@ -25,7 +25,7 @@ from nightshift.files import Document, open_regular, read_file
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
-_LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
+_LONG = ("effective", "scores")  # they fill screens: see record.json
 _LAST = (  # what programs compare and people hardly read
     *("unused_keys", "config_hash", "effective_hash", "rules_hash", "commit", "commits"),
     *("decision_rules", "versions", "version"),

@@ -62,7 +62,6 @@ class SingleTurn:
 
     @property
     def prompt_tokens(self) -> int:
-        """Room that a prompt may need in the model's context."""
         return int(self._data.PROMPT_TOKENS)
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -77,7 +76,6 @@ class SingleTurn:
         return examples
 
     def episode(self, example: Example) -> Question:
-        """A fresh episode of one of its examples."""
         return Question(self._data.messages(example), example.answer, self._scoring, self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
@@ -107,11 +105,9 @@ class Game(SingleTurn):
 
     @cached_property
     def ratings(self) -> Any:
-        """See the module."""
         return importlib.import_module(f"{self.package}.ratings")
 
     def episode(self, example: Example) -> Any:
-        """A game of the policy against itself."""
         return self.practice(example, "self", 0, 0)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
@@ -145,12 +141,12 @@ def game_figures(
     }
 
 
-def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Chat, Completion]]:
-    """To their ends, a turn of all that are open at a time: the place of each, what it was asked and what was said."""
+def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Completion]]:
+    """Play episodes to their ends, a turn of all that are open at a time: the place of each, and what was said."""
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        for (index, chat), completion in zip(asked, complete([chat for _, chat in asked]), strict=True):
+        for (index, _), completion in zip(asked, complete([chat for _, chat in asked]), strict=True):
             episodes[index].answer(completion.text)
-            yield index, chat, completion
+            yield index, completion
 
 
 def add_curve(

@@ -19,14 +19,13 @@ from nightshift.config.rules import Rules
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import Environment, add_curve, game_figures, play_out
 from nightshift.evaluation.environment import load as load_environments
-from nightshift.evaluation.episode import Chat, Complete, Episode, Example
+from nightshift.evaluation.episode import Chat, Episode, Example
 from nightshift.evaluation.policy import Policy
 from nightshift.files import write_atomically
 
 Posed = tuple[Environment, Example]
 Played = Sequence[Sequence[Episode]]
 Row = tuple[Posed, Sequence[Completion], Sequence[Any], float, bool | None]  # of an example; None: no form asked
-NUM_AGAIN = 32  # questions that a baseline is asked twice: is greedy decoding the same in another company?
 
 
 def selection_set(rules: Rules, root: Path) -> list[Posed]:
@@ -44,14 +43,13 @@ def evaluate(
     rules: Rules,
     path: Path | None,
     progress: ProgressCallback,
-    num_again: int = 0,
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
     Without `path` nothing is written that may hold an answer: no completion, and of what a reward raised only the type.
     `eval_score` is the mean over examples, of several environments their weighted mean; `strict_score` takes for wrong
-    what is not written as asked. The first `num_again` questions are put once more, alone: how many get the same
-    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than asked.
+    what is not written as asked. Raises EngineError when the policy cannot be loaded or answers another number of
+    questions than asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
@@ -60,11 +58,8 @@ def evaluate(
     episodes = [episode for each in played for episode in each]
     whose = [index for index, each in enumerate(played) for _ in each]  # the example of each episode
     said: list[list[Completion]] = [[] for _ in examples]
-    once: list[tuple[Chat, Completion]] = []
-    for index, chat, completion in play_out(episodes, complete):
+    for index, completion in play_out(episodes, complete):
         said[whose[index]].append(completion)
-        once += [(chat, completion)] * (len(once) < min(num_again, len(episodes)))  # of their first turn
-    repeated = _repeated(once, complete)
     scores, unscored = _scores(examples, played, is_secret=path is None)
     n, parts = len(scores), _parts(rules, examples, scores)
     formatted = [answered for episode in episodes if (answered := episode.is_formatted()) is not None]
@@ -86,7 +81,6 @@ def evaluate(
         seconds=time.monotonic() - began,
         strict_score=_mean(as_asked) if as_asked else None,
         format_rate=sum(formatted) / n if has_form else None,
-        repeated_share=repeated,
         parts=parts if len(parts) > 1 else (),
         unscored=unscored,
         figures=figures,
@@ -115,12 +109,6 @@ def examples_digest(examples: Sequence[Posed]) -> str:
     """sha256 over what is asked, by its key, and what is right."""
     lines = (f"{one.package}/{example.key}: {example.answer}" for one, example in examples)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _repeated(once: Sequence[tuple[Chat, Completion]], complete: Complete) -> float | None:
-    """Which share of these questions gets the same answer again; None for no questions."""
-    again = complete([chat for chat, _ in once]) if once else []
-    return fmean(one.text == other.text for (_, one), other in zip(once, again, strict=True)) if once else None
 
 
 def _scores(posed: Sequence[Posed], played: Played, is_secret: bool) -> tuple[tuple[float, ...], tuple[str, ...]]:

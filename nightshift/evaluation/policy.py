@@ -13,8 +13,6 @@ Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
 class Policy(Protocol):
-    """The trained policy of one run."""
-
     def load_final_weights(self) -> Weights:
         """Load the last complete weights written before the end into what completes, and prove which."""
         ...

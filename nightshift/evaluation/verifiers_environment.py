@@ -44,11 +44,9 @@ class SomebodysTaskset:
         return Question(example.messages, example.key, self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
-        """As of any."""
         return (self.episode(example),)
 
     def slices(self, example: Example) -> Mapping[str, str]:
-        """Nothing is known of it."""
         return {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
@@ -68,11 +66,9 @@ class Question:
         self._text: str | None = None
 
     def ask(self) -> Sequence[Message] | None:
-        """The question, until it is answered."""
         return self._messages if self._text is None else None
 
     def answer(self, text: str) -> None:
-        """The one answer."""
         self._text = text
 
     def score(self) -> float:
@@ -89,6 +85,5 @@ class Question:
         return float(score)
 
     def is_formatted(self) -> bool | None:
-        """By the package's scoring, where it says."""
         check = getattr(self._scoring, "is_formatted", None)
         return bool(check(self._text or "")) if check else None

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -22,7 +22,7 @@ from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 from nightshift.files import open_regular
-from nightshift.signals import STOP_SIGNALS, origin_of, unblocked, watching
+from nightshift.signals import STOP_SIGNALS
 from nightshift.startup import is_own
 from nightshift.text import ANSI, clean
 from nightshift.waiting import news
@@ -105,12 +105,12 @@ def python_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let `handler` take the stop signals in the block. A signal that is ignored (nohup) stays ignored."""
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     previous = {number: signal.signal(number, handler) for number in handled}
     try:
-        yield handled
+        yield
     finally:
         for number, before in previous.items():
             signal.signal(number, before)
@@ -119,25 +119,22 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[
 @contextmanager
 def interruptible(
     told: str = STOPPING,
-    is_noted: Callable[[int, str], bool] = lambda number, origin: False,
-    *,
-    names_sender: bool = False,
+    is_noted: Callable[[int], bool] = lambda number: False,
 ) -> Iterator[None]:
     """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
 
-    `told`: said at once. `is_noted`: gets a signal's number and origin; True if the caller has handled that signal.
-    `names_sender`: find out which process sent a signal.
+    `told`: said at once. `is_noted`: gets a signal's number; True if the caller has handled that signal.
     """
     caught: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        origin = origin_of(number)
-        if not caught and not is_noted(number, origin):
+        if not caught and not is_noted(number):
             caught.append(number)
-            news.put(f"{origin}: {told}")
-            raise Interrupted(f"stopped by {origin}")
+            name = signal.Signals(number).name
+            news.put(f"{name}: {told}")
+            raise Interrupted(f"stopped by {name}")
 
-    with handling(interrupt) as handled, watching(handled) if names_sender else nullcontext():
+    with handling(interrupt):
         yield
 
 
@@ -155,8 +152,7 @@ def _signals_deferred() -> Iterator[None]:
             yield
     finally:
         if caught:
-            with unblocked():
-                signal.raise_signal(caught[0])
+            signal.raise_signal(caught[0])
 
 
 class ProcessGroup:
@@ -203,7 +199,7 @@ class ProcessGroup:
             _open_groups.add(self)
             try:
                 _keep_watchdog()
-                with open_regular(log_path, "ab") as log, unblocked():
+                with open_regular(log_path, "ab") as log:
                     child = Child(
                         [os.fspath(word) for word in argv],
                         stdin=subprocess.DEVNULL if stdin is None else stdin,
@@ -305,8 +301,7 @@ def _keep_watchdog() -> None:
         _dismiss_watchdog()
         atexit.unregister(_stop_open_groups)
         atexit.register(_stop_open_groups, os.getpid())
-        with unblocked():
-            _watchdog = Watchdog(engine_environment(os.environ, {}))
+        _watchdog = Watchdog(engine_environment(os.environ, {}))
     for group in _open_groups:
         _watchdog.watch(group.marker, group.orphan_grace_seconds)
 

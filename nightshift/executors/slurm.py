@@ -31,7 +31,6 @@ from nightshift.executors.process import engine_environment, python_command, pyt
 from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
 from nightshift.files import read_file, read_json, write_json
-from nightshift.signals import unblocked
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
@@ -271,7 +270,6 @@ def end_jobs(ledger: Ledger, note: Callable[[str], None]) -> None:
         note(f"cancelled jobs in SLURM that an earlier controller left: {listed([path.name for path in jobs])}")
 
 
-@unblocked()
 def _ask(command: list[str], stdin: bytes = b"") -> str:
     """What a command of SLURM says. EngineError with its last line where it fails, or does not answer."""
     options = ("SLURM_", "SBATCH_", "SQUEUE_")  # variables by which the commands take options

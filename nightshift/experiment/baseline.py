@@ -54,12 +54,11 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
         result=None,
     )
     source = setup.ledger.source(made.number)
-    with setup.ledger.lock():
-        record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: as_json(record.effective)})
-        seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
-        record = replace(record, result=made.result, baseline=made.number, decided=num_decided + 1)
-        record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds), config)
-        record = close(record, setup.ledger, setup.repo)
+    record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: as_json(record.effective)})
+    seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
+    record = replace(record, result=made.result, baseline=made.number, decided=num_decided + 1)
+    record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds), config)
+    record = close(record, setup.ledger, setup.repo)
     setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; it is not made again")
     return record if is_all else None
 

@@ -310,9 +310,8 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     for (task, runs), result, verdict in zip(measured, estimates, verdicts(estimates, level), strict=True):
         comparison = _comparison(task, runs, result, verdict, level, access)
         path = task.folder / COMPARISON_NAME  # its presence says that the comparison is finished
-        with setup.ledger.lock():
-            write_json(path, comparison)
-            setup.ledger.enter(path)
+        write_json(path, comparison)
+        setup.ledger.enter(path)
         comparisons.append(comparison)
     return comparisons
 
@@ -329,10 +328,9 @@ def _make_runs(task: Task) -> list[FreshRun]:
     setup.engine.prepare_at_start(setup.reporter.note)
     require_ready(setup)
     task.folder.mkdir(parents=True, exist_ok=True)
-    with setup.ledger.lock():
-        if not setup.ledger.holds(path):
-            write_json(path, task.plan)
-            setup.ledger.enter(path)
+    if not setup.ledger.holds(path):
+        write_json(path, task.plan)
+        setup.ledger.enter(path)
     order, done = task.runs, task.done()
     for name, (side, seed) in 2 * [*order.items()]:  # a run that the infrastructure lost is tried once more at the end
         if name not in done:
@@ -381,9 +379,8 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
     # Each start has a job.json of its own, whose hash the journal holds.
     num_starts = ledger.journal.num_lines(job_path.relative_to(ledger.runs_dir).as_posix())
     run = FreshRun(side, seed, result, proof, num_starts)
-    with ledger.lock():
-        write_json(folder / RUN_NAME, run)
-        ledger.enter(folder / RUN_NAME)
+    write_json(folder / RUN_NAME, run)
+    ledger.enter(folder / RUN_NAME)
     text = f"crashed: {result.training.cause}" if evaluation is None else f"{evaluation.eval_score:.4f}"
     setup.reporter.note(f"{side}, seed {seed}: {text}")
     return run
@@ -480,18 +477,11 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
         return "\n".join(f"---\n{block}" for block in blocks)
 
 
-def read_comparisons(ledger: Ledger) -> tuple[list[Comparison], list[str]]:
-    """All comparisons that the journal holds, the latest last; and a line for each file that cannot be read."""
-    comparisons, damaged = [], []
-    for path in sorted(ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}")):
-        try:
-            comparison = read_json(path, Comparison, "")
-        except UsageError:
-            damaged.append(f"{path.relative_to(ledger.runs_dir.parent)} is damaged: not shown.")
-            continue
-        if comparison is not None and ledger.holds(path):
-            comparisons.append(comparison)
-    return sorted(comparisons, key=lambda comparison: comparison.created), damaged
+def read_comparisons(ledger: Ledger) -> list[Comparison]:
+    """Return all comparisons that the journal holds as they are, the latest last. `verify` names the others."""
+    paths = [path for path in ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}") if ledger.holds(path)]
+    comparisons = [read_json(path, Comparison, f"Give it up: rm -r {path.parent}") for path in sorted(paths)]
+    return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)
 
 
 def _lines(c: Comparison) -> list[tuple[str, str]]:

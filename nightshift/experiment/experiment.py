@@ -56,16 +56,14 @@ def run_experiment(request: Request, setup: Setup) -> Record:
 
 def start(request: Request, config: Config, setup: Setup) -> Record:
     """Admit an experiment, give it a number, and submit its run; the record as it was reserved."""
-    with setup.ledger.lock():
-        resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
+    resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     if (known := adopt_baseline(config, request, setup)) is not None:
         return known
     config = wanted_config(config, request, setup)
     record = admit(config, request, setup)
     require_ready(setup)
     files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: as_json(record.effective)}
-    with setup.ledger.lock():
-        record = setup.ledger.reserve(record, files)
+    record = setup.ledger.reserve(record, files)
     limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {limits}")
     last = setup.campaign(record.branch).last_baseline()
@@ -75,8 +73,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         setup.reporter.note(f"{told}: uv run run.py --baseline makes the effect of this change more certain")
     try:
         submit(record, setup)
-        with setup.ledger.lock():  # while the worker starts
-            setup.ledger.sync_tsv()
+        setup.ledger.sync_tsv()
     except (EngineError, OSError) as error:
         cancel(setup, record.number)
         return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
@@ -115,30 +112,25 @@ def collect(number: int, setup: Setup) -> Record | None:
     campaign = setup.campaign(record.branch)
     baseline = setup.ledger.stored_config(campaign.baseline or record)
     record = campaign.judge(record, baseline, setup.engine.validate)
-    lines, evaluation = list[str | None](), record.evaluation
-    if evaluation is None:
-        return conclude(record, setup)
-    if record.is_keep or record.is_incumbent:  # the engine proves that the weights that stay were scored
-        try:
-            lines.append(setup.engine.prove(run_dir, evaluation.weights, setup.reporter.note))
+    if record.evaluation and (record.is_keep or record.is_incumbent):
+        try:  # the engine proves that the weights that stay were scored
+            proof = setup.engine.prove(run_dir, record.evaluation.weights, setup.reporter.note)
         except EngineError as error:
             return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
-    if (share := evaluation.repeated_share) is not None:
-        lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
-    return conclude(replace(record, health="\n".join(filter(None, lines))), setup)
+        record = replace(record, health=proof)
+    return conclude(record, setup)
 
 
 def conclude(record: Record, setup: Setup) -> Record:
     """Close an experiment that has its verdict: in the ledger first, then in git."""
-    with setup.ledger.lock():
-        if record.decided is None and record.failure in (None, Failure.TRAINING):
-            record = replace(record, decided=setup.ledger.num_decided() + 1)
-        # A wall clock may be set back: no less than its run took.
-        elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
-        run_seconds = record.result.total_seconds if record.result else 0.0
-        record = replace(record, total_seconds=max(elapsed, run_seconds))
-        health = "\n".join(filter(None, (record.health, examine(record, setup)))) or None
-        return close(replace(record, health=health), setup.ledger, setup.repo)
+    if record.decided is None and record.failure in (None, Failure.TRAINING):
+        record = replace(record, decided=setup.ledger.num_decided() + 1)
+    # A wall clock may be set back: no less than its run took.
+    elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
+    run_seconds = record.result.total_seconds if record.result else 0.0
+    record = replace(record, total_seconds=max(elapsed, run_seconds))
+    health = "\n".join(filter(None, (record.health, examine(record, setup)))) or None
+    return close(replace(record, health=health), setup.ledger, setup.repo)
 
 
 def admit(candidate: Config, request: Request, setup: Setup) -> Record:
@@ -297,8 +289,7 @@ def interrupt(cause: str, setup: Setup) -> None:
         if record.status == STARTED:
             conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
         else:  # its verdict is in the journal, and stays as it is
-            with setup.ledger.lock():
-                close(record, setup.ledger, setup.repo)
+            close(record, setup.ledger, setup.repo)
 
 
 def examine(record: Record, setup: Setup) -> str:

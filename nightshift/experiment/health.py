@@ -174,7 +174,6 @@ NO_GRADIENT_COSTLY = 0.95
 # A cut completion is scored wrong whatever it was coming to: noise in the reward (DAPO, section 3.4). Both
 # engines' healthy recorded runs cut below 0.01.
 TRUNCATED_SHARE = 0.05
-LENGTH_RATIO = 1.5  # healthy recorded runs stay within 1.1
 
 # Gains are paid with entropy and end with it (arXiv 2505.22617: a run has gained three quarters of what it will
 # ever gain when a quarter of the entropy is left). Healthy recorded runs keep 0.6 to 0.9 of it.
@@ -197,15 +196,9 @@ SPIKE_RATIO = 10.0
 SPIKE_SHARE = 0.02  # of the steps, and two at least
 CLIPPED_SHARE = 0.5  # of the steps: then max_norm and not lr sets the step
 
-# A fifth to a third of the time is worth an experiment.
-WAIT_SHARE = 0.3
-BROADCAST_SHARE = 0.2
-FIRST_STEP_SHARE = 0.1  # of the budget, when it is also three medians long
-FIRST_STEP_RATIO = 3.0
 UNUSED_SHARE = 0.2  # of the budget, when max_steps ends the run
 SCHEDULE_SHARE = 0.9  # of max_steps reached: less, and the end of the schedule never came
 FEW_STEPS = 10  # Adam's first steps are dominated by its start
-OVERHEAD_RATIO = 1.0  # start-up and evaluation against training
 
 _LR, _MAX_NORM = "trainer.optim.lr", "trainer.optim.max_norm"
 _BATCH, _GROUP = "orchestrator.batch_size", "orchestrator.group_size"
@@ -216,8 +209,7 @@ _PENALTY = "orchestrator.algo.length_penalty"
 _KL_TAU, _AGE = "trainer.loss.kl_tau", "orchestrator.max_off_policy_steps"
 _MASKS = ("trainer.loss.dppo_mask_low", "trainer.loss.dppo_mask_high")
 _INFLIGHT = "orchestrator.concurrency.max_inflight"
-_COMPILE, _EAGER = "trainer.model.compile", "inference.vllm.enforce_eager"
-_SPEED = ("trainer.model.optim_cpu_offload", "trainer.model.ac", _COMPILE, "seq_len")
+_SPEED = ("trainer.model.optim_cpu_offload", "trainer.model.ac", "trainer.model.compile", "seq_len")
 _SERVING = ("inference.vllm.max_num_seqs", "inference.vllm.gpu_memory_utilization", _INFLIGHT)
 
 
@@ -272,17 +264,6 @@ def truncation(steps: Steps, conditions: Conditions) -> Findings:
     if shares and max(shares)[0] >= TRUNCATED_SHARE:
         text = ", ".join(f"{share:.0%} {where}" for share, where in shares)
         yield Finding(f"cut and so scored 0: {text}", (_MAX_TOKENS, _PENALTY, "seq_len"), Severity.COSTLY)
-
-
-def length(steps: Steps, _: Conditions) -> Findings:
-    values, rewards = _curve(steps, "completion_tokens_mean"), _curve(steps, "reward_mean")
-    first, last = ends(values) if values else (0.0, 0.0)
-    if min(first, last) <= 0 or 1 / LENGTH_RATIO < last / first < LENGTH_RATIO or abs(trend(values).z) < SURE:
-        return
-    pays = bool(rewards) and trend(rewards).z > SURE
-    text = f"completions went from {first:.0f} to {last:.0f} tokens (x{last / first:.2g})"
-    text += "" if pays else " without a gain in reward"
-    yield Finding(text, (_PENALTY, _MAX_TOKENS, _LR), Severity.HINT if pays else Severity.COSTLY)
 
 
 def groups(steps: Steps, _: Conditions) -> Findings:
@@ -359,29 +340,8 @@ def gradient(steps: Steps, conditions: Conditions) -> Findings:
         yield Finding(f"{text}: max_norm sets the step", (_MAX_NORM, _LR), Severity.HINT)
 
 
-def waiting(steps: Steps, _: Conditions) -> Findings:
-    """prime-rl: which side idles. The first step waits for the start and is left out."""
-    idle, busy, broadcast, blocked = (
-        median(values) if (values := _curve(steps[1:], f"{name}_seconds", 3)) else None
-        for name in ("wait_for_rollouts", "train", "broadcast", "wait_for_policy")
-    )
-    step = _step_seconds(steps)
-    if idle is not None and busy is not None:
-        seconds = idle + busy + (broadcast or 0.0)
-        if idle > WAIT_SHARE * seconds:
-            text = f"generation is the bottleneck: the trainer waits {idle:.1f} of {seconds:.1f} s a step"
-            yield Finding(text, (*_SERVING, _MAX_TOKENS), Severity.HINT)
-        if broadcast is not None and broadcast > BROADCAST_SHARE * seconds:
-            text = f"writing the weights takes {broadcast:.1f} of {seconds:.1f} s a step"
-            yield Finding(text, (_BATCH, "trainer.model.lora"), Severity.HINT)
-    if blocked is not None and step is not None and blocked > WAIT_SHARE * step:
-        text = f"training is the bottleneck: generation waits {blocked:.1f} of {step:.1f} s a step"
-        yield Finding(text, _SPEED, Severity.HINT)
-
-
 def budget(steps: Steps, conditions: Conditions) -> Findings:
-    training, evaluation = conditions.run.training, conditions.run.evaluation
-    outcome, used, whole = training.outcome, steps[-1].time, conditions.budget_seconds
+    outcome, used, whole = conditions.run.training.outcome, steps[-1].time, conditions.budget_seconds
     max_steps, ended = conditions.values.get("max_steps"), outcome is Outcome.BUDGET
     if outcome is Outcome.FINISHED and used is not None and used < (1 - UNUSED_SHARE) * whole:
         text = f"max_steps = {max_steps} ended training after {used:.0f} s: {whole - used:.0f} s of the budget unused"
@@ -392,18 +352,9 @@ def budget(steps: Steps, conditions: Conditions) -> Findings:
         yield Finding(text, ("max_steps", "trainer.scheduler.decay_steps"), Severity.HINT)
     if ended and len(steps) < FEW_STEPS:
         yield Finding(f"only {len(steps)} steps in {whole:.0f} s", (_BATCH, _MAX_TOKENS, *_SPEED), Severity.COSTLY)
-    first, typical = steps[0].time or 0.0, _step_seconds(steps) or 0.0
-    if steps[0].step == 1 and 0 < whole * FIRST_STEP_SHARE < first > FIRST_STEP_RATIO * typical > 0:
-        text = f"the first step took {first:.0f} s, {first / whole:.0%} of the budget (later ones {typical:.1f} s)"
-        yield Finding(text, (_COMPILE, "orchestrator.concurrency.initial_inflight", _EAGER), Severity.COSTLY)
-    overhead = (conditions.run.startup_seconds or 0.0) + (evaluation.seconds if evaluation else 0.0)
-    trained = training.training_seconds
-    if trained and overhead > OVERHEAD_RATIO * trained:
-        text = f"start-up and evaluation took {overhead:.0f} s beside {trained:.0f} s of training"
-        yield Finding(text, (_EAGER, _COMPILE), Severity.HINT)
 
 
-CHECKS = (no_gradient, reward, entropy, mismatch, gradient, truncation, length, groups, budget, waiting)
+CHECKS = (no_gradient, reward, entropy, mismatch, gradient, truncation, groups, budget)
 
 
 def pace(steps: Steps) -> tuple[str, tuple[str, ...]]:
@@ -411,10 +362,13 @@ def pace(steps: Steps) -> tuple[str, tuple[str, ...]]:
     typical = _step_seconds(steps)
     text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
     train = _curve(steps, "train_seconds", 1)
-    for name, what in (("generate", "generation"), ("wait_for_rollouts", "waiting for rollouts")):
+    for name, what, keys in (
+        ("generate", "generation", (_BATCH, _MAX_TOKENS)),
+        ("wait_for_rollouts", "waiting for rollouts", _SERVING),
+    ):
         if train and (other := _curve(steps, f"{name}_seconds", 1)):
             parts = f"{what} {median(other):.2g} s, training {median(train):.2g} s"
-            return f"{text} ({parts})", (_BATCH, _MAX_TOKENS) if median(other) > median(train) else (_BATCH, *_SPEED)
+            return f"{text} ({parts})", keys if median(other) > median(train) else (_BATCH, *_SPEED)
     return text, ()
 
 

@@ -24,12 +24,7 @@ def submit(record: Record, setup: Setup) -> None:
 
 def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = None) -> None:
     """Start a worker. `access`: to the test split; the journal holds it before the worker starts."""
-
-    def enter() -> None:
-        with setup.ledger.lock():
-            setup.ledger.enter(run_dir / JOB_NAME, access)
-
-    setup.executor.submit(run_dir, job, enter)
+    setup.executor.submit(run_dir, job, lambda: setup.ledger.enter(run_dir / JOB_NAME, access))
 
 
 def next_seed(record: Record, setup: Setup) -> int:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,9 +21,8 @@ from typing import Any
 
 import msgspec
 
-from nightshift.campaign.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
+from nightshift.campaign.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, read_steps
 from nightshift.campaign.records import (
-    CURVE_POINTS,
     JOB_NAME,
     RESULT_NAME,
     STARTED_NAME,
@@ -38,7 +37,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.engines.base import Engine, NoGradient, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation.evaluate import NUM_AGAIN, evaluate, selection_set
+from nightshift.evaluation.evaluate import evaluate, selection_set
 from nightshift.evaluation.test_split import examples_of_test_split
 from nightshift.executors.gpus import Watch, nvml_session, watching
 from nightshift.executors.process import engine_environment, interruptible
@@ -88,16 +87,6 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
             raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
 
     return watch
-
-
-def curve(steps: Iterable[Step], budget_seconds: float) -> tuple[float | None, ...]:
-    """Mean reward of the steps that ended in each of CURVE_POINTS equal parts of the budget; None where none did."""
-    parts: list[list[float]] = [[] for _ in range(CURVE_POINTS)]
-    for step in steps:
-        if step.time is not None and step.reward_mean is not None:
-            part = step.time / budget_seconds * CURVE_POINTS  # an engine's clock may be set back
-            parts[int(min(max(part, 0), CURVE_POINTS - 1))].append(step.reward_mean)
-    return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
 ANSWERS_NAME = "evaluation.jsonl"
@@ -169,15 +158,13 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             steps = read_steps(folder / METRICS_NAME)
             times = [step.time for step in steps if step.time]
             load = replace(watch.taken(), step_seconds=max(times) / len(steps) if times else None)
-            result = replace(result, contention=load, curve=curve(steps, rules.budget_seconds))
+            result = replace(result, contention=load)
             if result.training.outcome.is_success:
                 if result.training.num_steps < 1:  # the model as it came is no result of this config
                     cause = f"no step fitted into the budget of {rules.budget_text}"
                     fix = "Lower orchestrator.batch_size or max_completion_tokens."
                     raise EngineError(cause, fix, is_config_fault=True)
-                num_again = NUM_AGAIN if job.incumbent is None and job.split != "test" else 0
-                evaluation = evaluate(session, examples, rules, answers, progress, num_again)
-                result = replace(result, evaluation=evaluation)
+                result = replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
         finally:
             session.close()
     except Interrupted:

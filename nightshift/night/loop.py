@@ -133,7 +133,7 @@ class Night:
     def run(self) -> Stop:
         """Until a stop rule holds, or what measures changed; why. Interrupted and UsageError end it too, with the same
         traces on disk."""
-        with interruptible(is_noted=self._is_first_interrupt, names_sender=True):
+        with interruptible(is_noted=self._is_first_interrupt):
             try:
                 self._update()  # for `status`, and for the same command after a kill
                 while (stop := self._step_or_pause()) is None:
@@ -171,12 +171,12 @@ class Night:
             return f"not certified: {error}"
         return certified_line(comparison)
 
-    def _is_first_interrupt(self, number: int, origin: str) -> bool:
+    def _is_first_interrupt(self, number: int) -> bool:
         """Note the first SIGINT; the second, or the first of the other signals that stop, raises Interrupted."""
         is_first = number == signal.SIGINT and not self._interrupted_by
         if is_first:
-            self._interrupted_by = origin
-            news.put(f"{origin}: nothing new is begun, and what is in flight is finished; once more to stop now")
+            self._interrupted_by = signal.Signals(number).name
+            news.put("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
         return is_first
 
     @property
@@ -358,8 +358,7 @@ class Night:
         """Close what was cut off; forget what is decided; write the incumbent's train.toml on its own branch, and keep
         aside what somebody else wrote there."""
         setup, ledger = self._setup, self._ledger
-        with ledger.lock():
-            resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
+        resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
         if (left := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=left, refusals=() if self._is_given_up else self.state.refusals)
             self._is_given_up = False
@@ -466,9 +465,8 @@ class Night:
             return self.state.direction
         path = self._ledger.runs_dir / DIRECTION_NAME
         if direction != self.state.direction or (direction and not self._ledger.holds(path)):
-            with self._ledger.lock():
-                write_atomically(path, direction.encode())
-                self._ledger.enter(path)
+            write_atomically(path, direction.encode())
+            self._ledger.enter(path)
             self._update(direction=direction)
             self._note(f"direction: {direction or 'none any more'}")
         return direction
@@ -494,8 +492,7 @@ class Night:
         for answer in answers:
             if answer.lesson and (record := self._ledger.record(last.number)).proposal.lesson is None:
                 outcome = {"reported_outcome": answer.reported_outcome, "lesson": answer.lesson}
-                with self._ledger.lock():  # what the last experiment taught
-                    self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
+                self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
         taken, causes = list[Answer](), list[str]()
         for answer in answers:
             try:

@@ -140,8 +140,7 @@ def stop_night(root: Path) -> str:
         sweep(root, notes.append)
         end_earlier(Clone(Repo(root)), notes.append)
         end_jobs(ledger, notes.append)
-        with ledger.lock():
-            resume(ledger, Repo(root), notes.append)
+        resume(ledger, Repo(root), notes.append)
         state = load(ledger)
         if state is not None and state.cause is None:
             save(ledger, replace(state, cause="stopped by night --stop"))

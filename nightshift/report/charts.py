@@ -44,8 +44,8 @@ class Panel:
 
 
 def key_panels(experiments: Sequence[Experiment], kept: Sequence[records.Change] = ()) -> list[Panel]:
-    """One for each changed key, those tried most first. Experiments without a verdict say nothing. `kept`: the
-    incumbent's changes in the order of adoption."""
+    """One for each changed key, those of the largest effects first. Experiments without a verdict say nothing. `kept`:
+    the incumbent's changes in the order of adoption."""
     trials: dict[str, list[Trial]] = defaultdict(list)
     current: dict[str, str] = {}
     for e in experiments:
@@ -54,7 +54,8 @@ def key_panels(experiments: Sequence[Experiment], kept: Sequence[records.Change]
             current.setdefault(change.key, change.old or "unset")  # before the first trial the incumbent had it
     for each in kept:
         current |= {key: value or "unset" for key, value in each.keys.items()}
-    order = sorted(trials, key=lambda key: (-len(trials[key]), key))
+    largest = {key: max(abs(e.effect.mean) if e.effect else 0.0 for e, _ in trials[key]) for key in trials}
+    order = sorted(trials, key=lambda key: (-largest[key], -len(trials[key]), key))
     return [_panel(key, trials[key], current[key]) for key in order]
 
 
@@ -184,12 +185,10 @@ class Label:
 
     @property
     def x(self) -> float:
-        """The left end of the text."""
         return self.dot.x + LABEL_GAP
 
     @property
     def y(self) -> float:
-        """The baseline of the text."""
         return -12.0 - self.level * LABEL_HEIGHT
 
 
@@ -212,7 +211,6 @@ class Axis:
     bottom: float
 
     def y(self, value: float) -> float:
-        """The pixel of a value."""
         return self.bottom - (value - self.low) / (self.high - self.low) * (self.bottom - self.top)
 
     def dot(
@@ -241,8 +239,6 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The progress chart in one layout."""
-
     size: Size
     top: float  # of the drawing: 0 is that of the plot
     height: float
@@ -260,7 +256,6 @@ class Chart:
 
     @property
     def plot_right(self) -> float:
-        """The right edge of the plot."""
         return self.size.width - self.size.right
 
 
@@ -359,7 +354,6 @@ def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
 
 
 def _labels(kept: Sequence[tuple[Experiment, Dot]], size: Size) -> list[Label]:
-    """Of the changes that matter most."""
     names = short_names(change.key for e, _ in kept for change in e.changes)
     telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].effect.mean) if each[0].effect else 0.0)
     return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)], size)

@@ -61,7 +61,6 @@ class Experiment:
 
     @property
     def number(self) -> int:
-        """The experiment's number in the ledger."""
         return self.record.number
 
     @property
@@ -71,7 +70,6 @@ class Experiment:
 
     @property
     def has_score(self) -> bool:
-        """True if a run of it was evaluated."""
         return self.record.status in MEASURED and self.record.score is not None
 
     @property
@@ -81,7 +79,6 @@ class Experiment:
 
     @property
     def is_kept(self) -> bool:
-        """True if the incumbent holds its change now."""
         return self.since.endswith("confirmed")
 
     @property
@@ -113,7 +110,6 @@ class Experiment:
 
     @property
     def effect_at_decision(self) -> Effect | None:
-        """The effect as it was believed at its verdict."""
         return self.record.decision.estimate if self.record.decision else None
 
 
@@ -159,7 +155,6 @@ class Morning:
 
     @property
     def baseline(self) -> Experiment | None:
-        """The first measured experiment."""
         return next((e for e in self.experiments if e.is_baseline), None)
 
     @property
@@ -169,7 +164,6 @@ class Morning:
 
     @property
     def counts(self) -> Counts:
-        """How many came to what, as everywhere."""
         return Counts.of((e.record for e in self.experiments), self.campaign.kept)
 
     @property
@@ -198,7 +192,6 @@ class Morning:
 
     @property
     def crash_causes(self) -> Counter[str]:
-        """How many crashes each kind of failure caused."""
         return Counter(str(e.record.failure or "cause not recorded") for e in self.experiments if e.is_crash)
 
 
@@ -251,7 +244,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         )
         for r in shown
     )
-    comparisons, unread = read_comparisons(ledger)
+    comparisons = read_comparisons(ledger)
     configs = baseline_and_incumbent(ledger, campaign)
     on_test = [(c, _obsolete(c, branch, rules_hash, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, None))[0])
@@ -266,7 +259,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         campaign,
         campaign_cost(ledger.runs_dir, shown),
         tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == branch),
-        (*notes, *unread),
+        notes,
         _night_lines(ledger, branch),
     )
 
@@ -376,10 +369,7 @@ def _obsolete(certified: Comparison, branch: str, rules_hash: str, configs: tupl
     return None
 
 
-def span(began: str, seconds: float | None = None) -> Span | None:
-    """When it began and ended, an interrupted one at once; None where that is no time in a time zone."""
-    try:
-        start = datetime.fromisoformat(began)
-        return (start, start + timedelta(seconds=seconds or 0.0)) if start.tzinfo else None
-    except (ValueError, OverflowError):
-        return None
+def span(began: str, seconds: float | None = None) -> Span:
+    """Return when a run began and ended; an interrupted one ended at once."""
+    start = datetime.fromisoformat(began)
+    return start, start + timedelta(seconds=seconds or 0.0)

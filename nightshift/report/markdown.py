@@ -27,7 +27,6 @@ _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.
 
 
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
-    """The whole file."""
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
     missing = [f"Not in git: {morning.uncommitted}"] if morning.uncommitted else []
     isolation = [f"{morning.isolation}."] if morning.isolation else []

@@ -25,21 +25,14 @@ from nightshift.agents.history import load_configs
 from nightshift.agents.notebook import belied, compare_prediction, notebook
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.config.allowlist import BY_PRESET
+from nightshift.config.train_toml import Config
+from nightshift.config.values import Value, value_text
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text, timing
 from nightshift.report.charts import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
 from nightshift.report.data import Experiment, Morning, counted, decided_by_user, gather
-from nightshift.report.importance import (
-    WIDTH,
-    Coordinates,
-    Importances,
-    Settings,
-    coordinates,
-    importances,
-    settings,
-    spelled,
-)
 from nightshift.report.markdown import summary
 from nightshift.report.rows import Row, detailed, rows
 from nightshift.report.runs import CURVES
@@ -54,6 +47,7 @@ _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
 FIGURES = ("verdict", "score", "strict score", "effect", "effect_at_decision")
 
 Keys = frozenset[tuple[str, str]]  # of examples: (package, key)
+Settings = Mapping[str, Value | None]  # by key; None: unset
 
 
 def dividing(experiments: Sequence[Experiment], examples: SelectionSet) -> Keys:
@@ -67,8 +61,20 @@ def dividing(experiments: Sequence[Experiment], examples: SelectionSet) -> Keys:
     return frozenset(keys[place] for place in np.argsort(-spread, kind="stable")[:most] if spread[place] > 0)
 
 
+def settings(configs: Mapping[int, Config]) -> dict[int, Settings]:
+    """The values of all keys that a config sets, by experiment."""
+    keys = list(dict.fromkeys(key for config in configs.values() for key in config.values))
+    return {
+        number: {key: (config.values if key in BY_PRESET else config.resolved).get(key) for key in keys}
+        for number, config in configs.items()
+    }
+
+
+def _spelled(value: Value | None) -> str:
+    return "unset" if value is None else value_text(value)
+
+
 def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: SelectionSet) -> Markup:
-    """The JSON of all rows with details."""
     shown = [row for row in rows if row.rollouts is not None]
     keys = list(dict.fromkeys(key for row in shown for key in row.answers))
     places = {key: index for index, key in enumerate(examples.texts)}
@@ -78,7 +84,7 @@ def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: 
     block = {
         "figures": FIGURES,
         "curves": CURVES,
-        "settings": {key: spelled(value) for key, value in first.items()},
+        "settings": {key: _spelled(value) for key, value in first.items()},
         "examples": {
             places[key]: [text.visible(text.cut(examples.texts[key], _MAX_PROBLEM))] for key in keys if key in places
         },
@@ -112,7 +118,7 @@ def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
     return {
         "title": text.visible(text.brief(e.record.proposal.description, 70)),
         "figures": figures,
-        "settings": None if own is None else {key: spelled(v) for key, v in own.items() if v != first.get(key)},
+        "settings": None if own is None else {key: _spelled(v) for key, v in own.items() if v != first.get(key)},
         "curves": {"steps": row.curves.steps, "values": row.curves.values} if row.curves else None,
     }
 
@@ -133,10 +139,7 @@ def _scores(row: Row, levels: Mapping[float, str]) -> dict[str, str]:
 
 def _example_scores(row: Row) -> tuple[float, ...]:
     evaluation = row.experiment.record.evaluation
-    try:
-        return evaluation.example_scores if evaluation else ()
-    except ValueError:  # its record was damaged since it was decided
-        return ()
+    return evaluation.example_scores if evaluation else ()
 
 
 PICTURE_NAME = "progress.png"
@@ -160,8 +163,6 @@ class View:
     charts: tuple[Chart, ...]
     nights: tuple[Night, ...]
     slots: Timeline | None
-    importances: Importances | None
-    coordinates: tuple[Coordinates, ...]
     compared: Markup  # JSON
     notebook: tuple[str, ...]  # its lines; none where it says nothing
     written: datetime
@@ -226,8 +227,6 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
         charts=tuple(chart for chart in charts if chart is not None),
         nights=tuple(nights([(row.experiment.record, row.uses) for row in found])),
         slots=timeline([e.record for e in morning.experiments]),
-        importances=importances(morning.campaign),
-        coordinates=tuple(coordinates(shown, configs)),
         compared=data_block(found, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
         written=now,
@@ -266,7 +265,6 @@ def render(view: View, version: str = "") -> str:
         "panel_width": PANEL_WIDTH,
         "panel_height": PANEL_HEIGHT,
         "timing": timing,
-        "axis_width": WIDTH,
         "uses": list(Use),
         "style": Markup(style),
         "script": Markup(script),

@@ -18,7 +18,6 @@ _POINT = 72 / 100  # drawings are laid out at 100 pixels an inch
 
 
 def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
-    """The chart as PNG bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure

@@ -64,7 +64,6 @@ def _row(
     examples: SelectionSet,
     wanted: frozenset[tuple[str, str]],
 ) -> Row:
-    """With details."""
     record, folder = e.record, ledger.files_dir(e.record)
     steps = read_steps(folder / METRICS_NAME) if record.result else []
     parent = measured.get(record.parent or 0) if record.number in measured else None

@@ -54,7 +54,6 @@ class Rollout:
 
     @property
     def kind(self) -> str:
-        """In one word."""
         return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 

@@ -115,7 +115,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @property
     def address(self) -> str:
-        """Where a browser finds the page, with the token where one is needed."""
         host, port = str(self.server_address[0]), self.server_address[1]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/" + (f"?token={self.token}" if self.token else "")
 
@@ -139,7 +138,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close one connection."""
         with self._guard:
             self._open.discard(request)
         super().shutdown_request(request)
@@ -151,8 +149,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     server: Server
     timeout = _IDLE_SECONDS
     server_version, sys_version = "nightshift", ""
@@ -215,7 +211,7 @@ def serve(
     """Show the page of a checkout until Ctrl-C; `say` gets its address. UsageError where that cannot be had."""
     if output is not None:
         raise UsageError("--serve writes no file", "Leave --output out.")
-    with suppress(Interrupted), interruptible(names_sender=True):
+    with suppress(Interrupted), interruptible():
         server = Server(Live(root, branch, lambda: datetime.now(UTC)), host, port)
         try:
             say(server.address)

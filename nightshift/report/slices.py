@@ -57,15 +57,10 @@ class SelectionSet:
         return tuple(Slice(name, len(each), int((each > 0).sum()), int((each < 0).sum())) for name, each in rows)
 
     def scores(self, record: Record) -> tuple[float, ...] | None:
-        """Of each example in the run of an experiment; None where it was evaluated on others, or not at all, or was
-        damaged since it was decided."""
+        """The score of each example in the run of an experiment; None where it was evaluated on others, or not."""
         if record.evaluation is None or record.evaluation.examples_sha256 != self.digest:
             return None
-        try:
-            found = record.evaluation.example_scores
-        except ValueError:
-            return None
-        return found if len(found) == len(self.texts) else None
+        return record.evaluation.example_scores
 
 
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment

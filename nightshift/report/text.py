@@ -12,7 +12,7 @@ from nightshift.campaign.counts import told_decisions
 from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
-from nightshift.report.data import Experiment, Morning, counted, span
+from nightshift.report.data import Experiment, Morning, counted
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -28,7 +28,6 @@ _MAX_TEXT = 4000  # characters of any one text
 
 
 def verdict(e: Experiment) -> str:
-    """What became of an experiment, in words."""
     return f"{e.group}, {e.since}" if e.since else e.group
 
 
@@ -147,7 +146,6 @@ def _span(interval: tuple[float, float]) -> str:
 
 
 def score(value: float | None, none: str = NOT_MEASURED) -> str:
-    """A score as a fraction, 0..1."""
     return none if value is None else f"{value:.3f}"
 
 
@@ -163,7 +161,6 @@ def signed(value: float) -> str:
 
 
 def points(value: float | None) -> str:
-    """A difference of scores in percentage points."""
     return NOT_MEASURED if value is None else f"{signed(100 * value)} pp"
 
 
@@ -178,7 +175,6 @@ def plus_minus(value: Effect | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """P(it helps) in percent."""
     return UNKNOWN if value is None else f"{percent(value)} %"
 
 
@@ -201,9 +197,8 @@ def half(stderr: float) -> float:
 
 
 def local(moment: datetime | str) -> str:
-    """A moment on this machine's clock, with its zone; a text that is none stays as it is."""
-    found = moment if isinstance(moment, datetime) else (ran[0] if (ran := span(moment)) else None)
-    return str(moment) if found is None else text.local(found)
+    """A moment on this machine's clock, with its zone."""
+    return text.local(datetime.fromisoformat(moment) if isinstance(moment, str) else moment)
 
 
 def duration(seconds: float) -> str:

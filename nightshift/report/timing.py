@@ -1,6 +1,6 @@
 """Where the time went: every second of every run, the pauses between experiments, and what ran beside what.
 
-Runs side by side are drawn as lanes: in which slot and when, how much of the time each was in use, which one is slow.
+Runs side by side are drawn as lanes: in which slot and when, and how much of the time each was in use.
 """
 
 from collections import defaultdict
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import accumulate, count
-from statistics import median
 
 from nightshift.campaign.cost import own_run
 from nightshift.campaign.metrics import Step
@@ -21,10 +20,7 @@ from nightshift.report.data import Span, counted, span
 NIGHT_GAP = timedelta(hours=2)
 _ROUNDING = 1.02  # parts measured by several clocks may exceed their whole by so much
 WIDTH, LEFT, LANE_HEIGHT = 720.0, 70.0, 18.0  # of the drawing of slots, in pixels
-SLOW = 1.25  # times as long a step as the median of the other slots
-_MIN_RUNS = 3  # of a slot, before its speed is told
 _NUM_TICKS = 6
-_SHARE_HEIGHT = 24.0  # of the lane of others
 
 _Member = tuple[Record, Span, Mapping["Use", float]]  # of a night
 
@@ -56,7 +52,6 @@ class Night:
 
     @property
     def length_seconds(self) -> float:
-        """From the start of the first experiment to the end of the last."""
         return (self.ended - self.began).total_seconds()
 
 
@@ -95,11 +90,10 @@ def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
 
 
 def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
-    """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
+    """The experiments, each with its seconds by use, in groups."""
     groups, latest = list[list[_Member]](), None
     for record, uses in experiments:
-        if (ran := span(record.started, record.total_seconds)) is None:
-            continue
+        ran = span(record.started, record.total_seconds)
         if latest is None or ran[0] - latest > NIGHT_GAP:
             groups.append([])
         groups[-1].append((record, ran, uses))
@@ -122,8 +116,6 @@ def _night(group: Sequence[_Member]) -> Night:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One run, from `x` on."""
-
     number: int
     x: float
     width: float
@@ -133,43 +125,28 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One slot, or node. `used`: share of the time, 0..1; `step_seconds`: median over its runs; None: too few."""
+    """One slot, or node. `used`: share of the time, 0..1."""
 
     place: str
     y: float
     bars: tuple[Bar, ...]
     used: float
-    step_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Of the machine's cores what other processes took while a run trained: `value`, 0..1."""
-
-    x: float
-    width: float
-    value: float
-    title: str
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All of them, and below them at `others_y` what others took of the machine, where that is recorded. `slow`: those
-    whose steps take SLOW times as long as in the others, in words; empty where none. `zone`: of the clock's times."""
+    """All lanes over one axis of time. `zone`: of the clock's times."""
 
     lanes: tuple[Lane, ...]
-    others: tuple[Share, ...]
-    others_y: float
     ticks: tuple[Text, ...]
     zone: str
     height: float
-    slow: str
 
 
 def timeline(records: Sequence[Record]) -> Timeline | None:
     """Of the runs that say where and when they were made; None where none does."""
     placed = ((record, run) for record in records if (run := own_run(record)) and run.slot)
-    runs = [(record, run, ran) for record, run in placed if (ran := span(run.started, run.total_seconds))]
+    runs = [(record, run, span(run.started, run.total_seconds)) for record, run in placed]
     if not runs:
         return None
     began, ended = min(ran[0] for *_, ran in runs), max(ran[1] for *_, ran in runs)
@@ -192,47 +169,22 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
             )
             for record, run, ran in found[place]
         ]
-        steps = [s for _, run, _ in found[place] if run.contention and (s := run.contention.step_seconds) is not None]
         used = min(sum(run.total_seconds for _, run, _ in found[place]) / seconds, 1.0)
-        step_seconds = median(steps) if len(steps) >= _MIN_RUNS else None
-        lanes.append(Lane(place, index * LANE_HEIGHT, tuple(bars), used, step_seconds))
-    others = tuple(
-        Share(
-            LEFT + scale * (ran[0] - began).total_seconds(),
-            max(scale * run.total_seconds, 1.0),
-            run.contention.others_share,
-            f"{record.number:04d}: others took {run.contention.others_share:.0%}",
-        )
-        for record, run, ran in runs
-        if run.contention and run.contention.others_share is not None
-    )
+        lanes.append(Lane(place, index * LANE_HEIGHT, tuple(bars), used))
     bottom = len(lanes) * LANE_HEIGHT
-    height = bottom + (_SHARE_HEIGHT if others else 0.0)
-    ticks, zone = tuple(_ticks(began, seconds, height)), began.astimezone().strftime("%Z")
-    return Timeline(tuple(lanes), others, bottom, ticks, zone, height + 18.0, slow(lanes))
+    ticks, zone = tuple(_ticks(began, seconds, bottom)), began.astimezone().strftime("%Z")
+    return Timeline(tuple(lanes), ticks, zone, bottom + 18.0)
 
 
 def num_at_once(records: Iterable[Record]) -> int:
-    """The most runs that were under way at one moment."""
-    runs = [run for record in records if (run := own_run(record))]
-    spans = [ran for run in runs if (ran := span(run.started, run.total_seconds))]
+    runs = [run for record in records if (run := own_run(record)) and run.started]
+    spans = [span(run.started, run.total_seconds) for run in runs]
     ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     now = most = 0
     for _, change in ends:
         now += change
         most = max(most, now)
     return most
-
-
-def slow(lanes: Sequence[Lane]) -> str:
-    """Which slots are slower than the others, and by how much."""
-    told = []
-    for lane in lanes:
-        others = [other.step_seconds for other in lanes if other is not lane and other.step_seconds]
-        if lane.step_seconds and others and lane.step_seconds > SLOW * median(others):
-            times = lane.step_seconds / median(others)
-            told.append(f"{lane.place} is slow: a step takes {times:.1f} times as long as in the others")
-    return "; ".join(told)
 
 
 def _ticks(began: datetime, seconds: float, height: float) -> Iterable[Text]:

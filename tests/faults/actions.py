@@ -52,7 +52,7 @@ def undo(fault: Fault, root: Path) -> None:
         case "git state changed":
             restore_git(root, fault.failure)
         case _:
-            for name in ("train.toml", "results.tsv", "runs/.lock", "runs/.controller"):
+            for name in ("train.toml", "results.tsv", "runs/.controller"):
                 path = root / name
                 if path.is_symlink():
                     path.unlink()

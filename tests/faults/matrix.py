@@ -38,7 +38,7 @@ RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "run
             "runs/0001/train.toml", "runs/LAST", "train.toml")  # fmt: skip
 # LAST is the last experiment.
 IN_FLIGHT = (
-    *RECORDED, "runs/.lock", "runs/.controller",
+    *RECORDED, "runs/.controller",
     *(f"runs/LAST/{name}" for name in (
         "job.json", "worker.started", "result.json", "worker.log", "trainer.log", "spec.json", "weights",
         "metrics.jsonl", "evaluation.jsonl", "progress.json")),

@@ -35,7 +35,7 @@ def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     (made,) = certify(tasks(make_setup(checkout, RULES, monkeypatch, TRAINER), num_seeds=1))
 
-    assert read_comparisons(setup.ledger) == ([made], [])
+    assert read_comparisons(setup.ledger) == [made]
     assert made.num_seeds == {"baseline": 1, "incumbent": 1}
     assert made.num_examples == 32
     assert made.estimate.interval[0] < made.estimate.difference < made.estimate.interval[1]

@@ -36,7 +36,7 @@ _ANSWER = {"environment": "nightshift_arithmetic", "key": "k", "score": 1.0, "an
 FILES = (
     ["runs/0002/record.json"],
     ["runs/0002/train.toml"],
-    ["runs/.lock", "runs/.controller", "runs/certify", "runs/agent", "results.tsv"],
+    ["runs/.controller", "runs/certify", "runs/agent", "results.tsv"],
     [
         *(f"runs/0002/{name}" for name in ("config.json", "job.json", "result.json", "worker.log", "metrics.jsonl")),
         *(f"runs/0002/{name}" for name in ("evaluation.jsonl", "rollouts.jsonl", "progress.json")),

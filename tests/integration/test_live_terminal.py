@@ -65,12 +65,12 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, 
     assert re.search(r"reward 0\.\d\d, \d+ s, \d+ s of the budget left", terminal.said)
     assert columns == 80 or "\rexperiment 0002: training" in terminal.said
     terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C: stopping: what runs here is ended")
+    terminal.shows("SIGINT: stopping: what runs here is ended")
     (root / "stand-in.json").unlink()
     assert terminal.finish() == ExitCode.INTERRUPTED
     is_plain(terminal)
     left = "train.toml still holds what was tried; git checkout train.toml puts the incumbent's back"
-    assert " ".join(" ".join(terminal.screen).split()).endswith(f"does not wait {left} stopped by Ctrl-C")
+    assert " ".join(" ".join(terminal.screen).split()).endswith(f"does not wait {left} stopped by SIGINT")
     assert git(root, "checkout", "train.toml") == ""
     assert b"3e-6" in (root / "train.toml").read_bytes()
 
@@ -87,7 +87,7 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
     for line in terminal.screen:  # the summaries, which go to the other stream of the same terminal
         assert "night:" not in line or line.startswith("night:")
     again = night(root, agent=sleeps, budget_seconds=1.0, sandbox="none", agent_timeout_seconds=500.0)
-    again.shows("is over (stopped by Ctrl-C): this one begins a new count")
+    again.shows("is over (stopped by SIGINT): this one begins a new count")
     again.press(CTRL_C)
     again.finish()
 
@@ -99,7 +99,7 @@ def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
     terminal = Terminal(["nightshift", "wait"], root)
     ticks(terminal, "0001: training, step")
     terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C: what runs goes on; nobody waits for it any more")
+    terminal.shows("SIGINT: what runs goes on; nobody waits for it any more")
     assert terminal.finish() == ExitCode.INTERRUPTED
     is_plain(terminal)
     assert process.poll() is None

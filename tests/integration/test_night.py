@@ -36,7 +36,7 @@ from tests.night_checkout import (
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-KILLED = f"stopped by SIGINT from process {os.getpid()} ("
+KILLED = "stopped by SIGINT"
 
 
 def press_ctrl_c(night: subprocess.Popen[str]) -> None:
@@ -99,8 +99,7 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     assert [bool(record.run.new) for record in records(root)] == [False, *[True] * 4]  # it is seconds old
     first = Ledger(root).record(1)
     hour_ago = (datetime.fromisoformat(first.started) - timedelta(hours=2)).isoformat()
-    with Ledger(root).lock():
-        Ledger(root).write(structs.replace(first, result=replace(first.result, started=hour_ago)))
+    Ledger(root).write(structs.replace(first, result=replace(first.result, started=hour_ago)))
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)
     assert code == 0, stderr
     last = records(root)[5:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import percent
 from nightshift.config.train_toml import parse
 from tests.conftest import git
 from tests.night_checkout import nightshift
@@ -82,34 +80,11 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
     assert nightshift(root, "diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
 
 
-def test_the_chain_has_every_kept_change_the_most_certain_first(root: Path) -> None:
-    campaign = folded(root)
-    effects = {change.name: campaign.posterior.effect(change) for change in campaign.kept}
-    _, stdout, _ = nightshift(root, "diff", "--chain")
-    first, *titles = [line for line in stdout.splitlines() if not line.startswith(" ")]
-    assert first.startswith("0001  baseline 0.")
-    assert [title[:4] for title in titles] == sorted(effects, key=lambda name: -effects[name].p_helps)
-    for title in titles:
-        effect = effects[title[:4]]
-        assert title[4:].startswith(f"  {effect}, P(it helps) {percent(effect.p_helps)} %, ")
-    least = min(effect.p_helps for effect in effects.values())
-    short = nightshift(root, "diff", "--at-least", f"{least + 1e-6}")[1].splitlines()
-    assert [line[:4] for line in short if not line.startswith(" ")] == [
-        "0001",
-        *(title[:4] for title in titles[:-1]),
-        "1 ke",
-    ]
-    told = json.loads(nightshift(root, "diff", "--at-least", "1", "--json")[1])
-    assert (told["changes"], told["num_left_out"]) == ([], len(titles))
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         *((("diff", *name), "no experiment and no commit") for name in (("nonsense",), ("999",), ("--", "-p"))),
         *((("diff", name), "no experiment and no commit") for name in ("HEAD:run.py", "a\x1b[31mb")),
-        (("diff", "--chain", "1"), "--chain"),
-        (("diff", "--at-least", "0.7", "1"), "--at-least"),
         (("diff",), "working file:1:"),
         (("show", "99"), "there is no record of experiment 0099. The last one is 0012."),
     ],
@@ -128,4 +103,3 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
     code, _, stderr = nightshift(root, "diff")
     assert code == 2
     assert "no experiment ran on autoresearch/fresh" in stderr
-    assert nightshift(root, "diff", "--chain")[0] == 2

@@ -166,6 +166,5 @@ def test_verify_finds_runs_that_are_not_those_it_names(setup: Setup) -> None:
     run(setup)
     branched(setup)
     record: Record = run(setup)
-    with setup.ledger.lock():
-        setup.ledger.write(replace(record, result=replace(record.result, seed=7)))
+    setup.ledger.write(replace(record, result=replace(record.result, seed=7)))
     assert any("has not the result of 0001" in problem for problem in verify(setup.ledger).problems)

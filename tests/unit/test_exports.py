@@ -8,12 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import optuna
 import pytest
 from click.testing import CliRunner
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
 
 from nightshift.campaign.counts import Counts
 from nightshift.campaign.ledger import Ledger
@@ -21,7 +17,6 @@ from nightshift.campaign.records import Failure
 from nightshift.cli import run
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
-from nightshift.report.export.optuna_journal import as_journal
 from nightshift.report.export.private import PLACE, SECRET, Private
 from nightshift.report.export.story import Story, as_csv, cell, outcome_of
 from tests.campaigns import a_record, replace
@@ -81,39 +76,6 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
 )  # fmt: skip
 def test_cells(value: str | float | bool | None, text: str) -> None:
     assert cell(value) == text
-
-
-def test_the_study_is_what_optuna_loads_with_every_state(story: Story, tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    path.write_bytes(as_journal(story))
-    storage = JournalStorage(JournalFileBackend(str(path)))
-    [name] = optuna.get_all_study_names(storage)
-    study = optuna.load_study(study_name=name, storage=storage)
-    assert BRANCH in name
-    assert len(study.trials) == len(story.experiments)
-    for trial, (record, each) in zip(study.trials, story.rows(), strict=True):
-        config = parse(story.ledger.source(record.number))
-        assert trial.user_attrs["experiment"] == record.number
-        assert trial.state == (TrialState.FAIL if each["outcome"] == "crashed" else TrialState.COMPLETE)
-        assert trial.value == (record.score if trial.state is TrialState.COMPLETE else None)
-        assert trial.params["trainer.optim.lr"] == config.get("trainer.optim.lr")
-        assert trial.params["orchestrator.algo.type"] == config.get("orchestrator.algo.type")
-        for key, value in trial.params.items():
-            assert trial.distributions[key].single() or trial.distributions[key]._contains(
-                trial.distributions[key].to_internal_repr(value)
-            )
-        if each["effect"] is not None:
-            assert trial.user_attrs["effect"] == each["effect"]
-    best = max(record.score or 0.0 for record in story.shown.records)
-    assert study.best_value == best
-    lr = study.trials[0].distributions["trainer.optim.lr"]
-    assert isinstance(lr, optuna.distributions.FloatDistribution)
-    assert lr.log
-    tried = [config.get("trainer.optim.lr") for config in story.configs.values()]
-    assert lr.low <= min(tried)
-    assert lr.high >= max(tried)
-    study.sampler = optuna.samplers.TPESampler(seed=0)
-    assert set(study.ask(study.trials[0].distributions).params) == set(study.trials[0].params)  # one goes on with it
 
 
 def test_event_files_are_read_by_tensorboard(story: Story, tmp_path: Path) -> None:
@@ -190,7 +152,7 @@ def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -
     }[planted]()
     story = Story.of(ledger, None, BRANCH)
     assert rows_of(story)[2]["trainer.optim.lr"] == ""
-    assert b"a secret" not in as_csv(story) + as_journal(story)
+    assert b"a secret" not in as_csv(story)
 
 
 def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, tmp_path, monkeypatch):
@@ -201,7 +163,7 @@ def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, t
     assert (tmp_path / "x.csv").read_bytes().startswith(b"number,outcome,")
     for words, said in (
         (["--to", "csv", "--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
-        (["--to", "csv", "--branch", BRANCH, "--output", str(tmp_path)], "is a folder"),
+        (["--to", "csv", "--branch", BRANCH, "--output", str(tmp_path)], "is no regular file"),
     ):
         done = CliRunner().invoke(commands, ["export", *words])
         assert (done.exit_code, done.stdout) == (2, "")

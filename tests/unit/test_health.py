@@ -127,13 +127,6 @@ FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[
         "orchestrator.train.sampling.max_completion_tokens",
         lambda seed: {"truncated_share": jitter(lambda x: 0.3 * x, 0.02, seed)},
     ),
-    "longer for nothing": (
-        "without a gain in reward", Severity.COSTLY, "orchestrator.algo.length_penalty",
-        lambda seed: {
-            "completion_tokens_mean": scaled(lambda x: 20 + 20 * x, 0.03, seed),
-            "reward_mean": jitter(lambda x: 0.6, 0.04, seed),
-        },
-    ),
     "no entropy left": (
         "entropy collapsed", Severity.COSTLY, "orchestrator.train.sampling.temperature",
         lambda seed: {"entropy": scaled(lambda x: 0.3 * math.exp(-5 * x), 0.1, seed)},
@@ -172,24 +165,6 @@ FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[
     "always clipped": (
         "of the steps are clipped", Severity.HINT, "trainer.optim.max_norm",
         lambda seed: {"grad_norm": scaled(lambda x: 3.0, 0.4, seed)},
-    ),
-    "trainer waits": (
-        "the trainer waits 3.0 of 4.2 s", Severity.HINT, "inference.vllm.max_num_seqs",
-        lambda seed: {
-            "wait_for_rollouts_seconds": lambda x: 3.0, "train_seconds": lambda x: 1.0,
-            "broadcast_seconds": lambda x: 0.2,
-        },
-    ),
-    "server waits": (
-        "training is the bottleneck: generation waits 9.0 of", Severity.HINT, "trainer.model.ac",
-        lambda seed: {"wait_for_policy_seconds": lambda x: 9.0, "time": lambda x: 1200 * x},
-    ),
-    "slow broadcast": (
-        "writing the weights takes 2.0 of 4.2 s", Severity.HINT, "trainer.model.lora",
-        lambda seed: {
-            "wait_for_rollouts_seconds": lambda x: 0.2, "train_seconds": lambda x: 2.0,
-            "broadcast_seconds": lambda x: 2.0,
-        },
     ),
 }  # fmt: skip
 
@@ -274,9 +249,6 @@ def test_what_the_budget_was_used_for() -> None:
     assert "the schedule was cut off" in found(steps, "step 100 of max_steps 400", cosine).text
     assert not alarms(steps, cosine)
     assert found(healthy(2, 6), "only 6 steps in 60 s").severity is Severity.COSTLY
-    late = [replace(step, time=(step.time or 0) + 15) for step in steps]
-    assert "of the budget (later ones 0." in found(late, "the first step took").text
-    assert found(steps, "took 70 s beside 60 s", timed(50.0, 20.0)).severity is Severity.HINT
     failing = changed(steps, error_share=lambda x: 0.1)
     assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(failing, timed(5.0, 20.0))
 
@@ -308,18 +280,15 @@ def test_a_real_collapse() -> None:
     assert findings[0].keys[0] == "trainer.optim.lr"
     assert findings[0].severity is Severity.BROKEN
     assert findings[1].text.startswith("entropy rose from 0.0672 to 0.247")
-    assert "90% of the groups teach nothing in the last half (5% all right, 85% all wrong)" in findings[4].text
+    assert "90% of the groups teach nothing in the last half (5% all right, 85% all wrong)" in findings[3].text
 
 
 def test_real_prime_rl_metrics() -> None:
     conditions = replace(USUAL, run=Result(1000, Training(Outcome.FINISHED, 40)))
     steps = read_steps(FIXTURES / "prime-rl-40-steps.jsonl")
     assert not alarms(steps, conditions)
-    assert found(steps, "the trainer waits 2.7 of 3.5 s", conditions)
     # What beside generation takes a trainer's time, by its own clock; the orchestrator's is that of whole batches.
     assert "40 steps of 3.8 s (waiting for rollouts 2.8 s, training 0.75 s)" in digest(steps, conditions)
-    steps = [replace(step, wait_for_policy_seconds=1.2) for step in steps]
-    assert found(steps, "generation waits 1.2 of 3.8 s a step", conditions)
     hot = read_steps(FIXTURES / "prime-rl-lr-x10.jsonl")
     assert [finding.text[:10] for finding in alarms(hot, conditions)] == ["KL between"]
 

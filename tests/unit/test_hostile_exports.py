@@ -1,6 +1,5 @@
 """export where something hostile lies in its way, or in the records; and folders that appear whole or not at all."""
 
-import json
 import os
 from pathlib import Path
 
@@ -48,11 +47,6 @@ def test_links_of_a_person_are_followed_and_those_in_runs_are_not(ledger: Ledger
     assert export("csv", "--output", f"{tmp_path}/late.csv").exit_code == 0
     assert (tmp_path / "disk" / "late.csv").is_file()
     assert (tmp_path / "late.csv").is_symlink()
-    (ledger.runs_dir / "export").symlink_to(tmp_path / "disk")
-    done = export("csv")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "runs/export is a link" in done.stderr
-    (ledger.runs_dir / "export").unlink()
     (ledger.runs_dir / "export").mkdir()
     (ledger.runs_dir / "export" / "stand-in.csv").symlink_to(tmp_path / "disk" / "x.csv")
     before = (tmp_path / "disk" / "x.csv").read_bytes()
@@ -65,7 +59,6 @@ def test_texts_go_to_stdout_alone(ledger: Ledger) -> None:
     done = export("csv", "--output", "-")
     assert done.exit_code == 0
     assert done.stdout == as_csv(Story.of(ledger, BRANCH, BRANCH)).decode()
-    assert all(json.loads(line) for line in export("optuna", "--output", "-").stdout.splitlines())
     for form in ("model", "wandb", "tensorboard"):
         done = export(form, "--output", "-")
         assert (done.exit_code, done.stdout) == (2, "")
@@ -76,18 +69,17 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "out"
 
     def fail() -> None:
-        with whole_folder(target, "--output PATH") as partial:
+        with whole_folder(target) as partial:
             (partial / "half").touch()
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     assert [*tmp_path.iterdir()] == []
-    for content in ("first", "second"):
-        with whole_folder(target, "--output PATH", is_mine=True) as partial:
-            (partial / content).touch()
-        assert [path.name for path in target.iterdir()] == [content]
-    with pytest.raises(UsageError, match="out holds something already"), whole_folder(target, "--output PATH"):
+    with whole_folder(target) as partial:
+        (partial / "whole").touch()
+    assert [path.name for path in target.iterdir()] == ["whole"]
+    with pytest.raises(UsageError, match="out holds something already"), whole_folder(target):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -105,7 +97,7 @@ def test_folders_of_other_programs_are_replaced_where_they_are_ours(ledger: Ledg
     (mine / "x").touch()
     done = export(form, "--output", str(mine))
     assert (done.exit_code, [path.name for path in mine.iterdir()]) == (2, ["x"])
-    assert "mine holds something already. Name a new folder: --output PATH." in done.stderr
+    assert "mine holds something already. Name a new folder: --output DIR." in done.stderr
     files = [path for path in (ledger.runs_dir / "export").rglob("*") if not path.is_dir()]
     assert not any(path.is_symlink() or path.suffix == ".log" for path in files)
     assert not any(os.fsencode(tmp_path) in path.read_bytes() for path in files)

@@ -17,7 +17,7 @@ from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
 from tests.campaigns import a_record, a_result, replace
 
-A_RUN = replace(a_result(), curve=(0.5, None))
+A_RUN = a_result()
 
 
 def decided(record: Record, effect: float) -> Judgement:
@@ -207,24 +207,6 @@ def test_runs_of_an_earlier_version_are_refused_in_one_line_that_says_where_to(l
         with pytest.raises(UsageError) as refused:
             read()
         assert str(refused.value) == f"{cause}. Move it: mv runs runs-0.{version}"
-
-
-def test_a_write_lock_dies_with_its_holder_and_is_no_controller(ledger: Ledger) -> None:
-    code = (
-        "import time; from pathlib import Path; from nightshift.campaign.ledger import Ledger\n"
-        f"with Ledger(Path({str(ledger.tsv_path.parent)!r})).lock(): print('held', flush=True); time.sleep(600)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"held\n"
-        assert not ledger.is_running()
-        with ledger.controller():
-            assert ledger.is_running()
-    finally:
-        holder.kill()
-        holder.communicate()
-    with ledger.lock():
-        pass
 
 
 def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:

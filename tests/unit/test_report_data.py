@@ -185,14 +185,12 @@ def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: 
 
 
 @pytest.mark.parametrize("data", ["{torn", "[]", "{}", '{"difference": NaN}'])
-def test_a_damaged_certificate_is_named_and_certifies_nothing(tmp_path: Path, data: str) -> None:
+def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: str) -> None:
     ledger = stored(tmp_path, judged(STORY))
     path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
     path.parent.mkdir(parents=True)
     path.write_text(data)
-    found = gather(ledger, None, BRANCH)
-    assert certificate_line(found).startswith("Not certified yet")
-    assert "runs/certify/0001/comparison.json is damaged: not shown." in found.notes
+    assert certificate_line(gather(ledger, None, BRANCH)).startswith("Not certified yet")
 
 
 def test_what_was_compared_elsewhere_has_a_line_of_its_own(tmp_path: Path) -> None:

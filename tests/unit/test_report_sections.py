@@ -1,4 +1,4 @@
-"""What the sections of the morning page say: headline beside certificate, counts, effects of keys, coordinates."""
+"""What the sections of the morning page say: headline beside certificate, counts, and the data of the comparison."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from nightshift.agents.history import load_configs
 from nightshift.campaign.records import Failure, Record
 from nightshift.report import page as compare
 from nightshift.report import text
 from nightshift.report.data import Morning, gather
-from nightshift.report.importance import WIDTH, coordinates, importances
 from nightshift.report.markdown import summary
-from nightshift.report.page import render, settings, view_of
+from nightshift.report.page import render, view_of
 from nightshift.report.rows import detailed, rows
 from nightshift.report.slices import shown_examples
 from tests.browsing import NOW
@@ -86,56 +84,6 @@ def test_interrupted_is_no_crash_and_the_machinery_says_so_everywhere(tmp_path: 
         assert f'data-group="{group}" aria-pressed="false">{group} <small>{number}</small>' in page
         assert page.count(f'data-group="{group}" data-keys') == number
     assert [dot.number for dot in view.charts[0].dots if dot.kind == "crash"] == [7, 8]
-
-
-# Words
-
-
-# Keys by their effects
-
-
-def test_bars_are_the_effects_that_the_rows_have(tmp_path: Path) -> None:
-    found = gather(build(tmp_path, 40, num_examples=60, with_files=False), None, "")
-    shown = importances(found.campaign)
-    assert shown
-    proposed = {e.number: e for e in found.experiments if e.effect and e.record.run.new.experiment == e.number}
-    keys = {key for e in proposed.values() for key in e.record.run.new.keys}
-    assert len(shown.keys) + shown.num_more == len(keys)
-    largest = [max(abs(bar.effect.mean) for bar in key.bars) for key in shown.keys]
-    assert largest == sorted(largest, reverse=True)
-    for key in shown.keys:
-        for bar in key.bars:
-            e = proposed[bar.change.experiment]
-            assert bar.effect == e.effect
-            assert (bar.value, bar.is_kept) == (e.record.run.new.keys[key.key], e.is_kept)
-            assert 0 <= bar.low <= bar.x <= bar.high <= WIDTH
-            assert (bar.x > shown.zero) == (bar.effect.mean > 0)
-
-
-# Values side by side
-
-
-def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> None:
-    ledger = build(tmp_path, 30, num_examples=60, with_files=False)
-    found = gather(ledger, None, "")
-    configs = settings(load_configs(ledger, [e.record for e in found.experiments]))
-    wide, *_ = coordinates(found.experiments, configs)
-    by_number = {line.number: line for line in wide.lines}
-    assert len(by_number) == 30
-    kinds = {scale.key: scale.kind for scale in wide.scales}
-    assert kinds["orchestrator.algo.type"] == "choice"
-    assert kinds["trainer.optim.lr"] in ("log", "linear")
-    for index, scale in enumerate(wide.scales):
-        order = sorted(configs, key=lambda number: by_number[number].points[index][0])
-        values = [configs[number][scale.key] for number in order]
-        assert len(set(values)) > 1
-        if scale.kind != "choice":
-            assert values == sorted(values)
-        assert all(by_number[number].points[index][1] == scale.y for number in order)
-    for e in found.experiments:
-        mean = e.effect.mean if e.effect else None
-        wanted = "good" if mean and mean > 0 else "bad" if mean else "crash" if e.is_crash else "none"
-        assert by_number[e.number].kind == wanted
 
 
 # The data of the comparison

@@ -11,8 +11,8 @@ from tests.campaigns import a_result, judged, replace
 NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
 
 
-def run(began_seconds: float, seconds: float, place: str, step_seconds: float = 1.0) -> Result:
-    load = Contention(2, others_share=0.0, stolen_share=0.0, step_seconds=step_seconds)
+def run(began_seconds: float, seconds: float, place: str) -> Result:
+    load = Contention(2, others_share=0.0, stolen_share=0.0)
     began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
     return replace(a_result(0.5), started=began, total_seconds=seconds, slot=place, contention=load)
 
@@ -36,14 +36,6 @@ def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
     first, second = found.lanes[0].bars
     assert (first.x, first.width) == (LEFT, pytest.approx(0.6 * (WIDTH - LEFT)))
     assert second.x == pytest.approx(first.x + first.width)
-    assert found.slow == ""
-
-
-def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
-    runs = [run(10 * n, 10, f"slot {s}", 2.0 if s == 2 else 1.0) for n in range(3) for s in (1, 2, 3)]
-    found = timeline(records_of(record, *runs))
-    assert found.slow.startswith("slot 2 ")
-    assert "2.0" in found.slow
 
 
 def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> None:

@@ -1,4 +1,4 @@
-"""A run while it trains: its end without a gradient, and its reward curve."""
+"""A run while it trains: its end without a gradient."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
-from nightshift.campaign.records import CURVE_POINTS, JOB_NAME, Job, Outcome, Phase, Progress, Record, Request
+from nightshift.campaign.records import JOB_NAME, Job, Outcome, Phase, Progress, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
-from nightshift.experiment.worker import curve, ending
+from nightshift.experiment.worker import ending
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
@@ -133,11 +133,3 @@ def test_a_baseline_is_never_ended(setup: Setup) -> None:
     assert len(steps) - num_without_gradient(steps) == 3
     job = msgspec.json.decode((setup.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)
     assert not job.ends_without_gradient
-
-
-def test_a_curve_has_the_mean_reward_of_each_part_of_the_budget() -> None:
-    steps = [Step(1, 0.5, 0.2), Step(2, 0.9, 0.4), Step(3, 2.5, None), Step(4, 31.9, 0.6), Step(5, 40.0, 0.8)]
-    found = curve(steps, 32.0)
-    assert found[:3] == (pytest.approx(0.3), None, None)
-    assert found[-1] == pytest.approx(0.7)  # what ends after the budget is in its last part
-    assert curve([], 60.0) == (None,) * CURVE_POINTS

@@ -28,7 +28,6 @@ from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.executors.gpus import Gpu
 from nightshift.files import free_disk_gb
-from nightshift.signals import unblocked
 
 ENGINE = "prime-rl"
 MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
@@ -404,7 +403,6 @@ def _version(site_packages: Path, name: str) -> str | None:
     return None
 
 
-@unblocked()
 def _read_git(root: Path, *arguments: str) -> str:
     """What a reading git command prints, whatever the user's git configuration says. EngineError if it fails."""
     environ = {

@@ -15,14 +15,14 @@ FIX = "Install the extra: uv run --extra tensorboard nightshift export --to tens
 EVENTS_NAME = "events.out.tfevents.0.nightshift"
 
 
-def write_events(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
-    """In a new folder, or one that `is_mine` to replace: `0042` has the scores and the curves of an experiment.
-    EngineError where the package is not installed."""
+def write_events(story: Story, folder: Path) -> Path:
+    """Write a new folder: `0042` in it has the scores and the curves of an experiment. EngineError where the package is
+    not installed."""
     try:
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise EngineError("the package tensorboard is not installed", FIX) from None
-    with whole_folder(folder, "--output PATH", is_mine=is_mine) as partial:
+    with whole_folder(folder) as partial:
         for record, each in story.rows():
             place = partial / f"{each['number']:04d}"
             place.mkdir()
@@ -37,8 +37,7 @@ def write_events(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
 def _events(story: Story, record: Record, each: Row) -> list[Any]:
     from tensorboard.compat.proto.event_pb2 import Event
 
-    ran = span(each["started"], each["total_seconds"])
-    began, ended = (moment.timestamp() for moment in ran) if ran else (0.0, 0.0)
+    began, ended = (moment.timestamp() for moment in span(each["started"], each["total_seconds"]))
     events = [Event(wall_time=began, file_version="brain.Event:2"), *_hparams(story, each, began, ended)]
     events += [_scalar(f"score/{name}", value, 0, ended) for name, value in scores(record, each).items()]
     for step in story.steps(record):

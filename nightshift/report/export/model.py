@@ -11,14 +11,13 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from nightshift.campaign.finish import MODEL_NAME
 from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import Change, Record
-from nightshift.errors import EngineError, UsageError, listed
+from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.certify import read_comparisons
-from nightshift.files import open_regular, read_file, whole_folder, write_atomically
+from nightshift.files import open_regular, whole_folder, write_atomically
 from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.private import Private
 from nightshift.report.export.story import Row, Story
@@ -28,31 +27,25 @@ from nightshift.text import clean
 CARD_NAME = "README.md"
 _KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model")  # weights, configuration, tokenizers; no code, no pickle
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
-_HASHED = ("model.safetensors.index.json", "adapter_config.json")  # with the weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # in which any word may stand
 _CODE = ("auto_map", "custom_pipelines", "custom_generate")  # name code that transformers would fetch and run
-# What a trainer writes into config.json otherwise than it read it.
-_REWRITTEN = (
-    *("_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype"),
-    *("transformers_version", "use_cache"),
-)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def copy_model(story: Story, number: int | None, target: Path, private: Private, *, is_mine: bool = False) -> Path:
+def copy_model(story: Story, number: int | None, target: Path, private: Private) -> Path:
     """Write the model of an experiment to `target`; its path. Where `number` is None: of the last run of exactly the
     incumbent's config, or else of the last keep that stands.
 
     The folder appears whole or not at all. UsageError where it holds something already, or the weights are gone;
-    EngineError where they are not those that were scored, or what lies beside them names code or another network.
+    EngineError where they are not those that were scored, or what lies beside them names code.
     """
     record, each = _chosen(story, number)
     source = _source(story, record)
-    with whole_folder(target, "--output DIR", is_mine=is_mine) as partial:
+    with whole_folder(target) as partial:
         names = _copy(source, partial)
         _check(partial, record, source)
-        unverified = _unlike_the_base(partial, names, story, record)
-        text = card(story, record, each, unverified, private)
+        _refuse_code(partial, names, record)
+        text = card(story, record, each, private)
         write_atomically(partial / CARD_NAME, text.encode(errors="replace"))
     return target
 
@@ -117,80 +110,25 @@ def _check(folder: Path, record: Record, source: Path) -> None:
         )
 
 
-def _unlike_the_base(folder: Path, names: list[str], story: Story, record: Record) -> list[str]:
-    """The files beside the weights that no record vouches for, with what is known: those that the base model has not
-    alike. EngineError for one that names code, or another network than the base model's."""
-    found, base = [], _base_model(story, record)
-    for name in (name for name in names if name not in _HASHED and not name.endswith(".safetensors")):
-        data = (folder / name).read_bytes()
-        value = _json(data) if name.endswith(".json") else None
-        if name not in _VOCABULARIES and (code := next((word for word in _CODE if _has(value, word)), None)):
+def _refuse_code(folder: Path, names: list[str], record: Record) -> None:
+    """EngineError where a file beside the weights names code that transformers would fetch and run."""
+    for name in names:
+        is_configuration = name.endswith(".json") and name not in _VOCABULARIES
+        keys = _keys((folder / name).read_bytes()) if is_configuration else set()
+        if code := next((word for word in _CODE if word in keys), None):
             cause = f"{name} of experiment {record.number:04d} has {code}: transformers would run that code"
             raise EngineError(cause, "Train its train.toml again, on a branch of its own.")
-        its = None
-        with suppress(OSError):
-            its = read_file(base / name) if base else None
-        if its == data or (value is not None and its is not None and _json(its) == value):
-            continue
-        others = _others(value, _json(its or b"")) if name == "config.json" else []
-        if changed := [key for key, is_there in others if is_there and key not in _REWRITTEN]:
-            cause = f"{name} of experiment {record.number:04d} has another {listed(changed)} than the base model"
-            raise EngineError(cause, "Train its train.toml again, on a branch of its own.")
-        keys = [key for key, _ in others]
-        found.append(f"{name} ({listed(keys)})" if keys else name)
-    return found
 
 
-def _base_model(story: Story, record: Record) -> Path | None:
-    """The folder of the model that the experiment began with, where it is here as the rules' hash or its revision has
-    it; else None."""
-    rules, root = story.rules(record), story.ledger.tsv_path.parent
-    if rules is None:
-        return None
-    if rules.model_revision is None:
-        with suppress(UsageError, OSError):
-            return root / rules.model if rules.hash(root) == record.rules_hash else None
-        return None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    with suppress(HFValidationError, LocalEntryNotFoundError, OSError):
-        return Path(snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True))
-    return None
+def _keys(data: bytes) -> set[str]:
+    """All keys of a JSON document, at any depth; none of what is no JSON, which nothing reads."""
+    keys = set[str]()
+    with suppress(ValueError, RecursionError):
+        json.loads(data, object_pairs_hook=lambda pairs: keys.update(dict(pairs)))
+    return keys
 
 
-def _json(data: bytes) -> Any:
-    """None for what is none."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _has(value: Any, word: str) -> bool:
-    """Whether a key is called so, however deep."""
-    left = [value]
-    while left:
-        match left.pop():
-            case dict() as each if word in each:
-                return True
-            case dict() as each:
-                left += each.values()
-            case list() as each:
-                left += each
-    return False
-
-
-def _others(config: Any, base: Any) -> list[tuple[str, bool]]:
-    """The keys that two config.json have not alike, and whether both have them."""
-    if not isinstance(config, dict) or not isinstance(base, dict):
-        return []
-    keys = sorted(key for key in {*config, *base} if (config.get(key), key in config) != (base.get(key), key in base))
-    return [(key, key in config and key in base) for key in keys]
-
-
-def card(story: Story, record: Record, each: Row, unverified: list[str], private: Private) -> str:
-    """The model card, Markdown. `unverified`: files beside the weights that may be others than those of the run."""
+def card(story: Story, record: Record, each: Row, private: Private) -> str:
     rules, evaluation = story.rules(record), record.evaluation
     weights = evaluation.weights if evaluation else None
     base = clean(private.text(rules.model), 200) if rules else ""
@@ -222,8 +160,7 @@ def card(story: Story, record: Record, each: Row, unverified: list[str], private
     return "\n".join([
         "---", "library_name: transformers", "pipeline_tag: text-generation",
         *front, "---", "", f"# Experiment {record.number:04d} of {markdown(story.tag)}", "",
-        "Trained by reinforcement learning with Nightshift, which measured the final weights: the ones here.",
-        *_doubts(unverified), "",
+        "Trained by reinforcement learning with Nightshift, which measured the final weights: the ones here.", "",
         "## How it was made", "", "| | |", "|---|---|", *(f"| {name} | {plain(text)} |" for name, text in rows), "",
         "train.toml as it was submitted:", "", *map(private.text, _indented(story, record)), "",
         "## What is known of it", "",
@@ -234,14 +171,7 @@ def card(story: Story, record: Record, each: Row, unverified: list[str], private
     ])  # fmt: skip
 
 
-def _doubts(unverified: list[str]) -> list[str]:
-    if not unverified:
-        return []
-    return ["", f"Not verified, for the base model has none alike, or is not here: {markdown(', '.join(unverified))}."]
-
-
 def against_incumbent(story: Story, record: Record) -> str:
-    """Which changes its run held that the incumbent has not, and the other way round."""
     campaign = story.shown.campaign
     own, kept = ({settings_of(change): change for change in changes}
                  for changes in (record.run.changes, campaign.kept))  # fmt: skip
@@ -269,7 +199,7 @@ def certified(story: Story, record: Record) -> str:
     if record.config_hash != configs[1].hash:
         return "Not certified: its config is not the incumbent's."
     wanted = "test", record.branch, record.rules_hash, *(config.hash for config in configs)
-    for comparison in reversed(read_comparisons(story.ledger)[0]):
+    for comparison in reversed(read_comparisons(story.ledger)):
         plan = comparison.plan
         if (plan.split, plan.branch, plan.rules_hash, plan.configs["baseline"], plan.configs["incumbent"]) == wanted:
             gain = _gain(comparison.estimate.difference, comparison.estimate.interval)

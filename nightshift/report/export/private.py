@@ -35,10 +35,7 @@ _LEAST = 8  # characters of a variable's value: a shorter one is found everywher
 
 
 class Private:
-    """Of one machine and its person."""
-
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
-        """`root`: the checkout."""
         places = {str(place) for each in (root, Path.home(), Path(sys.prefix), Path(tempfile.gettempdir()))
                   for place in (each, each.resolve())}  # fmt: skip
         known = [place for place in places if place.count("/") > 1 or len(place) >= _LEAST]
@@ -48,7 +45,6 @@ class Private:
         self._numbers = _any_of((value for value in secrets if value.isdigit()), r"(?!\w)", r"(?<!\w)")
 
     def text(self, text: str) -> str:
-        """Without them."""
         for secret in (self._secrets, self._numbers, _TOKEN):
             text = secret.sub(SECRET, text)
         parts, end = [], 0

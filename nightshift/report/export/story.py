@@ -119,7 +119,6 @@ def _cells(values: Iterable[Any]) -> list[str]:
 
 
 def cell(value: str | float | bool | None) -> str:
-    """One cell, harmless."""
     match value:
         case None:
             return ""
@@ -162,11 +161,9 @@ class Story:
         return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "campaign"
 
     def rows(self) -> Iterator[tuple[Record, Row]]:
-        """Record and what is told of it."""
         return zip(self.shown.records, self.experiments, strict=True)
 
     def steps(self, record: Record) -> list[Step]:
-        """The training steps of its run; none if the run left none."""
         return read_steps(self.ledger.files_dir(record) / METRICS_NAME) if record.result else []
 
     def rules(self, record: Record) -> Rules | None:

@@ -14,9 +14,8 @@ from nightshift.text import clean
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
 
 
-def write_runs(story: Story, folder: Path, private: Private, *, is_mine: bool = False) -> Path:
-    """In a new folder, or one that `is_mine` to replace; returns `folder`/wandb. EngineError where the package is not
-    installed, or fails.
+def write_runs(story: Story, folder: Path, private: Private) -> Path:
+    """Write a new folder; returns `folder`/wandb. EngineError where the package is not installed, or fails.
 
     A run has the config that applies, the numbers that the experiment came to as its summary, and the steps of its
     run. Nothing of this machine, its code or its git is told: what is `private` of a description is replaced, and the
@@ -31,7 +30,7 @@ def write_runs(story: Story, folder: Path, private: Private, *, is_mine: bool = 
         save_code=False, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
         x_save_requirements=False, host="nightshift", username="", email="", program="nightshift",
     )  # fmt: skip
-    with whole_folder(folder, "--output PATH", is_mine=is_mine) as partial:
+    with whole_folder(folder) as partial:
         try:
             for record, each in story.rows():
                 _write_run(wandb, settings, story, record, each, private, partial)
