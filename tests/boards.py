@@ -1,7 +1,5 @@
 """Boards of tic-tac-toe as the game's own code has them, out of what players are asked."""
 
-from __future__ import annotations
-
 
 def read(text: str) -> str:
     """The nine characters behind `You are X: Xa b Oc ...`, `Line of X: ...` or the words alone."""

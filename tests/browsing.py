@@ -1,7 +1,5 @@
 """A headless Chromium, and what tests of the morning page do with it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

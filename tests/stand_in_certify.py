@@ -1,7 +1,5 @@
 """`nightshift certify` for another checkout, with the stand-in trainer: `stand_in_certify.py ROOT [KIND]`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

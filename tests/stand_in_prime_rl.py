@@ -6,8 +6,6 @@ do wrong. File names, row shapes and the order of things are those of tests/fixt
 prime-rl wrote; what is in the rows is made up, and no test takes it for a result.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

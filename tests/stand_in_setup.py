@@ -1,7 +1,5 @@
 """A set-up for experiments and certificates in this process: stand-ins for executor, terminal and trainer."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

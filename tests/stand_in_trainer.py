@@ -12,8 +12,6 @@ completions that stop in the middle of a sum, and nothing else tells of it. It e
 as the real one does.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """A page of 1,000 experiments in a browser: small, and as handy as one of ten."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The morning page in a real headless Chromium: what a person does with it, on three widths, in the dark, on paper."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

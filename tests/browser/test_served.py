@@ -1,7 +1,5 @@
 """The page while a night runs: it follows a ledger that grows, and leaves a reader where they were."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The table of experiments in a browser: sorted, filtered, searched, its columns chosen, folded, and taken along."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A dozen of the attempts, with one that must be found out; and the whole, marked slow."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """What every engine must do: trl with a stand-in worker and with the real one, prime-rl with stand-in programs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

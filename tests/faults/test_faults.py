@@ -1,7 +1,5 @@
 """A dozen of the faults, and how they are drawn; the whole is marked slow."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

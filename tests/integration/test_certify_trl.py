@@ -1,7 +1,5 @@
 """certify with the real TRL trainer: a kept experiment of the stand-in's, two fresh runs, a certificate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

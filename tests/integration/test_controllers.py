@@ -1,7 +1,5 @@
 """Two controllers, as whole processes: the second is refused; and what becomes of the first when runs/ is moved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

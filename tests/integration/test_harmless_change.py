@@ -1,7 +1,5 @@
 """A change of the settings that provably does nothing: what A/A decides (benchmarks/aa.py) is then the rule alone."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace

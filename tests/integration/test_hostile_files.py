@@ -1,7 +1,5 @@
 """Whatever stands in place of a file below runs/: nothing hangs, nothing is a traceback, nothing is written through."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

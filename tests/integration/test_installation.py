@@ -1,7 +1,5 @@
 """Installing prime-rl from a small stand-in of its repository: real git, a stand-in uv, no network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

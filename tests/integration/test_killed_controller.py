@@ -3,8 +3,6 @@
 Real processes; only what trains is a stand-in. NIGHTSHIFT_KILLS=5 repeats each and prints the seconds.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files that measure end an experiment or a night when they change, and the branch too; nothing else has an effect."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """prepare.py for prime-rl: the real engine, driven through whole rehearsals of stand-ins for prime-rl's programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

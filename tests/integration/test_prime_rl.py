@@ -3,8 +3,6 @@
 prime-rl itself is not run here. Every test asserts that no process is left.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The earlier weights of a self-play run: real files and real links, beside a trainer that publishes and deletes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

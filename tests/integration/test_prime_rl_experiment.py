@@ -1,7 +1,5 @@
 """Whole experiments on the prime-rl engine with stand-in programs: always a record, never a process left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

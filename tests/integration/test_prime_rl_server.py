@@ -1,7 +1,5 @@
 """The client of the vLLM server, against a stand-in that answers as the real one was recorded, or misbehaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

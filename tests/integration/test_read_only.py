@@ -1,7 +1,5 @@
 """What only reads works where nothing can be written: on a read-only mount, and without write permission."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

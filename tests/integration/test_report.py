@@ -1,7 +1,5 @@
 """The morning page from real files: nothing that a killed process or a hostile text leaves behind breaks it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`nightshift report --serve` over real sockets and as a real process: what it answers, whom, and how it ends."""
 
-from __future__ import annotations
-
 import html
 import http.client
 import os

@@ -1,7 +1,5 @@
 """Runs as jobs of a real SLURM, two nodes on this machine, with the stand-in trainer."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Tasksets of others with the real verifiers: accepted or refused, split, scored, and trained on by prime-rl."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

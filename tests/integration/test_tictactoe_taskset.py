@@ -1,7 +1,5 @@
 """Tic-tac-toe with the real verifiers package: whole games of two seats. The stand-in is the served model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Episodes of several turns, on the real tokenizer: what is learnt from are the policy's own tokens, and only they."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import random

@@ -1,7 +1,5 @@
 """What the trainer and its sampler compute, against transformers' own code and prime-rl's definitions."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The worker over its real protocol: a child process, JSON lines both ways, files on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal

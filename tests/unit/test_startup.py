@@ -1,7 +1,5 @@
 """What the commands import: nothing of foreign PYTHONPATH folders; and what their children get."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
