@@ -59,9 +59,7 @@ def grow(root: Path, whole: Path, number: int) -> None:
     (root / name).rename(root / "runs" / name)
 
 
-def test_it_follows_the_ledger_and_keeps_what_a_reader_did(
-    open_tab: Callable[..., Tab], server: Server, root: Path, whole: Path
-) -> None:
+def test_it_follows_the_ledger_and_keeps_what_a_reader_did(open_tab, server, root, whole):
     tab = open_tab(server.address)
     page = tab.page
     page.locator("#group-discard").click()

@@ -146,9 +146,7 @@ def test_no_content_does(measured: Path) -> None:
     assert read_all(measured, [(name, [change]) for name, change in CONTENT.items()]) == {}
 
 
-def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(
-    measured: Path, tmp_path: Path
-) -> None:
+def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(measured, tmp_path):
     fault(measured, "hold", once=False)
     outside = tmp_path / "outside"
     outside.write_text("precious")

@@ -122,9 +122,7 @@ def tree(folder: Path, without: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_everything_is_installed_once_and_nothing_else_is_touched(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_is_installed_once_and_nothing_else_is_touched(place, tmp_path, monkeypatch):
     before = tree(tmp_path, without=place.root)
     place.installer(
         VIRTUAL_ENV="/of/nightshift", UV_PROJECT_ENVIRONMENT="/elsewhere", PYTHONPATH="/x", HTTPS_PROXY="http://proxy"
@@ -219,9 +217,7 @@ def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Pl
         ("die", "killed by SIGKILL"),
     ],
 )
-def test_a_sync_that_fails_is_quoted_and_resumed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
-) -> None:
+def test_a_sync_that_fails_is_quoted_and_resumed(place, monkeypatch, mode, said):
     with pytest.raises(EngineError) as caught:
         place.installer(UV_STAND_IN=mode).install()
     assert said in str(caught.value)

@@ -71,9 +71,7 @@ def measured(root: Path) -> Path:
 @pytest.mark.parametrize(
     "change", [edit, commit_it, hide_it, delete_it, link_its_folder, replace_the_commit], ids=lambda act: act.__name__
 )
-def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_run(
-    measured: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_run(measured, change):
     commit = records(measured)[0].commit
     change(measured)
     code, stdout, stderr = finish(start_run(measured, *BUDGET))
@@ -139,9 +137,7 @@ def leave(root: Path) -> None:
     ],
     ids=["file", "branch"],
 )
-def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(
-    root: Path, change: Callable[[Path], None], cause: str
-) -> None:
+def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(root, change, cause):
     night = held(root, lambda: start(root, agent="lr", proposer="lr", experiments=4, budget_seconds=1.0))
     change(root)
     (root / "stand-in.json").unlink()

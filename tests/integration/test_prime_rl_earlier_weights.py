@@ -42,9 +42,7 @@ def test_one_step_of_each_fifth_but_the_first_is_kept(broadcasts: Path, tmp_path
         assert torch.equal(load_file(folder / "model.safetensors")["a.weight"], torch.full((4, 8), float(step)))
 
 
-def test_a_step_that_is_being_deleted_is_passed_over_and_what_is_kept_is_a_link(
-    broadcasts: Path, tmp_path: Path
-) -> None:
+def test_a_step_that_is_being_deleted_is_passed_over_and_what_is_kept_is_a_link(broadcasts, tmp_path):
     earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
     publish(broadcasts, 0)
     earlier.look(0.25)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,9 +133,7 @@ def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str
         ("trainer_exception", Failure.MACHINERY, "; the incumbent does not start either: trainer ended: exit code 1: "),
     ],
 )
-def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
-    setup: Setup, fault: str, failure: Failure, told: str
-) -> None:
+def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(setup, fault, failure, told):
     assert run_with(setup, None).status == "keep"
     stand_in_prime_rl.misbehave(setup.engine.installation.venv, fault)  # type: ignore[attr-defined]
     (setup.root / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE.replace(b"3e-6", b"0.5"))
@@ -189,9 +186,7 @@ def proves(checkout: Path, process: subprocess.Popen[str]) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize(("moment", "max_steps"), [(trains, b""), (proves, b"max_steps = 2\n")])
-def test_a_killed_controller_leaves_no_process_and_no_verdict(
-    checkout: Path, tmp_path: Path, moment: Callable[..., bool], max_steps: bytes, number: signal.Signals
-) -> None:
+def test_a_killed_controller_leaves_no_process_and_no_verdict(checkout, tmp_path, moment, max_steps, number):
     furnish(checkout, max_steps + SOURCE)
     made = stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
     stand_in_prime_rl.misbehave(made.venv, "reader_hangs")

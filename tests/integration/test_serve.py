@@ -115,9 +115,7 @@ def test_elsewhere_than_on_the_loopback_a_token_is_needed(open_server: Server) -
     assert ask(open_server, f"/version?token={open_server.token}")[0] == 200
 
 
-def test_a_page_is_made_at_most_once_a_second_and_only_of_another_ledger(
-    server: Server, root: Path, clock: Clock
-) -> None:
+def test_a_page_is_made_at_most_once_a_second_and_only_of_another_ledger(server, root, clock):
     for _ in range(3):
         before = ask(server, "/")[1]
         clock.now += 10

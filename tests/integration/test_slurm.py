@@ -124,9 +124,7 @@ def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: LocalExecut
     wait_for(lambda: not leftovers(root))
 
 
-def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(
-    executor: LocalExecutor | SlurmExecutor, root: Path
-) -> None:
+def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor, root):
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
@@ -139,9 +137,7 @@ def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(
     assert executor.in_flight() == {}
 
 
-def test_another_harness_or_hardware_is_refused_by_the_worker(
-    executor: LocalExecutor | SlurmExecutor, root: Path
-) -> None:
+def test_another_harness_or_hardware_is_refused_by_the_worker(executor, root):
     for number, changes in enumerate(({"rules_hash": "0" * 12}, {"hardware": "8 x H200"}), 1):
         folder = folder_of(root, number)
         executor.submit(folder, job_in(root, **changes), lambda: None)
@@ -151,9 +147,7 @@ def test_another_harness_or_hardware_is_refused_by_the_worker(
         assert "than its job: " in (result.training.cause or "")
 
 
-def test_slots_hold_no_more_and_gpus_are_their_own(
-    root: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
     stand_ins.install("trl")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     executor = SlurmExecutor(root, dict(os.environ), CONFIG)
@@ -261,9 +255,7 @@ KILLERS = {
 
 
 @pytest.mark.parametrize("when", KILLERS)
-def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(
-    root: Path, cluster: Cluster, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(root, cluster, when, monkeypatch):
     config = root.parent / "slurm.toml"
     config.write_text(config.read_text() + f'setup = ["echo $SLURM_JOB_NAME >> {root.parent}/starts"]\n')
     asked = {"agent": "lr", "proposer": "lr", "slurm": str(config)}

@@ -193,9 +193,7 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(
-    taskset_id: str, right: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, right, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError(f"a process was started: {args}")
 

@@ -160,9 +160,7 @@ def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tok
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
-def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(
-    max_steps: int, expected: list[int], tmp_path: Path, tokenizer: Any
-) -> None:
+def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, expected, tmp_path, tokenizer):
     import torch
 
     trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=max_steps)

@@ -79,9 +79,7 @@ def test_every_grouping_of_heads_is_that_of_transformers(sampler: ModuleType, nu
     assert sample.ids == expected[0, 3:].tolist()
 
 
-def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(
-    sampler: ModuleType, shipped: tuple[Any, Any]
-) -> None:
+def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(sampler, shipped):
     import torch
 
     model, tokenizer = shipped
@@ -103,9 +101,7 @@ def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_samples_in_the_precision_of_a_gpu_are_likely_ones(
-    sampler: ModuleType, shipped: tuple[Any, Any], precision: str
-) -> None:
+def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler, shipped, precision):
     """A GPU computes under autocast: the tokens that it chooses greedily are those of float32 but for near ties."""
     import torch
 
@@ -120,9 +116,7 @@ def test_samples_in_the_precision_of_a_gpu_are_likely_ones(
         assert (logits.amax(1) - chosen).max() < {"float32": 1e-4, "bfloat16": 0.3}[precision]
 
 
-def test_prompts_of_one_token_and_of_many_are_read_as_transformers_reads_them(
-    sampler: ModuleType, shipped: tuple[Any, Any]
-) -> None:
+def test_prompts_of_one_token_and_of_many_are_read_as_transformers_reads_them(sampler, shipped):
     import torch
 
     model, tokenizer = shipped
@@ -250,9 +244,7 @@ def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_to
     assert "error_share" not in rows[0]
 
 
-def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(
-    make_trainer: MakeTrainer,
-) -> None:
+def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(make_trainer):
     import torch
 
     gradients, token_counts = [], []
@@ -287,9 +279,7 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
     [(4, 1.0, 0), (16, 0.7, 0), (2, 1.3, 5)],
     ids=["groups", "large", "told"],
 )
-def test_log_probs_entropies_and_gradients_are_trls(
-    make_trainer: MakeTrainer, group_size: int, temperature: float, num_mixed: int
-) -> None:
+def test_log_probs_entropies_and_gradients_are_trls(make_trainer, group_size, temperature, num_mixed):
     """On a sampled batch; `told`: the last five tokens of some completions are not the policy's own."""
     import torch
     from trl import GRPOTrainer
@@ -377,9 +367,7 @@ def test_a_trainer_draws_by_its_difficulty_pools(make_trainer: MakeTrainer) -> N
     assert {index % 2 for index in drawn[0]} == {0, 1}
 
 
-def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(
-    make_trainer: MakeTrainer,
-) -> None:
+def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(make_trainer):
     trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)
     texts = [f"#### {trainer._set[5][1].answer}", *["#### 2000"] * 7]
     rewards = trainer._reward(completions=texts, index=[5] * 8, completion_ids=[[1, 2]] * 8)
@@ -388,9 +376,7 @@ def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(
     assert (trainer._row["all_right_share"], trainer._row["all_wrong_share"]) == (0.0, 0.5)
 
 
-def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
-    make_trainer: MakeTrainer,
-) -> None:
+def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(make_trainer):
     trainer, rows = make_trainer(optimizer=ADAMW | {"weight_decay": 0.0})
     trainer._score = lambda text, index: 0.0
     before = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -413,11 +399,7 @@ def test_a_prompt_that_does_not_fit_is_refused_at_the_start(make_trainer: MakeTr
 
 
 @pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
-def test_no_update_begins_after_the_budget(
-    make_trainer: MakeTrainer,
-    end: str,
-    num_steps: int,
-) -> None:
+def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
     """By a clock of its own the budget of 10 s ends behind a step, inside the sampling of the third, or at once."""
     trainer, rows = make_trainer(max_steps=None)
     now, sample, num_samples = [0.0], trainer._sample, [0]
@@ -441,12 +423,7 @@ def test_no_update_begins_after_the_budget(
 @pytest.mark.parametrize(
     ("where", "batch_size", "most"), [("token", 4096, 10), ("token", 16384, 10), ("part", 1024, 1), ("read", 65536, 10)]
 )
-def test_a_huge_step_ends_with_the_budget_and_is_dropped(
-    make_trainer: MakeTrainer,
-    where: str,
-    batch_size: int,
-    most: int,
-) -> None:
+def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, where, batch_size, most):
     """By a clock of its own every token, every part of an update, or every read of the batch costs a second."""
     trainer, _ = make_trainer(batch_size=batch_size, max_steps=None)
     before = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -491,9 +468,7 @@ def test_an_update_in_parts_is_that_of_the_whole(make_trainer: MakeTrainer) -> N
         {"type": "muon", "lr": 1e-3, "weight_decay": 0.01, "mu": 0.95, "betas1": 0.9, "betas2": 0.95, "max_norm": 1.0},
     ],
 )
-def test_every_optimizer_trains_with_a_schedule(
-    make_trainer: MakeTrainer, optimizer: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_optimizer_trains_with_a_schedule(make_trainer, optimizer, tmp_path):
     schedule = {"type": "linear", "warmup_steps": 2, "decay_steps": 0, "min_lr": 0.0}
     trainer, rows = make_trainer(optimizer=optimizer, scheduler=schedule, max_steps=3)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}

@@ -106,9 +106,7 @@ def test_a_second_controller_on_another_host_is_refused(tmp_path: Path, monkeypa
         pass
 
 
-def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(
-    tmp_path: Path, on_nfs: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(tmp_path, on_nfs, monkeypatch):
     path, flock, replaced = tmp_path / "runs" / HOLDER_NAME, fcntl.flock, list[Path]()
 
     def slow(descriptor: int, kind: int) -> None:

@@ -203,9 +203,7 @@ def test_the_baseline_runs_once_more_whatever_train_toml_holds(setup: Setup) -> 
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(
-    setup: Setup, tmp_path: Path, is_link: bool
-) -> None:
+def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(setup, tmp_path, is_link):
     baseline(setup)
     path, outside = setup.root / "train.toml", tmp_path / "outside.toml"
     candidate = write(setup, BAD)
