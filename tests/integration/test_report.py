@@ -137,9 +137,6 @@ def test_what_decides_nothing_is_shown_with_the_reason_or_without_a_verdict(tmp_
     assert "without verdict" in text
 
 
-METRICS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl"
-
-
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     ledger = build(tmp_path, 4, num_examples=60)
     everything = " ".join(HOSTILE)

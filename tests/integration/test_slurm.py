@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from nightshift.campaign.records import Failure, Job
@@ -167,37 +166,6 @@ def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
     for folder in folders:
         until_over(executor, folder)
         assert executor.result(folder).evaluation
-
-
-def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(root: Path, cluster: Cluster) -> None:
-    """That depends on when it last saved its state, so it is killed until one is started twice."""
-    stand_ins.install("trl")
-    config = msgspec.structs.replace(CONFIG, setup=("echo $SLURM_JOB_NAME >> starts",))
-    executor, seen = SlurmExecutor(root, dict(os.environ), config), []
-    for number in range(1, 13):
-        fault(root, "hold", once=False)
-        folder = folder_of(root, number)
-        executor.submit(folder, job_in(root, number), lambda: None)
-        wait_for(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"))
-        time.sleep(0.1 * (number % 10))
-        cluster.kill("slurmctld")
-        time.sleep(1)
-        cluster.start_controller()
-        time.sleep(8)
-        seen.append((root / "starts").read_text().split().count(executor.in_flight()[folder].name))
-        assert len([p for p in leftovers(root) if p.cmdline()[-1] == str(folder)]) <= 1, "two workers of one job"
-        (root / "stand-in.json").unlink()
-        until_over(executor, folder)
-        if any(folder.glob("result.json")):
-            assert executor.result(folder).seed == number
-        else:
-            with pytest.raises(EngineError, match="ended without a result: "):
-                executor.result(folder)
-        wait_for(lambda: not leftovers(root))
-        cluster.calm()
-        if seen[-1] == 2:
-            return
-    raise AssertionError(f"no job was started twice: {seen} starts")
 
 
 def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -> None:

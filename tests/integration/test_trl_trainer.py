@@ -53,14 +53,15 @@ def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tupl
     import torch
 
     model, tokenizer = shipped
-    prompts = prompt_ids(tokenizer, 40)
-    assert len({len(ids) for ids in prompts}) > 5
-    samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
+    many = prompt_ids(tokenizer, 40)
+    assert len({len(ids) for ids in many}) > 5
+    for prompts in ([[7]], [[7], [9]], [[7], *many]):
+        samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
+        for ids, sample in zip(prompts, samples, strict=True):
+            expected = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+            assert sample.ids == expected
+            assert sample.truncated == (sample.ids[-1] != tokenizer.eos_token_id)
     assert {sample.truncated for sample in samples} == {True, False}
-    for ids, sample in zip(prompts, samples, strict=True):
-        expected = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
-        assert sample.ids == expected
-        assert sample.truncated == (sample.ids[-1] != tokenizer.eos_token_id)
 
 
 @pytest.mark.parametrize("num_kv", [1, 2, 4])
@@ -114,18 +115,6 @@ def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler, shipped, pre
             logits = model(torch.tensor([ids + sample.ids])).logits[0, len(ids) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
         assert (logits.amax(1) - chosen).max() < {"float32": 1e-4, "bfloat16": 0.3}[precision]
-
-
-def test_prompts_of_one_token_and_of_many_are_read_as_transformers_reads_them(sampler, shipped):
-    import torch
-
-    model, tokenizer = shipped
-    long = prompt_ids(tokenizer, 2)
-    for prompts in ([[7]], [[7], [9]], [[7], *long]):
-        samples = sampler.sample(model, prompts, 1, 8, 0.0, {tokenizer.eos_token_id})
-        for ids, sample in zip(prompts, samples, strict=True):
-            expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
-            assert sample.ids == expected[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize(

@@ -527,28 +527,6 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("*/model"))] == stay
 
 
-def test_a_measuring_file_that_changes_while_an_experiment_runs_ends_it_without_a_verdict(setup: Setup) -> None:
-    baseline(setup, then=POOR)
-    with (
-        during(setup, lambda folder: (setup.root / MEASURING).write_text("MEASURES = False\n")),
-        pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"),
-    ):
-        run(setup)
-    record = setup.ledger.record(2)
-    assert (record.failure, record.decided, record.result) == (Failure.INTERRUPTED, None, None)
-
-
-def test_a_switch_to_another_branch_while_an_experiment_runs_ends_it_without_a_verdict(setup: Setup) -> None:
-    baseline(setup, then=POOR)
-    with (
-        during(setup, lambda folder: git(setup.root, "symbolic-ref", "HEAD", "refs/heads/main")),
-        pytest.raises(IntegrityError, match=r"the checkout moved from autoresearch/\S+ to main\. Go back: git switch"),
-    ):
-        run(setup)
-    record = setup.ledger.record(2)
-    assert (record.failure, record.decided, record.result) == (Failure.INTERRUPTED, None, None)
-
-
 def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_written(setup: Setup) -> None:
     def edit(folder: Path) -> None:
         path = folder / "record.json"
