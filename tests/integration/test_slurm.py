@@ -23,9 +23,7 @@ from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)
-pytestmark = [
-    pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
-]
+pytestmark = [pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing()))]
 
 
 @pytest.fixture(scope="module")

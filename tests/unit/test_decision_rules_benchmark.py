@@ -15,18 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import decision_rules  # noqa: E402
-from decision_rules import (  # noqa: E402
-    RULES,
-    START,
-    WORLDS,
-    AboveBest,
-    Conditions,
-    MovingBar,
-    Nature,
-    World,
-    kept_set,
-    play,
-)
+from decision_rules import RULES, START, WORLDS, AboveBest, Conditions, MovingBar, Nature, World, kept_set, play  # noqa: E402
 
 
 def test_the_proposed_changes_have_the_shares_and_effects_of_the_world() -> None:

@@ -1,6 +1,7 @@
 """Tic-tac-toe as a game of a policy: openings, forfeits, the pool, self-play, ratings."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from nightshift_tictactoe import data, ratings
-from nightshift_tictactoe.board import START, moves, written
+from nightshift_tictactoe.board import START, moves, play, winner, written
 from nightshift_tictactoe.game import Match, episodes, practice
 from nightshift_tictactoe.players import POOL
 
@@ -186,3 +187,12 @@ def test_the_worst_case_is_exact(policy: Policy, worst: float, most: int) -> Non
             search.answer([policy(match) for match in search._open])
         assert search.score == worst
         assert num_asked <= most
+
+
+def test_the_game_has_as_many_boards_and_ends_as_it_is_known_to_have() -> None:
+    boards, level = {START}, {START}
+    while level := {play(board, cell) for board in level for cell in moves(board)}:
+        boards |= level
+    assert len(boards) == 5478
+    ended = Counter(winner(board) for board in boards if not moves(board))
+    assert ended == {"X": 626, "O": 316, None: 16}
