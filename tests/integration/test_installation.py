@@ -21,13 +21,12 @@ from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import interruptible
 from tests.conftest import git, living_children
+from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 ORG = "PrimeIntellect-ai"
-GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
-PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
 
 
 @dataclass

@@ -62,25 +62,6 @@ def test_nothing_is_committed_after_the_checkout_moved(repo: Repo, move: tuple[s
     assert len(commits(repo)) == 2
 
 
-def test_hooks_signing_filters_and_missing_identity_do_not_matter(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = repo.root
-    for hook in ("pre-commit", "commit-msg", "post-commit", "reference-transaction"):
-        path = root / ".git" / "hooks" / hook
-        path.write_text("#!/bin/sh\ntouch HOOKED\nexit 1\n")
-        path.chmod(0o755)
-    (root / ".git" / "info" / "attributes").write_text("train.toml filter=evil\n")
-    git(root, "config", "filter.evil.clean", "sed s/2/999/")
-    git(root, "config", "commit.gpgSign", "true")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_DIR", "/nowhere")
-    monkeypatch.setenv("HOME", str(root))
-    repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
-    monkeypatch.delenv("GIT_DIR")
-    assert repo.config_at("HEAD") == CANDIDATE
-    assert not (root / "HOOKED").exists()
-    assert git(root, "log", "-1", "--format=%an").strip() == "Nightshift"
-
-
 LOCK_FILES = ("index.lock", "HEAD.lock", f"refs/heads/{CAMPAIGN}.lock")
 
 
@@ -250,14 +231,30 @@ def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, m
         f"[credential]\n\thelper = {evil}\n[gpg]\n\tprogram = {evil}\n[user]\n\tname = Ada\n"
     )
     monkeypatch.setenv("HOME", str(home))
-    git(checkout, "config", f"url.ext::{evil} .insteadOf", str(tmp_path))
-    git(checkout, "config", "protocol.ext.allow", "always")
+    for hook in ("pre-commit", "commit-msg", "post-commit", "reference-transaction"):
+        shutil.copy(evil, checkout / ".git" / "hooks" / hook)
+    (checkout / ".git" / "info" / "attributes").write_text("train.toml filter=evil\n")
+    for key, value in (
+        (f"url.ext::{evil} .insteadOf", str(tmp_path)),
+        ("protocol.ext.allow", "always"),
+        ("filter.evil.clean", "sed s/2/999/"),
+        ("commit.gpgSign", "true"),
+        ("core.hooksPath", ".git/hooks"),
+    ):
+        git(checkout, "config", key, value)
     repo, copy = Repo(checkout), tmp_path / "copy"
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
     repo.clone(repo.head(), copy)
     assert (copy / MEASURING).read_text() == "MEASURES = True\n"
-    repo.commit_config(repo.head(), b"lr = 2\n", "kept\n")
-    assert not marker.exists()
-    assert "author Ada <nightshift@localhost>" in git(checkout, "cat-file", "commit", "HEAD")
+    for author in ("Ada", "Nightshift"):
+        repo.commit_config(repo.head(), CANDIDATE, "kept\n")
+        assert repo.config_at("HEAD") == CANDIDATE
+        assert not marker.exists()
+        with monkeypatch.context() as patch:
+            patch.delenv("GIT_DIR")
+            assert f"author {author} <nightshift@localhost>" in git(checkout, "cat-file", "commit", "HEAD")
+        monkeypatch.setenv("HOME", str(tmp_path))  # nobody has an identity there
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
 
 
 def test_what_git_starts_ends_with_it(checkout: Path) -> None:

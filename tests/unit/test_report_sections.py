@@ -88,9 +88,6 @@ def test_interrupted_is_no_crash_and_the_machinery_says_so_everywhere(tmp_path: 
     assert [dot.number for dot in view.charts[0].dots if dot.kind == "crash"] == [7, 8]
 
 
-# Words
-
-
 # Keys by their effects
 
 
@@ -152,9 +149,6 @@ def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path:
             scores = e.record.evaluation.example_scores
             assert data["experiments"][str(e.number)]["scores"] == "".join("01"[int(score)] for score in scores)
     assert all(each["settings"] is None for each in data["experiments"].values())
-
-
-# The load of others
 
 
 def test_what_a_search_calls_its_change_is_not_told_twice(tmp_path: Path) -> None:

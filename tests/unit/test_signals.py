@@ -70,8 +70,10 @@ def sent_from_here(number: signal.Signals) -> str:
     return f"stopped by {number.name} from process {os.getpid()} ({psutil.Process().name()})"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize(
+    ("wait", "number"),
+    [*((wait, signal.SIGINT) for wait in WAITS), ("sleep", signal.SIGTERM), ("sleep", signal.SIGHUP)],
+)
 def test_a_signal_of_another_process_is_told_with_its_sender(wait: str, number: signal.Signals) -> None:
     process = program(WAITING.replace("WAIT", WAITS[wait]))
     assert first_line(process) == "ready"
