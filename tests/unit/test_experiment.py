@@ -26,26 +26,18 @@ from nightshift.experiment.setup import Setup
 from tests.campaigns import judged, replace, stored
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import during, furnish, make_setup
+from tests.stand_in_setup import GOOD, POOR, during, furnish, make_setup, write
 from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
 UNTOUCHED = "left train.toml alone: it is neither the config that ran nor the incumbent"
-GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
+BAD = "3e-5"  # of GOOD, POOR and BAD the stand-in scores about 0.60, 0.35 and 0.25
 
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     furnish(checkout)
     return make_setup(checkout, RULES, monkeypatch)
-
-
-def write(setup: Setup, lr: str, extra: str = "") -> bytes:
-    """Put a config in place, as an agent would."""
-    orchestrator = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n"
-    source = f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {lr}\n".encode()
-    (setup.root / "train.toml").write_bytes(source)
-    return source
 
 
 def run(setup: Setup, again: bool = False, **proposal: Any) -> Record:
@@ -148,11 +140,12 @@ def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(setup: 
         run(setup)
 
 
-def test_git_revert_of_a_keep_takes_the_change_out(setup: Setup) -> None:
+@pytest.mark.parametrize("command", [("revert", "--no-edit", "HEAD"), ("reset", "--quiet", "--hard", "HEAD~1")])
+def test_a_keep_that_the_user_takes_back_with_git_is_out(setup: Setup, command: tuple[str, ...]) -> None:
     source = baseline(setup, POOR, then=GOOD)
     kept = run(setup)
     assert kept.status == "keep"
-    git(setup.root, "revert", "--no-edit", kept.kept_commit)
+    git(setup.root, *command)
     assert (setup.root / "train.toml").read_bytes() == source
     record = tried(setup, BAD)
     assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
@@ -160,15 +153,6 @@ def test_git_revert_of_a_keep_takes_the_change_out(setup: Setup) -> None:
     assert setup.campaign(record.branch).kept == ()
     # The change helps, and stays out all the same.
     assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
-    assert setup.repo.config_at("HEAD") == source
-
-
-def test_a_reset_branch_takes_out_what_it_lost(setup: Setup) -> None:
-    source = baseline(setup, POOR, then=GOOD)
-    kept = run(setup)
-    git(setup.root, "reset", "--quiet", "--hard", "HEAD~1")
-    record = tried(setup, BAD)
-    assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
     assert setup.repo.config_at("HEAD") == source
 
 
