@@ -462,8 +462,9 @@ def test_pipeline_behind_a_killed_harness_ends_at_once(tmp_path, signature):
     wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
 
 
-@pytest.mark.parametrize("names_sender", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "names_sender"), [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGHUP, False)]
+)
 def test_signal_storm_leaves_nothing_and_the_clean_up_runs_to_its_end(tmp_path, signature, number, names_sender):
     calm = IGNORE_TERM + READY + "import time\nwhile not pathlib.Path('calm').exists(): time.sleep(0.01)"
     body = (
