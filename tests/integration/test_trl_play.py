@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 
 from nightshift.config.rules import EnvironmentRules
 from nightshift.evaluation import environment as environments
-from tests.integration.test_trl_trainer import make_settings, other_of
+from tests.integration.test_trl_trainer import make_spec, other_of
 from tests.rules import ROOT
 from tests.waiting import HANG_SECONDS
 
@@ -127,15 +127,7 @@ def make_trainer(
     selfplay = importlib.import_module("nightshift.engines.trl.selfplay")
     (environment,) = environments.load(ROOT, [EnvironmentRules("tictactoe", 4, 32, is_game=True)])
     opponent = {"type": "self", "temperature": 0.5, "interval": 2} | opponent
-    spec = {
-        "settings": make_settings(batch_size=32, max_steps=max_steps, max_completion_tokens=4, opponent=opponent),
-        "train_seed": 3,
-        "budget_clock": "cpu",
-        "trained_at_once": 512,
-        "sampled_at_once": 512,
-        "weights_dir": str(tmp_path),
-        "metrics_path": str(tmp_path / "metrics.jsonl"),
-    }
+    spec = make_spec(tmp_path, max_steps=max_steps, max_completion_tokens=4, opponent=opponent)
     rows: list[dict[str, Any]] = []
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "tictactoe-base", dtype="float32")
     return selfplay.SelfPlay(model, tokenizer, [environment, *others], spec, rows.append), rows

@@ -152,6 +152,19 @@ def make_settings(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def make_spec(folder: Path, trained_at_once: int = 512, **changes: Any) -> dict[str, Any]:
+    """What a trainer is given, but for where it runs."""
+    return {
+        "settings": make_settings(**changes),
+        "train_seed": 3,
+        "budget_clock": "cpu",
+        "trained_at_once": trained_at_once,
+        "sampled_at_once": 512,
+        "weights_dir": str(folder / "weights"),
+        "metrics_path": str(folder / "metrics.jsonl"),
+    }
+
+
 @pytest.fixture
 def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
     def make(trained_at_once: int = 512, others: Any = (), **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -160,18 +173,11 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
         rows: list[dict[str, Any]] = []
         wanted = replace(ARITHMETIC_TRL.environments[0], num_train=64)
         (environment,) = environments.load(ROOT, [wanted])
-        places = {"budget_clock": "cpu", "weights_dir": str(tmp_path), "metrics_path": str(tmp_path / "metrics.jsonl")}
         trainer = trainer_module.Trainer(
             AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
             AutoTokenizer.from_pretrained(MODEL),
             [environment, *others],
-            {
-                "settings": make_settings(**changes),
-                "train_seed": 3,
-                "trained_at_once": trained_at_once,
-                "sampled_at_once": 512,
-                **places,
-            },
+            make_spec(tmp_path, trained_at_once, **changes),
             rows.append,
         )
         return trainer, rows
