@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,16 +19,12 @@ from tests.stand_in_prime_rl import API, CORE, CORE_FAILED, ENGINE_DEAD, ENGINE_
 LOGS = Path(__file__).parents[1] / "fixtures" / "prime_rl" / "logs"
 CONFIG, MACHINERY, INCUMBENT = True, False, None  # whose fault; None: the incumbent's start tells
 
-UNREACHED = "17:57:55 WARNING Inference server was not reached after 10 seconds (Error: All connection attempts failed)"
 TORCHRUN_1 = TORCHRUN.format(code=1, why="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html")
 # torch's whole line; c10/cuda/CUDACachingAllocator.cpp names the processes on the GPU.
 OUT = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of"
 )
 OURS = "which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.90 GiB memory in use."
-THEIRS = (
-    "which 1.20 GiB is free. Process 4711 has 40.00 GiB memory in use. Including non-PyTorch memory, this process has"
-)
 
 
 def worker(exception: str) -> str:
@@ -42,71 +39,14 @@ def core(exception: str, wrapper: str = CORE_FAILED) -> str:
     return said + "\n" + "\n".join(API + line for line in wrapper.splitlines())
 
 
-# Whose log, how it ends, words of the cause, words of the fix, whose fault.
-ENDS: list[tuple[str, str, str, str, bool | None]] = [
-    ("trainer", worker(f"{OUT} {OURS}"), "out of GPU memory", "seq_len", CONFIG),
-    ("inference", core(f"{OUT} {OURS}"), "out of GPU memory", "max_num_seqs", CONFIG),
-    ("trainer", worker(f"{OUT} {THEIRS} 37.90 GiB memory in use."), "beside another process", "nvidia-smi", MACHINERY),
-    ("trainer", worker(f"{OUT} {THEIRS.replace('40.00 GiB', '212.00 MiB')} 77.00 GiB memory in use."),  # a desktop
-     "out of GPU memory", "seq_len", CONFIG),
-    # In a container torch does not know itself by the number that the driver has for it.
-    ("trainer", worker(f"{OUT} which 1 MiB is free. Process 20398 has 14.52 GiB memory in use."), "out of GPU memory",
-     "seq_len", CONFIG),
-    ("inference", core("ValueError: No available memory for the cache blocks."), "KV cache", "Raise", CONFIG),
-    ("inference", core("ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU "
-     "memory utilization (0.9, 71.2 GiB)."), "less free memory", "gpu_memory_utilization", INCUMBENT),
-    ("orchestrator", "RuntimeError: 10 consecutive empty train batches — check algorithm credit and task difficulty.",
-     "all rewards of every group were equal", "group_size", CONFIG),
-    ("orchestrator", "RuntimeError: 10 consecutive zero-output batch equivalents — check the curriculum admission",
-     "nothing to train on", "curriculum", CONFIG),
-    ("orchestrator", "3 validation errors for OrchestratorConfig", "refuses the config", "Undo", CONFIG),
-    ("env-server", "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:5000')", "port", "again",
-     MACHINERY),
-    ("trainer", worker("torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
-     "network address. port: 20004, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
-     "port", "again", MACHINERY),
-    ("trainer", worker("OSError: [Errno 28] No space left on device"), "disk is full", "Free space", MACHINERY),
-    ("trainer", worker("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94"), "NCCL", "doctor",
-     MACHINERY),
-    ("trainer", worker("RuntimeError: No CUDA GPUs are available"), "driver failed", "nvidia-smi", MACHINERY),
-    ("inference", core("RuntimeError: CUDA error: an illegal memory access was encountered", ENGINE_DEAD),
-     "driver failed", "nvidia-smi", MACHINERY),
-    ("trainer", (LOGS / "kill9-trainer.txt").read_text(), "SIGKILL", "dmesg", MACHINERY),
-    ("trainer", worker("ValueError: Flash attention 3 is only supported if the flash_attn_3 package is installed."),
-     "attention kernel", "prepare.py", MACHINERY),
-    # No pattern fits: the exception above what only points back to it.
-    ("trainer", worker("ZeroDivisionError: division by zero"), "exit code 1: ZeroDivisionError: division by zero",
-     "", INCUMBENT),
-    ("trainer", worker("AssertionError"), "ended: exit code 1: AssertionError", "", INCUMBENT),
-    ("trainer", worker("torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nLoweringException: "
-     "AttributeError: 'NoneType' object has no attribute 'meta'"), "LoweringException: AttributeError", "", INCUMBENT),
-    ("inference", core("KeyError: 'model.layers.0.qkv_proj.lora_A'"), "KeyError: 'model.layers.0", "", INCUMBENT),
-    ("inference", core("AssertionError: block size", 512 * f"{ENGINE_DEAD}\n"), "AssertionError: block size", "",
-     INCUMBENT),
-    ("inference", core("RuntimeError: UVA is not available"), "UVA is not available", "", INCUMBENT),  # on WSL2
-    ("validator", "ModuleNotFoundError: No module named 'prime_rl'", "No module named 'prime_rl'", "", INCUMBENT),
-    ("orchestrator", f"{UNREACHED}\n{TRACEBACK}ValueError: Model x was not found in the inference pool",
-     "exit code 1: ValueError: Model x was not found", "", INCUMBENT),
-    # Nobody said why; what is no error quotes the config, in which an agent names pools and gates.
-    ("orchestrator", "17:41:57    INFO Curriculum (pools={'EADDRINUSE': 1, 'OutOfMemoryError': 2, 'Xid': 3})",
-     "ended: exit code 1: ", "", MACHINERY),
-    ("inference", f"{API}{ENGINE_DIED}\n{API}{ENGINE_DEAD}\nINFO:  Application shutdown complete.",
-     "Engine core proc EngineCore died unexpectedly", "", MACHINERY),
-    ("orchestrator", f"{UNREACHED}\n17:58:15 WARNING Address already in use, trying another", "ended: exit code 1", "",
-     MACHINERY),
-    ("trainer", "[trainer0]:W1120 17:45:36.354000 30930 torch/utils/x.py:140] RuntimeError: No CUDA GPUs are available",
-     "ended: exit code 1", "", MACHINERY),
-    ("inference", "", "ended: exit code 1", "", MACHINERY),
-    # What an agent names, and what its policy says, in exceptions of another kind.
-    ("orchestrator", f"{TRACEBACK}KeyError: 'EADDRINUSE'", "KeyError: 'EADDRINUSE'", "", INCUMBENT),
-    ("orchestrator", f"{TRACEBACK}KeyError: 'Xid'", "KeyError: 'Xid'", "", INCUMBENT),
-    ("orchestrator", f"{TRACEBACK}KeyError: 'DistBackendError'", "KeyError: 'DistBackendError'", "", INCUMBENT),
-    ("orchestrator", f"{TRACEBACK}ValueError: pool Address-already-in-use has no weight", "ValueError: pool", "",
-     INCUMBENT),
-    ("env-server", f"{TRACEBACK}ValueError: could not convert string to float: 'OSError: [Errno 98] Address already in "
-     "use'", "could not convert", "", INCUMBENT),
-    ("env-server", f"{TRACEBACK}ValueError: zmq.error.ZMQError: Address already in use", "ValueError: zmq", "",
-     INCUMBENT),
+# Whose log, how it ends and what wraps that, words of the cause and of its fix, whose fault, and sometimes why.
+ENDS: list[dict[str, Any]] = json.loads((LOGS.parents[1] / "log-ends.json").read_text())
+ENDS += [
+    {"program": "trainer", "log": (LOGS / "kill9-trainer.txt").read_text(), "cause": "SIGKILL", "fix": "dmesg",
+     "is config fault": MACHINERY},
+    {"program": "inference", "wrapped by": "core", "log": "AssertionError: block size",
+     "last words": 512 * f"{ENGINE_DEAD}\n", "cause": "AssertionError: block size", "fix": "",
+     "is config fault": INCUMBENT},
 ]  # fmt: skip
 
 
@@ -118,14 +58,16 @@ def clean_line(line: str) -> str:
     return clean(line, 1000)
 
 
-@pytest.mark.parametrize(("name", "log", "words", "fix", "fault"), ENDS)
-def test_whose_fault_an_end_is_and_in_which_words(name, log, words, fix, fault):
+@pytest.mark.parametrize("end", ENDS)
+def test_whose_fault_an_end_is_and_in_which_words(end):
+    name, fix, wrap = end["program"], end["fix"], {"worker": worker, "core": core}.get(end.get("wrapped by"), str)
+    log = wrap(end["log"], end["last words"]) if "last words" in end else wrap(end["log"])
     cause = end_of(name, f"17:45:00    INFO Starting\n{log}")
     assert cause.cause.startswith((f"{name}: ", f"{name} ended: "))
-    assert words in cause.cause
+    assert end["cause"] in cause.cause
     assert fix in cause.fix
     assert bool(fix) == bool(cause.fix)
-    assert cause.is_config_fault is fault
+    assert cause.is_config_fault is end["is config fault"]
     for wrapper in ("ChildFailedError", "EngineDeadError", "initialization failed", "not reached"):
         assert wrapper not in cause.cause
 
