@@ -334,8 +334,9 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
     assert len(setup.ledger.tsv_path.read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize("name", ["index.lock", "refs/heads/{branch}.lock"])
-@pytest.mark.parametrize("num_between", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "num_between"), [("index.lock", 1), ("HEAD.lock", 0), ("refs/heads/{branch}.lock", 0)]
+)
 def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_between, name, monkeypatch):
     """git leaves such a file when it is killed, and holds it while somebody else commits."""
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.2)
@@ -356,6 +357,7 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
     assert setup.repo.config_at("HEAD") == (setup.root / "train.toml").read_bytes() == source
     assert settled.kept_commit == setup.repo.head().commit
     assert uncommitted(setup.ledger.records(), record.branch) is None
+    assert git(setup.root, "diff", "--cached", "--name-only") == ""  # else your next commit would take it back
     assert subjects(setup)[0] == "keep 0002: lr 6e-7 → 3e-6"
     assert [r.user_decisions for r in setup.ledger.records() if r.user_decisions] == []
     assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.journal.head)
