@@ -210,3 +210,22 @@ def test_a_worker_that_cannot_start_is_an_error_with_its_cause(trl_engine: Engin
     with pytest.raises(EngineError, match="lr"):
         engine.open(broken, 7, run_dir, NEVER)
     assert living_children() == []
+
+
+def test_a_norm_that_no_gradient_reaches_is_other_settings_and_the_same_weights(tmp_path: Path) -> None:
+    """A change that does nothing: what A/A decides (benchmarks/aa.py) is the rule alone."""
+    engine, found = TrlEngine(SMALL, ROOT, dict(os.environ)), list[tuple[object, str]]()
+    for lines in (b"max_norm = 100000.0", b"max_norm = 100001.0", b"max_norm = 100000.0\nlr = 1e-5"):
+        given = settings(engine, b"max_steps = 3\n[trainer.optim]\n" + lines + b"\n")
+        (folder := tmp_path / str(len(found))).mkdir()
+        session = engine.open(given, 7, folder, NEVER)
+        try:
+            assert session.train(3600.0, lambda progress: None).num_steps == 3
+            found.append((given, session.load_final_weights().sha256))
+        finally:
+            session.close()
+    one, same, other = found
+    assert one[0] != same[0], "these settings have one hash"
+    assert one[1] == same[1]
+    assert one[1] != other[1], "these weights tell nothing"
+    assert living_children() == []

@@ -7,8 +7,8 @@ import pytest
 from nightshift_tictactoe.board import START
 from nightshift_tictactoe.game import Match
 
-from tests.boards import read
 from tests.integration.test_tasksets import StandIn, episodes
+from tests.unit.test_tictactoe_game import read
 
 ID = "nightshift-tictactoe"
 NUM_GAMES = 40
