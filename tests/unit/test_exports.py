@@ -197,21 +197,6 @@ def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -
     assert b"a secret" not in as_csv(story) + as_journal(story)
 
 
-def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, tmp_path, monkeypatch):
-    root = ledger.tsv_path.parent
-    monkeypatch.setattr(run, "process_root", lambda: root)
-    done = CliRunner().invoke(commands, ["export", "--to", "csv", "--branch", BRANCH, "--output", f"{tmp_path}/x.csv"])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "x.csv").read_bytes().startswith(b"number,outcome,")
-    for words, said in (
-        (["--to", "csv", "--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
-        (["--to", "csv", "--branch", BRANCH, "--output", str(tmp_path)], "is a folder"),
-    ):
-        done = CliRunner().invoke(commands, ["export", *words])
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert said in done.stderr
-
-
 def test_outcomes_are_those_that_are_counted(story: Story) -> None:
     counts = Counts.of(story.shown.records, story.shown.campaign.kept)
     found = Counter(each["outcome"] for each in story.experiments)
@@ -307,7 +292,9 @@ def export(form: str, *words: str) -> Result:
     return CliRunner().invoke(commands, ["export", "--to", form, "--branch", BRANCH, *words])
 
 
-def test_what_is_no_regular_file_is_not_replaced(fresh: Ledger, tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_not_replaced_and_what_cannot_be_written_is_one_line(
+    fresh: Ledger, tmp_path: Path
+) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
@@ -315,6 +302,13 @@ def test_what_is_no_regular_file_is_not_replaced(fresh: Ledger, tmp_path: Path) 
         done = export("csv", "--output", str(place))
         assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert "is no regular file. Name another place: --output PATH, or - for stdout." in done.stderr
+    for words, said in (
+        (["--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
+        (["--output", str(tmp_path)], "is a folder"),
+    ):
+        done = export("csv", *words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert said in done.stderr
     assert pipe.is_fifo()
     assert Path(os.devnull).is_char_device()
 
