@@ -4,7 +4,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +35,6 @@ SMALL = replace(
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[orchestrator.train.sampling]\nmax_completion_tokens = 24\n"
 NEVER = math.inf  # no test here is about a limit: what hangs is ended by pytest's own
 
-Open = Callable[..., object]
 PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 
 

@@ -292,9 +292,7 @@ def export(form: str, *words: str) -> Result:
     return CliRunner().invoke(commands, ["export", "--to", form, "--branch", BRANCH, *words])
 
 
-def test_what_is_no_regular_file_is_not_replaced_and_refusals_are_a_line(
-    fresh: Ledger, tmp_path: Path
-) -> None:
+def test_what_is_no_regular_file_is_not_replaced_and_refusals_are_a_line(fresh: Ledger, tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
