@@ -1,7 +1,5 @@
 """Recorded campaigns, made up: single records, campaigns judged by the real rule, and one in a real ledger."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Throw-away checkouts of this project: files, an environment as uv makes it, git, and what is left running there."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Fixtures that several test files share: a throw-away git checkout on a campaign branch."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

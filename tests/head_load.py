@@ -7,8 +7,6 @@ Ledger, journal, git, rule, proposals, page and all are the night's own; only th
 by chance as soon as the head waits. So all the time that passes is the head's.
 """
 
-from __future__ import annotations
-
 import resource
 import tempfile
 import time

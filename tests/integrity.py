@@ -1,7 +1,5 @@
 """What must be true of a campaign's ledger, results.tsv and branch, whatever happened to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

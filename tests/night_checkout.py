@@ -1,7 +1,5 @@
 """A campaign checkout for whole processes with the stand-in engine, and what must be true of it afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

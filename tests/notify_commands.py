@@ -1,7 +1,5 @@
 """Stand-ins for what a person gives as --notify: commands that work, fail, hang, flood or wait."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

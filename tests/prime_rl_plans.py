@@ -1,7 +1,5 @@
 """Configs of many kinds, and the prime-rl runs that are planned from them; shared by unit and integration tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The two recorded nights of benchmarks/recorded_runs.json, in a real ledger."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

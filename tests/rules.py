@@ -1,7 +1,5 @@
 """The rules of this checkout that tests name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nightshift.config.rules_toml import Chosen, rules_of

@@ -3,8 +3,6 @@
 `uv run python -m tests.slurm_cluster FOLDER` leaves it running, and says how it is stopped.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

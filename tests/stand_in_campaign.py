@@ -6,8 +6,6 @@ Scores, decisions, diffs and files go through the real decision rule, config and
 of a night; the numbers mean nothing. It is for tests and for looking at the page.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """A stand-in for the local executor: the worker's own code, in this process, when the head waits for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from pathlib import Path
 

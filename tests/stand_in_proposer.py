@@ -1,7 +1,5 @@
 """A stand-in for a proposer that answers at once."""
 
-from __future__ import annotations
-
 from nightshift.agents.base import Answer, Context, Proposing
 
 

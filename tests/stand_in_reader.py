@@ -5,8 +5,6 @@ it. Prints JSON: {name: {command: [exit code, last words]}} for each that ends o
 line of its own; a hang ends with SIGALRM. "held status" is asked while a head is at work.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 KIND as in stand_ins.py, `trl` unless given.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A set-up for experiments and certificates in this process: stand-ins for executor, terminal and trainer."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,10 +78,12 @@ def make_setup(
     )
 
 
-def write(setup: Setup, lr: str) -> None:
-    """Put a config in place, as an agent would."""
-    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
-    (setup.root / "train.toml").write_text(source)
+def write(setup: Setup, lr: str, extra: str = "") -> bytes:
+    """Put a config in place, as an agent would; `extra` keys of the orchestrator."""
+    orchestrator = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n"
+    source = f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {lr}\n".encode()
+    (setup.root / "train.toml").write_bytes(source)
+    return source
 
 
 def make_poor(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Setup:

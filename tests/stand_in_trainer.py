@@ -2,7 +2,7 @@
 
 Its "policy" answers a share of the selection set right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
-{"fault": "exit_at_start" | "error" | "hang" | "sigkill" | "orphan" | "short_answers" | "no_step",
+{"fault": "exit_at_start" | "error" | "hang" | "sigkill" | "short_answers" | "no_step",
 "once": true}
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
 "collapse"} rewards lose their spread unless the temperature is 0.9 or less, and with it the policy learns less. With
@@ -11,8 +11,6 @@ reward 0, with {"fault": "late_no_gradient"} after its third step. With {"fault"
 completions that stop in the middle of a sum, and nothing else tells of it. It ends a training when a command arrives,
 as the real one does.
 """
-
-from __future__ import annotations
 
 import hashlib
 import importlib
@@ -23,7 +21,6 @@ import random
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -80,8 +77,6 @@ def main() -> None:
     fault = fault_of(asked)
     if fault == "exit_at_start":
         sys.exit("stand-in: no model here")
-    if fault == "orphan":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     settings = spec["settings"]
     for environment in spec["environments"]:
         sys.path += [

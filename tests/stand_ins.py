@@ -7,8 +7,6 @@ KIND: `trl`, the real engine around a trainer that trains nothing; `night`, the 
 rates; `prime-rl:FOLDER`, the real engine around programs that train nothing; `real`, no stand-in at all.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

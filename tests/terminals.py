@@ -1,7 +1,5 @@
 """A real terminal for whole processes: a pseudo-terminal of a given size, what was written on it, and what it shows."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """train.toml files that several tests start from, and what every refusal looks like."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Nothing here depends on how busy the machine is: waiting for an event, and measuring work in CPU time."""
 
-from __future__ import annotations
-
 import resource
 import time
 from collections.abc import Callable

@@ -298,8 +298,7 @@ class Night:
             self._take(work, work.answers or ())
             return True
         filler, now = self._filler, setup.clock()
-        is_away = self.state.unavailable is not None or now < self._proposes_at
-        if is_away and filler and now >= self._fills_at and self._num_wanted(0):
+        if self.state.unavailable and filler and now >= self._fills_at and self._num_wanted(0):
             work = self._open(filler, campaign, 1)
             self._take(work, complete(work.proposing))
             return True

@@ -1,7 +1,5 @@
 """The browser, and a page of 40 experiments, for all tests of the morning page."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two experiments beside each other, in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

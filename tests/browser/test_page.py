@@ -1,7 +1,5 @@
 """The morning page in a real headless Chromium: what a person does with it, on three widths, in the dark, on paper."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,9 +58,7 @@ def apart(one: list[Any], other: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("count", [3, 40, 120])
-def test_no_text_of_the_chart_touches_another_or_leaves_it(
-    open_tab: Callable[..., Tab], path: Path, tmp_path: Path, count: int
-) -> None:
+def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_path, count):
     if count != 40:
         build(tmp_path, count, num_examples=60, with_files=False)
     tab = open_tab(path if count == 40 else written(tmp_path))

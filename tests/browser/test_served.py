@@ -1,17 +1,13 @@
 """The page while a night runs: it follows a ledger that grows, and leaves a reader where they were."""
 
-from __future__ import annotations
-
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nightshift.report.serve import Live, Server
-from tests.browsing import NOW, Tab
+from tests.browsing import NOW, Tab, serving
 from tests.stand_in_campaign import BRANCH, build
 
 FIRST, ALL = 30, 33
@@ -33,24 +29,13 @@ def root(whole: Path, tmp_path: Path) -> Path:
     return root
 
 
-@contextmanager
-def serving(root: Path, branch: str | None = BRANCH) -> Iterator[Server]:
-    before = {*threading.enumerate()}
-    server = Server(Live(root, branch, lambda: NOW), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.close()
-    assert not [each for each in {*threading.enumerate()} - before if each.name.startswith("Thread-")]
+def live(root: Path, branch: str | None = BRANCH) -> Live:
+    return Live(root, branch, lambda: NOW)
 
 
 @pytest.fixture
 def server(root: Path) -> Iterator[Server]:
-    with serving(root) as server:
+    with serving(live(root)) as server:
         yield server
 
 
@@ -61,9 +46,7 @@ def grow(root: Path, whole: Path, number: int) -> None:
     (root / name).rename(root / "runs" / name)
 
 
-def test_it_follows_the_ledger_and_keeps_what_a_reader_did(
-    open_tab: Callable[..., Tab], server: Server, root: Path, whole: Path
-) -> None:
+def test_it_follows_the_ledger_and_keeps_what_a_reader_did(open_tab, server, root, whole):
     tab = open_tab(server.address)
     page = tab.page
     page.locator("#group-discard").click()
@@ -103,7 +86,7 @@ def test_it_follows_the_ledger_and_keeps_what_a_reader_did(
 def test_it_begins_before_the_first_experiment(open_tab: Callable[..., Tab], root: Path, whole: Path) -> None:
     shutil.rmtree(root / "runs")
     (root / "runs").mkdir()
-    with serving(root, branch=None) as server:
+    with serving(live(root, None)) as server:
         tab = open_tab(server.address)
         assert tab.page.locator("h1").inner_text() == "Nothing has been run yet"
         grow(root, whole, 1)
@@ -113,7 +96,7 @@ def test_it_begins_before_the_first_experiment(open_tab: Callable[..., Tab], roo
 
 
 def test_it_says_that_its_server_ended(open_tab: Callable[..., Tab], root: Path) -> None:
-    with serving(root) as server:
+    with serving(live(root)) as server:
         tab = open_tab(server.address)
     tab.page.locator("#live", has_text="does not answer").wait_for()
     assert tab.page.locator("h1").is_visible()

@@ -1,7 +1,5 @@
 """The table of experiments in a browser: sorted, filtered, searched, its columns chosen, folded, and taken along."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable
@@ -115,9 +113,7 @@ def test_no_cell_of_the_csv_is_a_formula(open_tab: Callable[..., Tab], tmp_path:
     assert rows[-1][3].startswith('plain, "quoted"')
 
 
-def test_hostile_texts_run_nothing_and_are_searched_and_downloaded_as_text(
-    open_tab: Callable[..., Tab], tmp_path: Path
-) -> None:
+def test_hostile_texts_run_nothing_and_are_searched_and_downloaded_as_text(open_tab, tmp_path):
     ledger = build(tmp_path, len(HOSTILE), num_examples=60, with_files=False)
     everything = " ".join(HOSTILE)
     for record, text in zip(ledger.records(), HOSTILE, strict=True):

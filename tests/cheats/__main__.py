@@ -13,8 +13,6 @@ defended: those tricks are known to succeed, and SECURITY.md says so. Of nights 
 sandbox two lists are printed.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

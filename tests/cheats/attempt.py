@@ -1,7 +1,5 @@
 """What an attempt to cheat is, and how one is written down."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The actions are Python that runs at the end of the agent's process, with toolkit.py at hand; see Checkout.night.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Attempts that hand in a train.toml, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Attempts that edit files of the checkout, or what git says of them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

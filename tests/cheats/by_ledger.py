@@ -1,7 +1,5 @@
 """Attempts on the ledger, on run.py's flags, and on an experiment while it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

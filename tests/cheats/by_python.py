@@ -1,7 +1,5 @@
 """Attempts that have Python run other code than what lies in the agreed files."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ function of the learning rate and the seed. Equal settings therefore score equal
 that a trick moved shows at once. Each attempt gets the checkout afresh, on a campaign whose baseline is measured.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

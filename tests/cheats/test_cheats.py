@@ -1,7 +1,5 @@
 """A dozen of the attempts, with one that must be found out; and the whole, marked slow."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile
@@ -25,9 +23,7 @@ NAMES = (
 
 
 @pytest.mark.timeout(1200)  # thirteen attempts, each with a limit of its own
-def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen(tmp_path, monkeypatch):
     chosen = [next(attempt for attempt in cheats.ATTEMPTS if attempt.name == name) for name in NAMES]
     assert {attempt.setting for attempt in chosen} == {"train.toml", "checkout", "none"}
     wished = Attempt("wished away", "checkout", "", "As `a program of its own`.", "refused", own_program)

@@ -1,12 +1,9 @@
 """What every engine must do: trl with a stand-in worker and with the real one, prime-rl with stand-in programs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +35,6 @@ SMALL = replace(
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[orchestrator.train.sampling]\nmax_completion_tokens = 24\n"
 NEVER = math.inf  # no test here is about a limit: what hangs is ended by pytest's own
 
-Open = Callable[..., object]
 PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 
 
@@ -211,4 +207,23 @@ def test_a_worker_that_cannot_start_is_an_error_with_its_cause(trl_engine: Engin
     broken = {**settings(engine), "optimizer": {"type": "adamw"}}  # type: ignore[dict-item]
     with pytest.raises(EngineError, match="lr"):
         engine.open(broken, 7, run_dir, NEVER)
+    assert living_children() == []
+
+
+def test_a_norm_that_no_gradient_reaches_is_other_settings_and_the_same_weights(tmp_path: Path) -> None:
+    """A change that does nothing: what A/A decides (benchmarks/aa.py) is the rule alone."""
+    engine, found = TrlEngine(SMALL, ROOT, dict(os.environ)), list[tuple[object, str]]()
+    for lines in (b"max_norm = 100000.0", b"max_norm = 100001.0", b"max_norm = 100000.0\nlr = 1e-5"):
+        given = settings(engine, b"max_steps = 3\n[trainer.optim]\n" + lines + b"\n")
+        (folder := tmp_path / str(len(found))).mkdir()
+        session = engine.open(given, 7, folder, NEVER)
+        try:
+            assert session.train(3600.0, lambda progress: None).num_steps == 3
+            found.append((given, session.load_final_weights().sha256))
+        finally:
+            session.close()
+    one, same, other = found
+    assert one[0] != same[0], "these settings have one hash"
+    assert one[1] == same[1]
+    assert one[1] != other[1], "these weights tell nothing"
     assert living_children() == []

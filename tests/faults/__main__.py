@@ -16,8 +16,6 @@ Resumable: FOLDER/faults-SEED.jsonl holds what is finished. A full disk and read
 elsewhere those rows are counted as skipped.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What is done to files, disk and git while an experiment runs, and how a person sets it right afterwards."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

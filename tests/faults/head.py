@@ -4,8 +4,6 @@ A real process with the real front door, executor, workers, engine, supervisor, 
 second younger. What depends on the way in which stand-ins get below an engine is in plan.py.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

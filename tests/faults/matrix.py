@@ -5,8 +5,6 @@ an event of the trainer (`step 2`), or `before` the start. Which file operations
 recorded from experiments without a fault (scenario.py), so a new one in the product is a new moment to strike at.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@
 Real heads, workers, watchdogs, git and files; only what trains is a stand-in. Goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """Strikes from outside at run.py's processes and files, once the files of the experiment say that the moment came."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A plan goes to the worker as JSON. A strike is an audit hook of either process: 
 step, and acts before the one that the fault names, in the process that is about to do it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

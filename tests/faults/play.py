@@ -1,7 +1,5 @@
 """One fault played: struck in a fresh checkout, set right as a person would, and followed by the next experiment."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A throw-away checkout in mid-campaign in which a scenario is played, and what an agent does there afterwards."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -5,8 +5,6 @@ It is taken away when it is carried out, just before the event is told: so what 
 Events are those of the trainer's protocol, and `start` before the first of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

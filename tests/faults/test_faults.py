@@ -1,7 +1,5 @@
 """A dozen of the faults, and how they are drawn; the whole is marked slow."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -9,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkouts import git, run_module, small_checkout
-from tests.faults import actions, nights
-from tests.faults.matrix import BRANCH, FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
+from tests.checkouts import run_module, small_checkout
+from tests.faults import nights
+from tests.faults.matrix import FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
 from tests.night_checkout import furnish
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
@@ -62,15 +60,3 @@ def test_faults_are_drawn_by_seed_from_every_family() -> None:
     assert faults != [draw(number, 1, MOMENTS) for number in range(1000)]
     assert {fault.family for fault in faults} == set(FAMILIES)
     assert sum(fault.family == REAL for fault in faults) == 1000 // REAL_EVERY
-
-
-def test_what_is_done_to_git_is_undone(checkout: Path) -> None:
-    git(checkout, "branch", "-m", BRANCH)
-    before = git(checkout, "for-each-ref") + git(checkout, "symbolic-ref", "HEAD") + git(checkout, "status")
-    reversible = ("index locked", "branch locked", "HEAD locked", "detached HEAD", "another branch", "branch renamed",
-                  "merge under way", "no repository")  # fmt: skip
-    for how in reversible:
-        actions.change_git(checkout, how)
-        actions.restore_git(checkout, how)
-        after = git(checkout, "for-each-ref") + git(checkout, "symbolic-ref", "HEAD") + git(checkout, "status")
-        assert after == before, how

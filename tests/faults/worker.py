@@ -1,7 +1,5 @@
 """The worker of a run.py that faults strike, with stand-ins below its engines: `worker.py PLAN ROOT FOLDER`."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

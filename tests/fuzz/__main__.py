@@ -14,8 +14,6 @@ judged here anew (oracle.py): every key open, of its type, in its bounds; no loc
 group, lengths and steps; the same config after a rewrite; settings that both engines take as JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shutil

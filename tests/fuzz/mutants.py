@@ -3,8 +3,6 @@
 Those of the first classes know the grammar: they are made of the keys, bounds and locks of train_toml.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

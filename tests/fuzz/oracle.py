@@ -3,8 +3,6 @@
 Only the tables are shared: which keys are open, their types, bounds and choices, and what is locked.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Ten mutants and a whole process; that what is wrong would be found; and the whole, marked slow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

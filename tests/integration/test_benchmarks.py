@@ -1,7 +1,5 @@
 """The benchmarks of speed on a small scale: overhead, where the time goes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

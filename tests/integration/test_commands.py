@@ -1,7 +1,5 @@
 """run.py and `nightshift` as a user meets them: whole processes, exit codes, streams, signals."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole nights whose agents, shell scripts, say what they cost as Claude Code, Codex and Gemini CLI do."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Whatever stands in place of a file below runs/: nothing hangs, nothing is a traceback, nothing is written through."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -148,9 +146,7 @@ def test_no_content_does(measured: Path) -> None:
     assert read_all(measured, [(name, [change]) for name, change in CONTENT.items()]) == {}
 
 
-def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(
-    measured: Path, tmp_path: Path
-) -> None:
+def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(measured, tmp_path):
     fault(measured, "hold", once=False)
     outside = tmp_path / "outside"
     outside.write_text("precious")

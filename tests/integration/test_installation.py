@@ -1,7 +1,5 @@
 """Installing prime-rl from a small stand-in of its repository: real git, a stand-in uv, no network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,13 +21,12 @@ from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.gpus import Gpu
 from nightshift.executors.process import interruptible
 from tests.conftest import git, living_children
+from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 ORG = "PrimeIntellect-ai"
-GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
-PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
 
 
 @dataclass
@@ -124,9 +121,7 @@ def tree(folder: Path, without: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_everything_is_installed_once_and_nothing_else_is_touched(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_is_installed_once_and_nothing_else_is_touched(place, tmp_path, monkeypatch):
     before = tree(tmp_path, without=place.root)
     place.installer(
         VIRTUAL_ENV="/of/nightshift", UV_PROJECT_ENVIRONMENT="/elsewhere", PYTHONPATH="/x", HTTPS_PROXY="http://proxy"
@@ -221,9 +216,7 @@ def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Pl
         ("die", "killed by SIGKILL"),
     ],
 )
-def test_a_sync_that_fails_is_quoted_and_resumed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
-) -> None:
+def test_a_sync_that_fails_is_quoted_and_resumed(place, monkeypatch, mode, said):
     with pytest.raises(EngineError) as caught:
         place.installer(UV_STAND_IN=mode).install()
     assert said in str(caught.value)

@@ -1,9 +1,7 @@
-"""A controller that is killed by SIGKILL leaves no process, and the same command resumes: run.py, a night, certify.
+"""Controllers that are killed leave no process, and the same command resumes; a second controller is refused.
 
-Real processes; only what trains is a stand-in. NIGHTSHIFT_KILLS=5 repeats each and prints the seconds.
+Real processes; only what trains is a stand-in. NIGHTSHIFT_KILLS=5 repeats each kill and prints the seconds.
 """
-
-from __future__ import annotations
 
 import os
 import subprocess
@@ -20,7 +18,18 @@ from nightshift.campaign.records import Failure
 from nightshift.campaign.verify import verify
 from tests.checkouts import ROOT
 from tests.integration.test_commands import start as start_experiment
-from tests.night_checkout import finish, leftovers, problems, records, start, until_training, whole_night
+from tests.night_checkout import (
+    finish,
+    is_running,
+    leftovers,
+    nightshift,
+    problems,
+    records,
+    start,
+    start_run,
+    until_training,
+    whole_night,
+)
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -93,9 +102,21 @@ def test_a_killed_certify_leaves_no_process_and_the_same_command_resumes(root: P
     assert leftovers(root) == []
 
 
+# One new seed of baseline and incumbent, on the test split, with the stand-in trainer.
+CERTIFY = """
+from nightshift.cli.main import commands
+from tests.stand_ins import install
+install("night")
+commands(["certify", "--seeds", "1"])
+"""
+
+
 def start_certify(root: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_certify.py"), str(root)]
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", CERTIFY]
+    return subprocess.Popen(
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_what_cannot_end_by_itself_is_ended(root: Path) -> None:
@@ -130,4 +151,42 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(ro
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(start_experiment(root, "--budget-seconds", "1"))
     assert code == 0, stderr
+    assert leftovers(root) == []
+
+
+def test_deleting_or_replacing_the_file_lets_no_second_controller_in(root: Path) -> None:
+    fault(root, "hold", once=False)
+    first = start_run(root, "--engine", "trl")
+    until_training(root, first)
+    file = root / "runs" / ".controller"
+    assert f'"pid":{first.pid}' in file.read_text()
+    for damage, holder in ((lambda: None, f": process {first.pid} "), (file.unlink, ". Wait"), (file.touch, ". Wait")):
+        damage()
+        for second in (start_run(root, "--engine", "trl"), start(root, agent="lr", proposer="lr", experiments=1)):
+            code, stdout, stderr = finish(second)
+            assert (code, stdout) == (2, "")
+            assert stderr.startswith(f"another controller works in this checkout{holder}")
+            assert len(stderr.splitlines()) == 1
+    (root / "stand-in.json").unlink()
+    assert finish(first)[0] == 0
+    assert nightshift(root, "status")[1].startswith("running:  nothing")
+
+
+@pytest.mark.parametrize("make_anew", [False, True])
+@pytest.mark.parametrize("what", ["run.py", "night"])
+def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, what: str, make_anew: bool) -> None:
+    fault(root, "hold", once=False)
+    first = start_run(root, "--engine", "trl") if what == "run.py" else start(root, agent="lr", proposer="lr")
+    wait_for(lambda: is_running(root, 1))
+    (root / "runs").rename(root.parent / "moved")
+    if make_anew:
+        (root / "runs").mkdir()
+    (root / "stand-in.json").unlink()
+    code, _, stderr = finish(first)
+    assert code == 2
+    others = ("comparing", "experiment 0001", "0001", "this machine may fall asleep")
+    told = [line for line in stderr.splitlines() if not line.startswith(others)]
+    assert len(told) == 1, stderr
+    assert told[0].startswith(f"{root}/runs was moved away or replaced while this process worked in it. Put the folder")
+    assert not make_anew or list((root / "runs").iterdir()) == []
     assert leftovers(root) == []

@@ -1,7 +1,5 @@
 """An agent that kills the head and its watchdog lives until the next start, and nobody else is ended in its stead."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

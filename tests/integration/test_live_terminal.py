@@ -1,7 +1,5 @@
 """What people see while they wait, on a real terminal: the live line ticks in every phase, whatever the phase is."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Files that measure end an experiment or a night when they change, and the branch too; nothing else has an effect."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -73,9 +71,7 @@ def measured(root: Path) -> Path:
 @pytest.mark.parametrize(
     "change", [edit, commit_it, hide_it, delete_it, link_its_folder, replace_the_commit], ids=lambda act: act.__name__
 )
-def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_run(
-    measured: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_run(measured, change):
     commit = records(measured)[0].commit
     change(measured)
     code, stdout, stderr = finish(start_run(measured, *BUDGET))
@@ -112,38 +108,36 @@ def held(root: Path, begin: Callable[[], object]) -> object:
     return process
 
 
-def test_a_file_that_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured: Path) -> None:
+def leave(root: Path) -> None:
+    git(root, "symbolic-ref", "HEAD", "refs/heads/main")  # train.toml is edited
+
+
+CHANGES_AND_CAUSES = [
+    (edit, f"{MEASURING} differ from commit"),
+    (leave, f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"),
+]
+
+
+@pytest.mark.parametrize(("change", "cause"), CHANGES_AND_CAUSES, ids=["file", "branch"])
+def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured, change, cause):
     log = git(measured, "log", "--format=%H")
     rate = (measured / "train.toml").read_text().replace("6e-7", "3e-6")
     (measured / "train.toml").write_text(rate)
     process = held(measured, lambda: start_run(measured, *BUDGET))
-    edit(measured)
+    change(measured)
     (measured / "stand-in.json").unlink()
     code, stdout, stderr = finish(process)
     assert (code, stdout) == (2, "")
-    assert f"{MEASURING} differ from commit" in stderr.splitlines()[-1]
+    assert cause in stderr.splitlines()[-1]
     _, last = records(measured)
     assert (last.failure, last.result, last.decided) == ("interrupted", None, None)
-    assert git(measured, "log", "--format=%H") == log
+    assert git(measured, "log", "--format=%H", CAMPAIGN) == log
     assert (measured / "train.toml").read_text() == rate
     assert leftovers(measured) == []
 
 
-def leave(root: Path) -> None:
-    git(root, "switch", "--quiet", "main")
-
-
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        (edit, f"{MEASURING} differ from commit"),
-        (leave, f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"),
-    ],
-    ids=["file", "branch"],
-)
-def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(
-    root: Path, change: Callable[[Path], None], cause: str
-) -> None:
+@pytest.mark.parametrize(("change", "cause"), CHANGES_AND_CAUSES, ids=["file", "branch"])
+def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(root, change, cause):
     night = held(root, lambda: start(root, agent="lr", proposer="lr", experiments=4, budget_seconds=1.0))
     change(root)
     (root / "stand-in.json").unlink()

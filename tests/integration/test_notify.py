@@ -1,7 +1,5 @@
 """`--notify`: commands that hang, fail, flood or are deaf. None delays a night, and none leaves a process."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import threading

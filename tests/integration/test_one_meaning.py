@@ -1,7 +1,5 @@
 """One campaign, every view: a number has one value and one name wherever it is shown."""
 
-from __future__ import annotations
-
 import csv
 import re
 from datetime import UTC, datetime

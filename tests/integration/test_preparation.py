@@ -1,7 +1,5 @@
 """prepare.py for prime-rl: the real engine, driven through whole rehearsals of stand-ins for prime-rl's programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -115,9 +113,7 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared:
         ("serves_the_start", True, r"the server did not serve the file"),
     ],
 )
-def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(
-    prepared: Prepared, fault: str, smoke: bool, said: str
-) -> None:
+def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(prepared, fault, smoke, said):
     prepared.misbehave(fault)
     with pytest.raises(EngineError, match=said):
         prepared.prepare(smoke=smoke)
@@ -149,9 +145,7 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     assert living_children() == []
 
 
-def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(
-    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(prepared, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise EngineError("no network")
 

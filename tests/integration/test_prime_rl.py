@@ -3,8 +3,6 @@
 prime-rl itself is not run here. Every test asserts that no process is left.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -146,9 +144,7 @@ def test_shared_memory_of_killed_processes_goes_with_the_run(start: Open, engine
     assert not Path("/dev/shm", name).exists()
 
 
-def test_a_clock_that_is_set_back_takes_no_weights_away(
-    start: Open, train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_takes_no_weights_away(start, train, monkeypatch):
     session, really = start(), time.time
     with monkeypatch.context() as patched:
         patched.setattr(time, "time", lambda: really() - 3600)
@@ -157,9 +153,7 @@ def test_a_clock_that_is_set_back_takes_no_weights_away(
     assert session.load_final_weights().step == training.num_steps
 
 
-def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(
-    start: Open, train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(start, train, monkeypatch):
     """The trainer deletes step N-2: two steps between the end of the budget and its kill take weights away."""
     session = start()
     broadcasts, really = session._launch.broadcasts_dir, session._stop
@@ -215,9 +209,7 @@ def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fa
         ("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
     ],
 )
-def test_a_death_in_training_is_a_crash_with_its_cause(
-    start: Open, run_dir: Path, clock: Clock, fault: str, cause: str, failure: Failure
-) -> None:
+def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
     session = start(fault)
 
     def tick(reading: Progress) -> None:
@@ -260,17 +252,13 @@ def test_steps_without_a_gradient_end_a_run_after_half_of_its_budget(start: Open
         ("no_rollout", Failure.MACHINERY, r"not one rollout was finished in \d+ s. See env-server.log"),
     ],
 )
-def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(
-    start: Open, train: Train, fault: str, failure: Failure, cause: str
-) -> None:
+def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train, fault, failure, cause):
     training = train(start(fault, step=1), 0)
     assert (training.outcome, training.failure) == (Outcome.CRASHED, failure)
     assert re.match(cause, training.cause or "")
 
 
-def test_a_run_that_max_steps_ended_ends_with_its_last_step(
-    start: Open, clock: Clock, run_dir: Path, timing: Timing
-) -> None:
+def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
     patient = replace(timing, hang_seconds=math.inf)  # a reading without news moves the clock, too
     session = start("slow_exit", source=b"max_steps = 3\n" + BATCH, timing=patient)
@@ -319,9 +307,7 @@ def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train
         ("validator_dies", "validator ended: exit code 1: ModuleNotFoundError", None),
     ],
 )
-def test_a_failed_start_names_the_part(
-    start: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str, is_config_fault: bool | None
-) -> None:
+def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, is_config_fault):
     really = PrimeRlSession._wait_for
 
     def wait_for(self: PrimeRlSession, problem: str, name: str, is_there: Callable[[], bool]) -> None:
@@ -361,9 +347,7 @@ def take_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[TakePorts]:
         yield take
 
 
-def test_a_lost_port_costs_a_start_and_not_an_experiment(
-    start: Open, train: Train, run_dir: Path, take_ports: TakePorts
-) -> None:
+def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, take_ports):
     """Really bound by somebody else; what the lost starts wrote does not speak for the one that came up."""
     (run_dir / "progress.json").write_text("{}")  # the worker's
     chosen = take_ports(3)
@@ -384,9 +368,7 @@ def test_ports_that_are_always_taken_end_it(start: Open, take_ports: TakePorts) 
     assert len(chosen) == 4
 
 
-def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(
-    engine: PrimeRlEngine, start: Open, train: Train, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, start, train, run_dir, monkeypatch):
     planned = engine.launch
     monkeypatch.setattr(engine, "launch", lambda *arguments: replace(planned(*arguments), gpu_ids=(0, 0)))
     begun: list[tuple[str, bool]] = []
@@ -403,9 +385,7 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(
     ]
 
 
-def test_two_environments_have_a_server_each_and_a_reward_each(
-    start: Open, tmp_path: Path, run_dir: Path, train: Train, timing: Timing
-) -> None:
+def test_two_environments_have_a_server_each_and_a_reward_each(start, tmp_path, run_dir, train, timing):
     first = RULES.environments[0]
     rules = replace(RULES, environments=(first, replace(first, name="gsm8k")))
     assert train(start(engine=engine_for(rules, tmp_path / "two", timing))).outcome is Outcome.BUDGET

@@ -1,7 +1,5 @@
 """The child that computes by transformers, on real weights: the repository's tiny model and what was made of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The client of the vLLM server, against a stand-in that answers as the real one was recorded, or misbehaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -152,9 +150,7 @@ def test_an_adapter_is_loaded_under_its_own_name(stand_in: StandInServer, server
         ("die_on_update", "cannot be asked for /update_weights: "),
     ],
 )
-def test_weights_that_cannot_be_loaded_are_an_error(
-    stand_in: StandInServer, server: Server, weights: Path, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str
-) -> None:
+def test_weights_that_cannot_be_loaded_are_an_error(stand_in, server, weights, monkeypatch, fault, cause):
     def hang_up(code: int) -> None:
         raise ConnectionResetError("as the kernel does for a process that has gone")
 
@@ -225,9 +221,7 @@ def test_connections_that_break_are_tried_again(stand_in: StandInServer, server:
         ("invalid_json", ".*no completion in .*chatcmpl"),
     ],
 )
-def test_an_answer_that_is_no_completion_ends_the_evaluation(
-    stand_in: StandInServer, server: Server, fault: str, cause: str
-) -> None:
+def test_an_answer_that_is_no_completion_ends_the_evaluation(stand_in, server, fault, cause):
     stand_in.fault = fault
     with pytest.raises(EngineError, match=rf"prompt \d+: {cause}") as error:
         complete(server)
@@ -245,9 +239,7 @@ def test_an_answer_that_is_no_completion_ends_the_evaluation(
         ("q", 64, "no/such-model", "status 404: .*does not exist"),
     ],
 )
-def test_a_request_that_the_server_refuses_is_named(
-    server: Server, content: str, tokens: int, model: str, cause: str
-) -> None:
+def test_a_request_that_the_server_refuses_is_named(server, content, tokens, model, cause):
     with pytest.raises(EngineError, match=cause):
         server.complete([prompt("1+1="), prompt(content)], Decoding(tokens), model, "s", lambda n: None)
 

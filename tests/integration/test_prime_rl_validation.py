@@ -6,8 +6,6 @@ elsewhere. What they find is recorded in tests/fixtures/prime_rl (refusals.json,
 that need no installation; with NIGHTSHIFT_WRITE_GOLDEN=1 this file writes those again.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -4,8 +4,6 @@ Its commands are those of program.md, found in its steps and code blocks and run
 is what the table of exit codes says. Only the blanks are filled in: the tag, a number, hypotheses, edits of train.toml.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,11 +1,8 @@
 """What only reads works where nothing can be written: on a read-only mount, and without write permission."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,9 +44,7 @@ def state_of(root: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("how", [on_a_read_only_mount, where_everything_is_read_only, without_permission])
-def test_what_only_reads_works_where_nothing_can_be_written(
-    root: Path, how: Callable[[Path], list[str]], tmp_path: Path
-) -> None:
+def test_what_only_reads_works_where_nothing_can_be_written(root, how, tmp_path):
     assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
     before = how(root)
     probe = subprocess.run([*before, "touch", str(root / "runs" / "x")], capture_output=True, text=True, check=False)

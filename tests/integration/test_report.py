@@ -1,7 +1,5 @@
 """The morning page from real files: nothing that a killed process or a hostile text leaves behind breaks it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -137,9 +135,6 @@ def test_what_decides_nothing_is_shown_with_the_reason_or_without_a_verdict(tmp_
     assert "Nothing has been measured yet" in text
     assert "looked at the curves" in text
     assert "without verdict" in text
-
-
-METRICS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl"
 
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:

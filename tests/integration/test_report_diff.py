@@ -1,7 +1,5 @@
 """`nightshift diff` and `nightshift show`, as processes in a real checkout with a stand-in campaign."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`nightshift report --serve` over real sockets and as a real process: what it answers, whom, and how it ends."""
 
-from __future__ import annotations
-
 import html
 import http.client
 import os
@@ -10,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +16,7 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.report import serve
 from nightshift.report.serve import Live, Server
-from tests.browsing import NOW
+from tests.browsing import NOW, serving
 from tests.conftest import git
 from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, build
@@ -39,25 +36,15 @@ def clock() -> Clock:
 
 @pytest.fixture
 def server(root: Path, clock: Clock) -> Iterator[Server]:
-    yield from running(root, clock, "127.0.0.1")
+    with serving(Live(root, BRANCH, lambda: NOW, clock)) as server:
+        yield server
 
 
 @pytest.fixture
 def open_server(root: Path, clock: Clock) -> Iterator[Server]:
     """One that is bound to every address of the machine."""
-    yield from running(root, clock, "0.0.0.0")
-
-
-def running(root: Path, clock: Clock, host: str) -> Iterator[Server]:
-    before = {*threading.enumerate()}
-    server = Server(Live(root, BRANCH, lambda: NOW, clock), host, 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield server
-    server.shutdown()
-    server.close()
-    thread.join()
-    assert {*threading.enumerate()} <= before
+    with serving(Live(root, BRANCH, lambda: NOW, clock), "0.0.0.0") as server:
+        yield server
 
 
 def ask(server: Server, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str, dict[str, str]]:
@@ -117,9 +104,7 @@ def test_elsewhere_than_on_the_loopback_a_token_is_needed(open_server: Server) -
     assert ask(open_server, f"/version?token={open_server.token}")[0] == 200
 
 
-def test_a_page_is_made_at_most_once_a_second_and_only_of_another_ledger(
-    server: Server, root: Path, clock: Clock
-) -> None:
+def test_a_page_is_made_at_most_once_a_second_and_only_of_another_ledger(server, root, clock):
     for _ in range(3):
         before = ask(server, "/")[1]
         clock.now += 10
@@ -140,15 +125,12 @@ def test_a_page_is_made_at_most_once_a_second_and_only_of_another_ledger(
     assert ask(server, "/version")[1] != after
 
 
-def test_what_cannot_be_shown_is_one_line(root: Path, clock: Clock) -> None:
-    servers = running(root, clock, "127.0.0.1")
-    server = next(servers)
+def test_what_cannot_be_shown_is_one_line(server: Server) -> None:
     server.live.branch = "autoresearch/<b>none"
     status, text, headers = ask(server, "/")
     assert status == 503
     assert text.startswith("no experiment ran on autoresearch/<b>none")
     assert headers["Content-Type"].startswith("text/plain")
-    assert next(servers, None) is None
 
 
 def test_connections_that_ask_nothing_hold_up_neither_others_nor_the_end(server: Server) -> None:

@@ -4,8 +4,6 @@
 among the slow tests.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs as jobs of a real SLURM, two nodes on this machine, with the stand-in trainer."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -9,7 +7,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from nightshift.campaign.records import Failure, Job
@@ -26,9 +23,7 @@ from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)
-pytestmark = [
-    pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
-]
+pytestmark = [pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing()))]
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +121,7 @@ def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: LocalExecut
     wait_for(lambda: not leftovers(root))
 
 
-def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(
-    executor: LocalExecutor | SlurmExecutor, root: Path
-) -> None:
+def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor, root):
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
@@ -141,9 +134,7 @@ def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(
     assert executor.in_flight() == {}
 
 
-def test_another_harness_or_hardware_is_refused_by_the_worker(
-    executor: LocalExecutor | SlurmExecutor, root: Path
-) -> None:
+def test_another_harness_or_hardware_is_refused_by_the_worker(executor, root):
     for number, changes in enumerate(({"rules_hash": "0" * 12}, {"hardware": "8 x H200"}), 1):
         folder = folder_of(root, number)
         executor.submit(folder, job_in(root, **changes), lambda: None)
@@ -153,9 +144,7 @@ def test_another_harness_or_hardware_is_refused_by_the_worker(
         assert "than its job: " in (result.training.cause or "")
 
 
-def test_slots_hold_no_more_and_gpus_are_their_own(
-    root: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
     stand_ins.install("trl")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     executor = SlurmExecutor(root, dict(os.environ), CONFIG)
@@ -175,37 +164,6 @@ def test_slots_hold_no_more_and_gpus_are_their_own(
     for folder in folders:
         until_over(executor, folder)
         assert executor.result(folder).evaluation
-
-
-def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(root: Path, cluster: Cluster) -> None:
-    """That depends on when it last saved its state, so it is killed until one is started twice."""
-    stand_ins.install("trl")
-    config = msgspec.structs.replace(CONFIG, setup=("echo $SLURM_JOB_NAME >> starts",))
-    executor, seen = SlurmExecutor(root, dict(os.environ), config), []
-    for number in range(1, 13):
-        fault(root, "hold", once=False)
-        folder = folder_of(root, number)
-        executor.submit(folder, job_in(root, number), lambda: None)
-        wait_for(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"))
-        time.sleep(0.1 * (number % 10))
-        cluster.kill("slurmctld")
-        time.sleep(1)
-        cluster.start_controller()
-        time.sleep(8)
-        seen.append((root / "starts").read_text().split().count(executor.in_flight()[folder].name))
-        assert len([p for p in leftovers(root) if p.cmdline()[-1] == str(folder)]) <= 1, "two workers of one job"
-        (root / "stand-in.json").unlink()
-        until_over(executor, folder)
-        if any(folder.glob("result.json")):
-            assert executor.result(folder).seed == number
-        else:
-            with pytest.raises(EngineError, match="ended without a result: "):
-                executor.result(folder)
-        wait_for(lambda: not leftovers(root))
-        cluster.calm()
-        if seen[-1] == 2:
-            return
-    raise AssertionError(f"no job was started twice: {seen} starts")
 
 
 def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -> None:
@@ -263,9 +221,7 @@ KILLERS = {
 
 
 @pytest.mark.parametrize("when", KILLERS)
-def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(
-    root: Path, cluster: Cluster, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(root, cluster, when, monkeypatch):
     config = root.parent / "slurm.toml"
     config.write_text(config.read_text() + f'setup = ["echo $SLURM_JOB_NAME >> {root.parent}/starts"]\n')
     asked = {"agent": "lr", "proposer": "lr", "slurm": str(config)}

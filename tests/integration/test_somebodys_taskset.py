@@ -1,7 +1,5 @@
 """Tasksets of others with the real verifiers: accepted or refused, split, scored, and trained on by prime-rl."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -168,9 +166,7 @@ def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, floa
         (("    def load(self)", "    INFINITE = True\n    def load(self)"), "", "has no end of tasks. Write num_train"),
     ],
 )  # fmt: skip
-def test_what_no_single_turn_decides_is_refused_in_one_line(
-    open_: Open, change: tuple[str, str], more: str, cause: str
-) -> None:
+def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more, cause):
     with pytest.raises(tasks.Refused) as raised:
         tasks.split(open_(change, more), 5, None)
     assert cause in str(raised.value)
@@ -226,9 +222,7 @@ def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Pa
     assert (found.unscored, found.strict_score) == ((), None)
 
 
-def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(root, tmp_path, monkeypatch):
     (environment,) = environments.load(root, rules_here(root, "trl", 1).environments)
     wanted = {one.key for one in environment.examples("train")}
     assert environment.scorer is not None

@@ -1,7 +1,5 @@
 """stdout and stderr that take nothing: the records are whole, and the exit code says that something was not said."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -11,6 +11,7 @@ import json
 import subprocess
 from collections.abc import Callable, Coroutine, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -107,24 +108,30 @@ def while_serving(stand_in: StandIn, run: Callable[[], Coroutine[Any, Any, Any]]
         stand_in.server_close()
 
 
-def rollout(taskset_id: str, stand_in: StandIn, without: Sequence[str] = (), **taskset: Any) -> vf.Episode:
-    """The first task, run by verifiers' own environment, agent, runtime and interception server."""
+def episodes(stand_in: StandIn, config: dict[str, Any], most: int | None = None) -> list[vf.Episode]:
+    """Those of the first tasks, run by verifiers' own environment, agents, runtime and interception server."""
     import verifiers.v1 as vf
     from verifiers.v1.utils import loaders
 
-    settings = {"id": taskset_id, "split": "train", "size": SIZE} | taskset
-    settings = {name: value for name, value in settings.items() if name not in without}
-    config = loaders.resolve_env_config({"taskset": settings, "agent": {"runtime": {"type": "subprocess"}}})
-    env = loaders.load_environment(config)
+    env = loaders.load_environment(loaders.resolve_env_config(config))
     client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{stand_in.server_port}/v1", api_key_var="UNSET")
     context = vf.ModelContext(model="the-policy", client=client, sampling=vf.SamplingConfig(temperature=0.25))
 
-    async def run() -> vf.Episode:
+    async def run() -> list[vf.Episode]:
         async with env.serving():
-            (slot,) = env.slots(next(iter(env.taskset)))
-            return await env.run_slot(slot, context)
+            slots = [slot for task in islice(env.taskset, most) for slot in env.slots(task)]
+            return await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
 
     return while_serving(stand_in, run)
+
+
+def rollout(taskset_id: str, stand_in: StandIn, without: Sequence[str] = (), **taskset: Any) -> vf.Episode:
+    """The episode of the first task."""
+    settings = {"id": taskset_id, "split": "train", "size": SIZE} | taskset
+    settings = {name: value for name, value in settings.items() if name not in without}
+    config = {"taskset": settings, "agent": {"runtime": {"type": "subprocess"}}}
+    (episode,) = episodes(stand_in, config, most=1)
+    return episode
 
 
 @pytest.fixture(params=IDS)
@@ -170,12 +177,14 @@ def test_split_has_no_default(taskset_id: str) -> None:
         loaders.resolve_env_config({"taskset": {"id": taskset_id, "size": SIZE}})
 
 
+@pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
 @pytest.mark.parametrize("split", ["sealed", "test", "", None])
 def test_the_sealed_set_cannot_be_loaded(taskset_id: str, split: str | None) -> None:
     with pytest.raises(ValidationError, match="Input should be 'train' or 'selection'"):
         tasks_of(taskset_id, split=split)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
 def test_tasks_survive_the_wire_with_their_key_and_hash(taskset_id: str) -> None:
     for task in tasks_of(taskset_id):
         wire = json.loads(json.dumps(task.data.model_dump(mode="json")))
@@ -193,9 +202,7 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(
-    taskset_id: str, right: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, right, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError(f"a process was started: {args}")
 

@@ -1,7 +1,5 @@
 """A very short remake of each base model: the files that a loader needs, and a model that has begun to learn."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Episodes of several turns, on the real tokenizer: what is learnt from are the policy's own tokens, and only they."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import random
@@ -18,7 +16,7 @@ from trl import GRPOTrainer
 
 from nightshift.config.rules import EnvironmentRules
 from nightshift.evaluation import environment as environments
-from tests.integration.test_trl_trainer import make_settings, other_of
+from tests.integration.test_trl_trainer import make_spec, other_of
 from tests.rules import ROOT
 from tests.waiting import HANG_SECONDS
 
@@ -129,15 +127,7 @@ def make_trainer(
     selfplay = importlib.import_module("nightshift.engines.trl.selfplay")
     (environment,) = environments.load(ROOT, [EnvironmentRules("tictactoe", 4, 32, is_game=True)])
     opponent = {"type": "self", "temperature": 0.5, "interval": 2} | opponent
-    spec = {
-        "settings": make_settings(batch_size=32, max_steps=max_steps, max_completion_tokens=4, opponent=opponent),
-        "train_seed": 3,
-        "budget_clock": "cpu",
-        "trained_at_once": 512,
-        "sampled_at_once": 512,
-        "weights_dir": str(tmp_path),
-        "metrics_path": str(tmp_path / "metrics.jsonl"),
-    }
+    spec = make_spec(tmp_path, max_steps=max_steps, max_completion_tokens=4, opponent=opponent)
     rows: list[dict[str, Any]] = []
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "tictactoe-base", dtype="float32")
     return selfplay.SelfPlay(model, tokenizer, [environment, *others], spec, rows.append), rows
@@ -162,9 +152,7 @@ def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tok
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
-def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(
-    max_steps: int, expected: list[int], tmp_path: Path, tokenizer: Any
-) -> None:
+def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, expected, tmp_path, tokenizer):
     import torch
 
     trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=max_steps)

@@ -1,7 +1,5 @@
 """What the trainer and its sampler compute, against transformers' own code and prime-rl's definitions."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -55,14 +53,15 @@ def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tupl
     import torch
 
     model, tokenizer = shipped
-    prompts = prompt_ids(tokenizer, 40)
-    assert len({len(ids) for ids in prompts}) > 5
-    samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
+    many = prompt_ids(tokenizer, 40)
+    assert len({len(ids) for ids in many}) > 5
+    for prompts in ([[7]], [[7], [9]], [[7], *many]):
+        samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
+        for ids, sample in zip(prompts, samples, strict=True):
+            expected = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+            assert sample.ids == expected
+            assert sample.truncated == (sample.ids[-1] != tokenizer.eos_token_id)
     assert {sample.truncated for sample in samples} == {True, False}
-    for ids, sample in zip(prompts, samples, strict=True):
-        expected = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
-        assert sample.ids == expected
-        assert sample.truncated == (sample.ids[-1] != tokenizer.eos_token_id)
 
 
 @pytest.mark.parametrize("num_kv", [1, 2, 4])
@@ -81,9 +80,7 @@ def test_every_grouping_of_heads_is_that_of_transformers(sampler: ModuleType, nu
     assert sample.ids == expected[0, 3:].tolist()
 
 
-def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(
-    sampler: ModuleType, shipped: tuple[Any, Any]
-) -> None:
+def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(sampler, shipped):
     import torch
 
     model, tokenizer = shipped
@@ -104,36 +101,19 @@ def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(
             assert (frequencies - probabilities).abs().max() < 0.04  # 4 sd at p = 1/2
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_samples_in_the_precision_of_a_gpu_are_likely_ones(
-    sampler: ModuleType, shipped: tuple[Any, Any], precision: str
-) -> None:
+def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler: ModuleType, shipped: tuple[Any, Any]) -> None:
     """A GPU computes under autocast: the tokens that it chooses greedily are those of float32 but for near ties."""
     import torch
 
     model, tokenizer = shipped
     prompts = prompt_ids(tokenizer, 40)
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+    with torch.autocast("cpu", torch.bfloat16):
         samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
     for ids, sample in zip(prompts, samples, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([ids + sample.ids])).logits[0, len(ids) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
-        assert (logits.amax(1) - chosen).max() < {"float32": 1e-4, "bfloat16": 0.3}[precision]
-
-
-def test_prompts_of_one_token_and_of_many_are_read_as_transformers_reads_them(
-    sampler: ModuleType, shipped: tuple[Any, Any]
-) -> None:
-    import torch
-
-    model, tokenizer = shipped
-    long = prompt_ids(tokenizer, 2)
-    for prompts in ([[7]], [[7], [9]], [[7], *long]):
-        samples = sampler.sample(model, prompts, 1, 8, 0.0, {tokenizer.eos_token_id})
-        for ids, sample in zip(prompts, samples, strict=True):
-            expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
-            assert sample.ids == expected[0, len(ids) :].tolist()
+        assert (logits.amax(1) - chosen).max() < 0.3
 
 
 @pytest.mark.parametrize(
@@ -171,6 +151,19 @@ def make_settings(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def make_spec(folder: Path, trained_at_once: int = 512, **changes: Any) -> dict[str, Any]:
+    """What a trainer is given, but for where it runs."""
+    return {
+        "settings": make_settings(**changes),
+        "train_seed": 3,
+        "budget_clock": "cpu",
+        "trained_at_once": trained_at_once,
+        "sampled_at_once": 512,
+        "weights_dir": str(folder / "weights"),
+        "metrics_path": str(folder / "metrics.jsonl"),
+    }
+
+
 @pytest.fixture
 def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
     def make(trained_at_once: int = 512, others: Any = (), **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -179,18 +172,11 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
         rows: list[dict[str, Any]] = []
         wanted = replace(ARITHMETIC_TRL.environments[0], num_train=64)
         (environment,) = environments.load(ROOT, [wanted])
-        places = {"budget_clock": "cpu", "weights_dir": str(tmp_path), "metrics_path": str(tmp_path / "metrics.jsonl")}
         trainer = trainer_module.Trainer(
             AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
             AutoTokenizer.from_pretrained(MODEL),
             [environment, *others],
-            {
-                "settings": make_settings(**changes),
-                "train_seed": 3,
-                "trained_at_once": trained_at_once,
-                "sampled_at_once": 512,
-                **places,
-            },
+            make_spec(tmp_path, trained_at_once, **changes),
             rows.append,
         )
         return trainer, rows
@@ -252,9 +238,7 @@ def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_to
     assert "error_share" not in rows[0]
 
 
-def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(
-    make_trainer: MakeTrainer,
-) -> None:
+def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(make_trainer):
     import torch
 
     gradients, token_counts = [], []
@@ -289,9 +273,7 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
     [(4, 1.0, 0), (16, 0.7, 0), (2, 1.3, 5)],
     ids=["groups", "large", "told"],
 )
-def test_log_probs_entropies_and_gradients_are_trls(
-    make_trainer: MakeTrainer, group_size: int, temperature: float, num_mixed: int
-) -> None:
+def test_log_probs_entropies_and_gradients_are_trls(make_trainer, group_size, temperature, num_mixed):
     """On a sampled batch; `told`: the last five tokens of some completions are not the policy's own."""
     import torch
     from trl import GRPOTrainer
@@ -379,9 +361,7 @@ def test_a_trainer_draws_by_its_difficulty_pools(make_trainer: MakeTrainer) -> N
     assert {index % 2 for index in drawn[0]} == {0, 1}
 
 
-def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(
-    make_trainer: MakeTrainer,
-) -> None:
+def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(make_trainer):
     trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)
     texts = [f"#### {trainer._set[5][1].answer}", *["#### 2000"] * 7]
     rewards = trainer._reward(completions=texts, index=[5] * 8, completion_ids=[[1, 2]] * 8)
@@ -390,9 +370,7 @@ def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(
     assert (trainer._row["all_right_share"], trainer._row["all_wrong_share"]) == (0.0, 0.5)
 
 
-def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
-    make_trainer: MakeTrainer,
-) -> None:
+def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(make_trainer):
     trainer, rows = make_trainer(optimizer=ADAMW | {"weight_decay": 0.0})
     trainer._score = lambda text, index: 0.0
     before = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -415,11 +393,7 @@ def test_a_prompt_that_does_not_fit_is_refused_at_the_start(make_trainer: MakeTr
 
 
 @pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
-def test_no_update_begins_after_the_budget(
-    make_trainer: MakeTrainer,
-    end: str,
-    num_steps: int,
-) -> None:
+def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
     """By a clock of its own the budget of 10 s ends behind a step, inside the sampling of the third, or at once."""
     trainer, rows = make_trainer(max_steps=None)
     now, sample, num_samples = [0.0], trainer._sample, [0]
@@ -443,12 +417,7 @@ def test_no_update_begins_after_the_budget(
 @pytest.mark.parametrize(
     ("where", "batch_size", "most"), [("token", 4096, 10), ("token", 16384, 10), ("part", 1024, 1), ("read", 65536, 10)]
 )
-def test_a_huge_step_ends_with_the_budget_and_is_dropped(
-    make_trainer: MakeTrainer,
-    where: str,
-    batch_size: int,
-    most: int,
-) -> None:
+def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, where, batch_size, most):
     """By a clock of its own every token, every part of an update, or every read of the batch costs a second."""
     trainer, _ = make_trainer(batch_size=batch_size, max_steps=None)
     before = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -493,9 +462,7 @@ def test_an_update_in_parts_is_that_of_the_whole(make_trainer: MakeTrainer) -> N
         {"type": "muon", "lr": 1e-3, "weight_decay": 0.01, "mu": 0.95, "betas1": 0.9, "betas2": 0.95, "max_norm": 1.0},
     ],
 )
-def test_every_optimizer_trains_with_a_schedule(
-    make_trainer: MakeTrainer, optimizer: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_optimizer_trains_with_a_schedule(make_trainer, optimizer, tmp_path):
     schedule = {"type": "linear", "warmup_steps": 2, "decay_steps": 0, "min_lr": 0.0}
     trainer, rows = make_trainer(optimizer=optimizer, scheduler=schedule, max_steps=3)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}

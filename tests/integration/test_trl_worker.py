@@ -1,7 +1,5 @@
 """The worker over its real protocol: a child process, JSON lines both ways, files on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal
@@ -18,7 +16,7 @@ from nightshift_arithmetic.scoring import score
 
 from nightshift.campaign.metrics import SAMPLES_NAME, Sample
 from nightshift.files import read_rows
-from tests.integration.test_trl_trainer import ADAMW, make_settings
+from tests.integration.test_trl_trainer import ADAMW, make_spec
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
@@ -39,19 +37,12 @@ class Worker:
         self.folder = folder
         optimizer = ADAMW | {"lr": lr, "max_norm": 1.0}
         settings = {"optimizer": optimizer, "batch_size": 64, "max_completion_tokens": 64, "max_steps": None} | settings
-        spec = {
+        spec = make_spec(folder, **settings) | {
             "model": str(MODEL),
             "root": str(ROOT),
             "environments": [{"name": "arithmetic", "num_selection": 1, "num_train": 400, "needs": ["gsm8k"]}],
-            "train_seed": 7,
-            "settings": make_settings(**settings),
-            "metrics_path": str(folder / "metrics.jsonl"),
-            "weights_dir": str(folder / "weights"),
             "device": "cpu",
-            "trained_at_once": 512,
-            "sampled_at_once": 512,
             "num_threads": 1,
-            "budget_clock": "cpu",
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         with (folder / "log").open("w") as log:

@@ -1,7 +1,5 @@
 """The rules hash covers what a real run loads from the checkout: head, worker and trainer, whatever starts them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,11 +1,14 @@
 """Imports point one way, without cycles, and importing the package is cheap."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import ENVIRONMENTS
 
 PACKAGE = Path(__file__).parents[2] / "nightshift"
 # From the top to the bottom, as docs/architecture.md draws it: a module imports from its own folder and from what is
@@ -105,11 +108,19 @@ def test_a_child_process_imports_nothing_else_of_the_harness(child: str) -> None
         "nightshift.experiment.experiment",
         "nightshift.experiment.worker",
         "nightshift.engines.prime_rl.weights",
+        *(
+            f"nightshift_{name}.{module}"
+            for name in ("gsm8k", "arithmetic", "countdown")
+            for module in ("data", "scoring")
+        ),
     ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = HEAVY + ("httpx", "numpy") * module.startswith("nightshift_")
+    code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": ENVIRONMENTS}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 

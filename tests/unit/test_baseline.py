@@ -17,8 +17,8 @@ from nightshift.experiment.setup import Setup
 from tests.campaigns import replace
 from tests.checkouts import MEASURING
 from tests.conftest import git
-from tests.stand_in_setup import furnish, make_setup
-from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, tried, write
+from tests.stand_in_setup import GOOD, POOR, furnish, make_setup, write
+from tests.unit.test_experiment import BAD, RULES, run, tried
 
 CAMPAIGN = "autoresearch/after-main"
 

@@ -1,4 +1,4 @@
-"""A campaign is one fold over its records: which changes are kept, what is believed, what counts."""
+"""A campaign is one fold over its records: which changes are kept, what is believed, what counts, what is predicted."""
 
 import random
 import re
@@ -10,7 +10,18 @@ from nightshift.campaign.campaign import Campaign, contradictions, fold
 from nightshift.campaign.commits import incumbent_values, plan
 from nightshift.campaign.counts import Counts, num_since_keep, told_decisions
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Action, Change, Contention, Decision, Failure, Record, Run, Stage, packed
+from nightshift.campaign.records import (
+    Action,
+    Change,
+    Contention,
+    Decision,
+    Failure,
+    Record,
+    Run,
+    Stage,
+    packed,
+    prediction_in,
+)
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
@@ -263,3 +274,23 @@ def test_damaged_scores_are_one_line(number: int, scores: tuple[float, ...] | No
         folded(records)
     damage = f"experiment {number:04d}|runs/{number:04d}/record.json is damaged|experiment 0002 has 400 scores"
     assert re.search(damage, caught.value.cause)
+
+
+@pytest.mark.parametrize(
+    ("description", "prediction"),
+    [
+        ("", None),
+        ("lr 3e-6 -> 5e-6: expect +1 pp", "expect +1 pp"),
+        ("lr 3e-6 -> 5e-6: Expected to be worse", "Expected to be worse"),
+        ("batch 256 -> 128: +1 pp, twice the steps, noisier gradient", "+1 pp, twice the steps, noisier gradient"),
+        ("schedule: cosine: +0.5 pp", "+0.5 pp"),
+        ("hot: expect less entropy: \N{MINUS SIGN}2 pp", "expect less entropy: \N{MINUS SIGN}2 pp"),
+        ("a warm-up: 2 percentage points better", "2 percentage points better"),
+        ("a warm-up:+1 pp", None),  # as in a key or a time
+        ("warm-up: because steps 1 to 20 are wild", None),
+        (": +1 pp", "+1 pp"),
+        ("lr up:\nexpect +1 pp,\ttwice", "expect +1 pp, twice"),  # as the record has it
+    ],
+)
+def test_the_prediction_in_a_description(description: str, prediction: str | None) -> None:
+    assert prediction_in(description) == prediction

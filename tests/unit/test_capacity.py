@@ -1,7 +1,5 @@
 """How many runs fit on a CPU machine: cores, the limits of control groups as files of either version, and memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

@@ -52,15 +52,24 @@ def refusal(root: Path) -> str:
     return str(refused.value)
 
 
-@pytest.fixture
-def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for flock on NFS, which refuses LOCK_EX on a descriptor that is open for reading only."""
+def no_folder(descriptor: int) -> None:
+    """What flock does on NFS: it refuses LOCK_EX on a descriptor that is open for reading only."""
+    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def any_folder(descriptor: int) -> None:
+    """What flock does on NFS for another host: a folder is locked for one host only."""
+
+
+def stand_in_flock(monkeypatch: pytest.MonkeyPatch, lock_folder: Callable[[int], None]) -> None:
+    """Lock files as ever, and folders by a stand-in."""
     flock: Callable[[int, int], None] = fcntl.flock
 
     def stand_in(descriptor: int, kind: int) -> None:
         if Path(f"/proc/self/fd/{descriptor}").is_dir():
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(descriptor, kind)
+            lock_folder(descriptor)
+        else:
+            flock(descriptor, kind)
 
     monkeypatch.setattr(fcntl, "flock", stand_in)
 
@@ -76,11 +85,12 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
 
 
-@pytest.mark.usefixtures("on_nfs")
-def test_where_no_folder_can_be_locked_the_file_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lock_folder", "other"), [(no_folder, "nfs"), (any_folder, "local")])
+def test_where_no_folder_keeps_others_out_the_file_does(tmp_path, monkeypatch, lock_folder, other):
+    stand_in_flock(monkeypatch, lock_folder)
     ledger = Ledger(tmp_path)
     assert not ledger.is_running()
-    with another_controller(tmp_path, "nfs") as first:
+    with another_controller(tmp_path, other) as first:
         assert ledger.is_running()
         assert f"process {first.pid} (uv run nightshift night" in refusal(tmp_path)
     assert not ledger.is_running()
@@ -90,25 +100,8 @@ def test_where_no_folder_can_be_locked_the_file_is(tmp_path: Path) -> None:
     assert not ledger.is_running()
 
 
-def test_a_second_controller_on_another_host_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS locks a folder for one host only: a stand-in for its flock lets this process lock every folder."""
-    flock: Callable[[int, int], None] = fcntl.flock
-
-    def on_another_host(descriptor: int, kind: int) -> None:
-        if not Path(f"/proc/self/fd/{descriptor}").is_dir():
-            flock(descriptor, kind)
-
-    monkeypatch.setattr(fcntl, "flock", on_another_host)
-    with another_controller(tmp_path) as first:
-        assert Ledger(tmp_path).is_running()
-        assert f"process {first.pid} (uv run nightshift night" in refusal(tmp_path)
-    with Ledger(tmp_path).controller():
-        pass
-
-
-def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(
-    tmp_path: Path, on_nfs: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(tmp_path, monkeypatch):
+    stand_in_flock(monkeypatch, no_folder)
     path, flock, replaced = tmp_path / "runs" / HOLDER_NAME, fcntl.flock, list[Path]()
 
     def slow(descriptor: int, kind: int) -> None:

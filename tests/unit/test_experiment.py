@@ -22,32 +22,22 @@ from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import experiment
 from nightshift.experiment.experiment import run_experiment
-from nightshift.experiment.integrity import IntegrityError
 from nightshift.experiment.setup import Setup
 from tests.campaigns import judged, replace, stored
-from tests.checkouts import MEASURING
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import during, furnish, make_setup
+from tests.stand_in_setup import GOOD, POOR, during, furnish, make_setup, write
 from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
 UNTOUCHED = "left train.toml alone: it is neither the config that ran nor the incumbent"
-GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
+BAD = "3e-5"  # of GOOD, POOR and BAD the stand-in scores about 0.60, 0.35 and 0.25
 
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     furnish(checkout)
     return make_setup(checkout, RULES, monkeypatch)
-
-
-def write(setup: Setup, lr: str, extra: str = "") -> bytes:
-    """Put a config in place, as an agent would."""
-    orchestrator = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n"
-    source = f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {lr}\n".encode()
-    (setup.root / "train.toml").write_bytes(source)
-    return source
 
 
 def run(setup: Setup, again: bool = False, **proposal: Any) -> Record:
@@ -150,11 +140,12 @@ def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(setup: 
         run(setup)
 
 
-def test_git_revert_of_a_keep_takes_the_change_out(setup: Setup) -> None:
+@pytest.mark.parametrize("command", [("revert", "--no-edit", "HEAD"), ("reset", "--quiet", "--hard", "HEAD~1")])
+def test_a_keep_that_the_user_takes_back_with_git_is_out(setup: Setup, command: tuple[str, ...]) -> None:
     source = baseline(setup, POOR, then=GOOD)
     kept = run(setup)
     assert kept.status == "keep"
-    git(setup.root, "revert", "--no-edit", kept.kept_commit)
+    git(setup.root, *command)
     assert (setup.root / "train.toml").read_bytes() == source
     record = tried(setup, BAD)
     assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
@@ -162,15 +153,6 @@ def test_git_revert_of_a_keep_takes_the_change_out(setup: Setup) -> None:
     assert setup.campaign(record.branch).kept == ()
     # The change helps, and stays out all the same.
     assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
-    assert setup.repo.config_at("HEAD") == source
-
-
-def test_a_reset_branch_takes_out_what_it_lost(setup: Setup) -> None:
-    source = baseline(setup, POOR, then=GOOD)
-    kept = run(setup)
-    git(setup.root, "reset", "--quiet", "--hard", "HEAD~1")
-    record = tried(setup, BAD)
-    assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
     assert setup.repo.config_at("HEAD") == source
 
 
@@ -203,9 +185,7 @@ def test_the_baseline_runs_once_more_whatever_train_toml_holds(setup: Setup) -> 
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(
-    setup: Setup, tmp_path: Path, is_link: bool
-) -> None:
+def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(setup, tmp_path, is_link):
     baseline(setup)
     path, outside = setup.root / "train.toml", tmp_path / "outside.toml"
     candidate = write(setup, BAD)
@@ -354,8 +334,9 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
     assert len(setup.ledger.tsv_path.read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize("name", ["index.lock", "refs/heads/{branch}.lock"])
-@pytest.mark.parametrize("num_between", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "num_between"), [("index.lock", 1), ("HEAD.lock", 0), ("refs/heads/{branch}.lock", 0)]
+)
 def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_between, name, monkeypatch):
     """git leaves such a file when it is killed, and holds it while somebody else commits."""
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.2)
@@ -376,6 +357,7 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
     assert setup.repo.config_at("HEAD") == (setup.root / "train.toml").read_bytes() == source
     assert settled.kept_commit == setup.repo.head().commit
     assert uncommitted(setup.ledger.records(), record.branch) is None
+    assert git(setup.root, "diff", "--cached", "--name-only") == ""  # else your next commit would take it back
     assert subjects(setup)[0] == "keep 0002: lr 6e-7 → 3e-6"
     assert [r.user_decisions for r in setup.ledger.records() if r.user_decisions] == []
     assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.journal.head)
@@ -488,13 +470,10 @@ def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup)
     assert run(setup).status == "measured"  # no campaign: the same config may be repeated
 
 
-def test_a_campaign_stays_on_its_rules_and_on_its_harness(setup: Setup) -> None:
+def test_a_campaign_stays_on_its_rules(setup: Setup) -> None:
     baseline(setup, then=BAD)
     with pytest.raises(UsageError, match="uses rules "):
         run_experiment(Request(), replace(setup, rules_hash="other"))
-    (setup.root / MEASURING).write_text("MEASURES = 'better'\n")
-    with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
-        run(setup)
     assert len(setup.ledger.numbers()) == 1
 
 
@@ -527,28 +506,6 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
         (model / "model.safetensors").write_bytes(b"0" * 1000)
     keep_model(ledger, replace(ledger.records()[-1], status="keep"), max_gb=3.5e-6)
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("*/model"))] == stay
-
-
-def test_a_measuring_file_that_changes_while_an_experiment_runs_ends_it_without_a_verdict(setup: Setup) -> None:
-    baseline(setup, then=POOR)
-    with (
-        during(setup, lambda folder: (setup.root / MEASURING).write_text("MEASURES = False\n")),
-        pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"),
-    ):
-        run(setup)
-    record = setup.ledger.record(2)
-    assert (record.failure, record.decided, record.result) == (Failure.INTERRUPTED, None, None)
-
-
-def test_a_switch_to_another_branch_while_an_experiment_runs_ends_it_without_a_verdict(setup: Setup) -> None:
-    baseline(setup, then=POOR)
-    with (
-        during(setup, lambda folder: git(setup.root, "symbolic-ref", "HEAD", "refs/heads/main")),
-        pytest.raises(IntegrityError, match=r"the checkout moved from autoresearch/\S+ to main\. Go back: git switch"),
-    ):
-        run(setup)
-    record = setup.ledger.record(2)
-    assert (record.failure, record.decided, record.result) == (Failure.INTERRUPTED, None, None)
 
 
 def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_written(setup: Setup) -> None:

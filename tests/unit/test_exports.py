@@ -1,9 +1,11 @@
-"""export: tables and files that other programs open, of campaigns whose texts are hostile."""
+"""export: tables and files that other programs open, of hostile records, to hostile places, without what is private."""
 
 import csv
 import io
+import json
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,21 +157,6 @@ def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -
     assert b"a secret" not in as_csv(story)
 
 
-def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(ledger, tmp_path, monkeypatch):
-    root = ledger.tsv_path.parent
-    monkeypatch.setattr(run, "process_root", lambda: root)
-    done = CliRunner().invoke(commands, ["export", "--to", "csv", "--branch", BRANCH, "--output", f"{tmp_path}/x.csv"])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "x.csv").read_bytes().startswith(b"number,outcome,")
-    for words, said in (
-        (["--to", "csv", "--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
-        (["--to", "csv", "--branch", BRANCH, "--output", str(tmp_path)], "is no regular file"),
-    ):
-        done = CliRunner().invoke(commands, ["export", *words])
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert said in done.stderr
-
-
 def test_outcomes_are_those_that_are_counted(story: Story) -> None:
     counts = Counts.of(story.shown.records, story.shown.campaign.kept)
     found = Counter(each["outcome"] for each in story.experiments)
@@ -190,3 +177,167 @@ def test_a_row_names_what_its_run_held(story: Story) -> None:
         assert (each["kept"] or "").split() == [change.name for change in record.run.kept]
         assert each["rider"] == (record.run.rider.name if record.run.rider else None)
     assert any(each["rider"] for each in story.experiments), "another seed"
+
+
+CHECKOUT = Path("/work/my checkout")
+SECRETS = {"DB_PASSWORD": "12345678", "X_TOKEN": 'corr"ect horse', "PATH": "/usr/bin"}
+PRIVATE = Private(CHECKOUT, SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("/opt/cuda/lib64:/data/acme-merger/alice/lib", "<path>:<path>"),
+        ("file:///data/bob/x", "<path>"),
+        ("host:/nfs/bob/data", "host:<path>"),
+        ("gcc -L/data/bob/lib", "gcc -L<path>"),
+        ("-I/data/bob/lib", "-I<path>"),
+        ("--out=/data/bob/x", "--out=<path>"),
+        ("//nas/share/bob", "<path>"),
+        ("->/data/bob/x", "-><path>"),
+        ("cannot open '/data/bob smith/secret plan.txt': no", "cannot open '<path>': no"),
+        ("at /data/bob smith/a secret plan/x.txt: gone", "at <path>: gone"),
+        ("at /work/my checkout/runs/0001/x: gone", "at <path>: gone"),
+        (r"a line\n/data/bob/x", r"a line\n<path>"),
+        ("http://user:p@ss@host/a", "http://<secret>@host/a"),
+        ("git+ssh://token@host/a/b", "git+ssh://<secret>@host/a/b"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc_def-1", "<secret>"),
+        ('said corr"ect horse', "said <secret>"),
+        ("12345678 and 123456789", "<secret> and 123456789"),
+        *((text, text) for text in (
+            "https://example.org/a/b?c=/d/e", "s3://bucket/a/b", "1.5 tokens/s, and/or 3/4", "a / b / c", "2026/11/24",
+            "models/arithmetic-base", "runs/0001/train.toml", "lr 3e-6 -> 5e-6", "autoresearch/x",
+        )),
+    ],
+)  # fmt: skip
+def test_what_is_private_is_replaced_and_nothing_else(text: str, plain: str) -> None:
+    assert PRIVATE.text(text) == plain
+
+
+def test_a_variable_is_a_secret_by_its_name_wherever_that_stands() -> None:
+    names = (
+        "X_TOKEN",
+        "OPENAI_APIKEY",
+        "API_KEYS",
+        "PGPASSWORD",
+        "GITHUB_PAT",
+        "MYSQL_PWD",
+        "Passphrase",
+        "AWS_CREDENTIALS",
+    )
+    for name in names:
+        assert Private(CHECKOUT, {name: "correct horse"}).text("a correct horse") == "a <secret>", name
+    for name in ("PWD", "PATH", "HOME", "SHELL", "LANG"):
+        assert Private(CHECKOUT, {name: "correct horse"}).text("a correct horse") == "a correct horse", name
+
+
+def test_hostile_texts_take_no_longer_than_they_are_long() -> None:
+    def seconds(size: int) -> float:
+        began = time.process_time()
+        for unit in ("a.", "/a", "/a ", "'/a", " a", "://", "x:/", "eyJ-"):
+            PRIVATE.text(unit * size)
+        return time.process_time() - began
+
+    assert seconds(40_000) < 60 * max(seconds(4_000), 0.01)  # a square would be a hundred times as much
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    made = build(tmp_path / "it", 4, num_examples=50)
+    monkeypatch.setattr(run, "process_root", lambda: tmp_path / "it")
+    return made
+
+
+def export(form: str, *words: str) -> Result:
+    return CliRunner().invoke(commands, ["export", "--to", form, "--branch", BRANCH, *words])
+
+
+def test_what_is_no_regular_file_is_not_replaced_and_refusals_are_a_line(fresh: Ledger, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for place in (pipe, link, Path(os.devnull)):
+        done = export("csv", "--output", str(place))
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "is no regular file. Name another place: --output PATH, or - for stdout." in done.stderr
+    for words, said in (
+        (["--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
+        (["--output", str(tmp_path)], "is a folder"),
+    ):
+        done = export("csv", *words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert said in done.stderr
+    assert pipe.is_fifo()
+    assert Path(os.devnull).is_char_device()
+
+
+def test_links_of_a_person_are_followed_and_those_in_runs_are_not(fresh: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    assert export("csv", "--output", f"{tmp_path}/link/x.csv").exit_code == 0
+    assert (tmp_path / "disk" / "x.csv").is_file()
+    (tmp_path / "late.csv").symlink_to("disk/late.csv")
+    assert export("csv", "--output", f"{tmp_path}/late.csv").exit_code == 0
+    assert (tmp_path / "disk" / "late.csv").is_file()
+    assert (tmp_path / "late.csv").is_symlink()
+    (fresh.runs_dir / "export").symlink_to(tmp_path / "disk")
+    done = export("csv")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "runs/export is a link" in done.stderr
+    (fresh.runs_dir / "export").unlink()
+    (fresh.runs_dir / "export").mkdir()
+    (fresh.runs_dir / "export" / "stand-in.csv").symlink_to(tmp_path / "disk" / "x.csv")
+    before = (tmp_path / "disk" / "x.csv").read_bytes()
+    assert export("csv").exit_code == 0
+    assert not (fresh.runs_dir / "export" / "stand-in.csv").is_symlink()
+    assert (tmp_path / "disk" / "x.csv").read_bytes() == before
+
+
+def test_texts_go_to_stdout_alone(fresh: Ledger) -> None:
+    done = export("csv", "--output", "-")
+    assert done.exit_code == 0
+    assert done.stdout == as_csv(Story.of(fresh, BRANCH, BRANCH)).decode()
+    assert all(json.loads(line) for line in export("optuna", "--output", "-").stdout.splitlines())
+    for form in ("model", "wandb", "tensorboard"):
+        done = export(form, "--output", "-")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"{form} is no text" in done.stderr
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def fail() -> None:
+        with whole_folder(target, "--output PATH") as partial:
+            (partial / "half").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [*tmp_path.iterdir()] == []
+    for content in ("first", "second"):
+        with whole_folder(target, "--output PATH", is_mine=True) as partial:
+            (partial / content).touch()
+        assert [path.name for path in target.iterdir()] == [content]
+    with pytest.raises(UsageError, match="out holds something already"), whole_folder(target, "--output PATH"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("form", ["wandb", "tensorboard"])
+def test_folders_of_other_programs_are_replaced_where_they_are_ours(fresh: Ledger, tmp_path: Path, form: str) -> None:
+    pytest.importorskip(form)
+    places = {"wandb": "stand-in-wandb/wandb/*/run-*.wandb", "tensorboard": "stand-in-tensorboard/*/events*"}
+    for _ in range(2):
+        done = export(form)
+        assert done.exit_code == 0, done.output
+        assert len([*(fresh.runs_dir / "export").glob(places[form])]) == 4
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "x").touch()
+    done = export(form, "--output", str(mine))
+    assert (done.exit_code, [path.name for path in mine.iterdir()]) == (2, ["x"])
+    assert "mine holds something already. Name a new folder: --output PATH." in done.stderr
+    files = [path for path in (fresh.runs_dir / "export").rglob("*") if not path.is_dir()]
+    assert not any(path.is_symlink() or path.suffix == ".log" for path in files)
+    assert not any(os.fsencode(tmp_path) in path.read_bytes() for path in files)

@@ -291,9 +291,7 @@ def test_a_line_without_an_end_is_noted_and_what_a_kill_may_have_done_is_no_prob
     ]
 
 
-def test_what_a_controller_writes_while_verify_reads_is_no_problem(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_controller_writes_while_verify_reads_is_no_problem(ledger, monkeypatch):
     record, controller, readable = (
         ledger.reserve(a_record(), {"train.toml": b"x = 1\n"}),
         again(ledger),

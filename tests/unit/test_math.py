@@ -24,50 +24,8 @@ from tests.conftest import living_children
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
 SUBJECTS = ("algebra", "geometry")
-EQUAL = [
-    ("\\boxed{\\frac{-3}{4}}", "-\\frac{3}{4}"), ("\\boxed{\\frac12}", "\\frac{1}{2}"), ("\\boxed{5}", "5"),
-    ("\\boxed 5$ is it", "5"), ("\\boxed{05.0}", "5"), ("\\boxed{1{,}000}", "1000"), ("\\boxed{1,000}", "1000"),
-    ("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{1/2}", "\\frac12"), ("\\boxed{-\\frac{3}{4}}", "\\frac{-3}{4}"),
-    ("\\boxed{x^2+2x+1}", "(x+1)^2"), ("\\boxed{2\\sqrt{3}}", "\\sqrt{12}"),
-    ("\\boxed{\\frac{\\sqrt{2}}{2}}", "\\frac{1}{\\sqrt{2}}"), ("\\boxed{\\left( 1, 2 \\right)}", "(1,2)"),
-    ("\\boxed{[0, 1) \\cup (1, 2]}", "[0,1)\\cup(1,2]"), ("\\boxed{\\{2, 1\\}}", "\\{1,2\\}"),
-    ("\\boxed{\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
-    ("\\boxed{90^\\circ}", "90"), ("\\boxed{50\\%}", "50\\%"), ("\\boxed{\\$12}", "12"),
-    ("\\boxed{12\\text{ cm}}", "12"), ("\\boxed{12\\mbox{ cm}^2}", "12"), ("It is 12 square feet.", "12"),
-    ("\\boxed{\\frac{6}{4}}", "\\frac{6}{4}"), ("\\boxed{1\\frac{1}{2}}", "1\\frac12"),
-    ("\\boxed{e^{\\ln 5}x}", "5x"), ("\\boxed{x = 7}", "7"), ("\\boxed{\\pi/4}", "\\frac{\\pi}{4}"),
-    ("\\boxed{3 + 4i}", "4i+3"), ("\\boxed{\\text{even}}", "\\text{even}"), ("\\boxed{1} or rather \\boxed{2}", "2"),
-    ("The answer is $\\frac{1}{3}$.", "\\frac{1}{3}"), ("So it is 42.", "42"), ("**Answer: 42**", "42"),
-    ("#### 42", "42"), ("\\boxed{ab}", "ba"),
-    ("\\boxed{42\\ \\text{cm}}", "42"), ("\\boxed{42~\\text{cm}}", "42"), ("\\boxed{\\frac 12}", "\\frac{1}{2}"),
-    ("\\boxed{1\\frac12}", "\\frac{3}{2}"), ("\\boxed{+42}", "42"), ("\\boxed{AB = 42}", "42"), ("so x = 42", "42"),
-    ("\\boxed{10}", "10\\text{ cm}"), ("\\boxed{10\\text{ centimeters}}", "10\\text{ cm}"),
-    ("\\boxed{10\\text{ square inches}}", "10\\mbox{ in}^2"), ("\\boxed{3\\sqrt{2}}", "3\\sqrt{2}\\text{ m}"),
-    ("\\boxed{18\\text{ people}}", "18\\text{ students}"), ("\\boxed{\\left(1,2\\right)}", "(1,2)"),
-    ("\\boxed{90}", "90^\\circ"), ("\\boxed{10cm}", "10\\text{ cm}"),
-    ("\\boxed{x \\in [1,2]}", "[1,2]"), ("\\boxed{(1,2),(3,4)}", "(1,2),(3,4)"), ("\\boxed{(x+1)(x+2)}", "(x+2)(x+1)"),
-    ("\\boxed{4210_5}", "4210_{5}"), ("\\boxed{\\sqrt{18}}", "3\\sqrt{2}"),
-]  # fmt: skip
-OTHER = [
-    ("\\boxed{10\\text{ cm}}", "10\\text{ m}"), ("10 cm", "10\\text{ m}"),
-    ("\\boxed{10\\text{ million}}", "10\\text{ m}"),
-    ("\\boxed{3\\sqrt{2}\\text{ cm}}", "3\\sqrt{2}\\text{ m}"), ("\\boxed{10\\text{ cm}^2}", "10\\text{ cm}^3"),
-    ("\\boxed{2:30\\text{ p.m.}}", "2:30\\text{ a.m.}"), ("\\boxed{1,2}", "(1,2)"), ("\\boxed{x=1,y=2}", "(1,2)"),
-    ("\\boxed{(1,2)}", "[1,2]"), ("\\boxed{0,1}", "[0,1)"), ("\\boxed{\\{1,2\\}}", "(1,2)"),
-    ("\\boxed{5 or six}", "5"), ("\\boxed{5 dozen}", "5"), ("\\boxed{\\text{not }5}", "5"),
-    ("\\boxed{3\\text{ million}}", "3"),
-    ("\\boxed{\\text{-}5}", "5"), ("\\boxed{4.242641}", "3\\sqrt{2}"), ("\\boxed{3.141593}", "\\pi"),
-    ("\\boxed{4210_6}", "4210_{5}"), ("\\boxed{4210}", "4210_{5}"), ("\\boxed{1\\frac{8}{2}}", "5"),
-    ("\\boxed{4=5}", "5"),
-    ("\\boxed{\\frac24}", "\\frac12"), ("\\boxed{5\\text{ or }6}", "56"), ("\\boxed{\\frac{1}{0}}", "0"),
-    ("\\boxed{6}", "5"), ("\\boxed{\\frac{2}{4}}", "\\frac{1}{2}"), ("\\boxed{2^{10}}", "1024"),
-    ("\\boxed{2+3}", "5"), ("\\boxed{4=5}", "5"), ("\\boxed{5 \\text{ or } 6}", "5"), ("\\boxed{5x}", "5"),
-    ("\\boxed{5,6}", "5"), ("\\boxed{4\\text{ or }6}", "4,5"), ("\\boxed{0.333}", "\\frac{1}{3}"),
-    ("\\boxed{(2,1)}", "(1,2)"), ("\\boxed{5} no, \\boxed{6}", "5"), ("\\boxed{x^2+1}", "(x+1)^2"),
-    ("\\boxed{1 2}", "12"), ("\\boxed{}", "5"), ("\\boxed{1/0}", "5"), ("\\boxed{[0,1)}", "[0,1]"),
-    ("\\boxed{odd}", "\\text{even}"), ("\\boxed{5", "5"), ("5\n", "6"), ("", "5"), ("\\boxed", "5"),
-    ("\\boxed{٤٢}", "42"), ("\\boxed{\x00}", "5"), ("\\boxed{\\}", "5"), ("\\boxed{}}}}{{{", "5"),
-]  # fmt: skip
+# A completion that ends in an answer, and the right answer.
+ANSWERS = json.loads((Path(__file__).parents[1] / "fixtures" / "scoring" / "math.json").read_text())
 HOSTILE = {
     "fractions 10,000 deep": "\\boxed{" + "\\frac{" * 10_000 + "1" + "}{2}" * 10_000 + "}",
     "fractions 38 deep": "\\boxed{" + "\\frac{" * 38 + "1" + "}{2}" * 38 + "}",
@@ -247,13 +205,13 @@ def test_what_math_verify_requires_is_part_of_the_rules(monkeypatch: pytest.Monk
     assert rules_of(ROOT, Chosen(environments=["gsm8k"]), "prime-rl", 2) == gsm8k
 
 
-@pytest.mark.parametrize(("text", "answer"), EQUAL)
+@pytest.mark.parametrize(("text", "answer"), ANSWERS["equal"])
 def test_answers_that_are_equal(text: str, answer: str) -> None:
     assert scoring.score(text, answer) == 1.0
     assert scoring.is_formatted(text) == ("\\boxed" in text)
 
 
-@pytest.mark.parametrize(("text", "answer"), OTHER)
+@pytest.mark.parametrize(("text", "answer"), ANSWERS["not equal"])
 def test_answers_that_are_not(text: str, answer: str) -> None:
     assert scoring.score(text, answer) == 0.0
 

@@ -13,17 +13,7 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import open_engine
 from nightshift.engines.memory import on_cards
-from nightshift.engines.prime_rl.config import (
-    AC,
-    CHUNK,
-    OFFLOAD,
-    PRESETS,
-    ROW,
-    SEQUENCES,
-    SHARE,
-    TOKENS,
-    with_preset,
-)
+from nightshift.engines.prime_rl.config import AC, CHUNK, OFFLOAD, PRESETS, ROW, SEQUENCES, SHARE, TOKENS, with_preset
 from nightshift.engines.trl.engine import MEMORY, TOO_SMALL_FOR_TWO
 from nightshift.errors import ConfigError, UsageError
 from tests.prime_rl_plans import SHIPPED

@@ -64,9 +64,7 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
         ("data.py", "PROMPT_TOKENS = 1\ndef load(split, size):\n    return len(split)['x']\n", "data.py:3: "),
     ],
 )
-def test_a_fault_of_a_package_is_one_line_with_its_place(
-    root: Path, file: str, code: str, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_a_package_is_one_line_with_its_place(root, file, code, line, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(template, "REWARD_SECONDS", 0.5)
     name = "faulty"

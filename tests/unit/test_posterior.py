@@ -45,8 +45,11 @@ def random_runs(num_changes: int = 12, num_runs: int = 30) -> list[tuple[Run, fl
     return runs
 
 
-def test_one_gaussian_kind_with_known_noise_is_the_posterior_of_least_squares() -> None:
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_one_gaussian_kind_with_known_noise_is_the_posterior_of_least_squares(is_reversed: bool) -> None:
     posterior, runs = start(GAUSSIAN), random_runs()
+    if is_reversed:  # each change first runs alone
+        runs = runs[11::-1] + runs[:11:-1]
     for run, score, hours in runs:
         posterior.observe(run, score, hours)
     noise = posterior.noise_variance
@@ -71,18 +74,6 @@ def test_one_gaussian_kind_with_known_noise_is_the_posterior_of_least_squares() 
     )
 
 
-def test_then_the_order_of_the_runs_does_not_matter() -> None:
-    one, other = start(GAUSSIAN), start(GAUSSIAN)
-    runs = random_runs()
-    for run, score, hours in runs:
-        one.observe(run, score, hours)
-    for run, score, hours in runs[11::-1] + runs[:11:-1]:
-        other.observe(run, score, hours)
-    for number in range(12):
-        found, wanted = one.effect(change(number)), other.effect(change(number))
-        assert (found.mean, found.sd) == pytest.approx((wanted.mean, wanted.sd), rel=1e-9)
-
-
 def test_each_decision_is_about_one_change_by_its_own_effect() -> None:
     posterior = start()
     for number, score in enumerate((0.50, 0.51, 0.45)):
@@ -93,19 +84,6 @@ def test_each_decision_is_about_one_change_by_its_own_effect() -> None:
         assert decision.p_helps == effect.p_helps
         assert (effect.p_helps > RULES.keep_at) is (decision.action is Action.KEEP)
     assert [action for action, _ in actions(decisions)].count("discard") == 1
-
-
-def test_a_change_goes_out_when_it_no_longer_seems_to_help_and_comes_back_when_it_does() -> None:
-    posterior = start()
-    assert actions(posterior.observe(Run(new=change(1)), 0.52, 0.0)) == [("keep", 1)]
-    decisions: tuple[Decision, ...] = ()
-    while not decisions:
-        decisions = posterior.observe(Run(kept=posterior.kept), 0.455, 0.0)
-    assert actions(decisions) == [("revert", 1)]
-    assert posterior.kept == ()
-    while not posterior.kept:
-        decisions = posterior.observe(Run(kept=(change(1),)), 0.53, 0.0)
-    assert actions(decisions) == [("adopt", 1)]
 
 
 def test_what_goes_out_comes_before_what_comes_in_the_largest_effect_first() -> None:
@@ -128,15 +106,6 @@ def test_the_same_keys_with_the_same_values_are_the_same_change() -> None:
     assert actions(posterior.observe(Run(new=again), 0.44, 0.1)) == [("discard", 1)]
     second = posterior.effect(again)
     assert second.sd < first.sd
-
-
-def test_a_config_that_runs_again_decides_no_new_change_and_makes_its_effect_more_certain() -> None:
-    posterior = start()
-    posterior.observe(Run(new=change(1)), 0.46, 0.1)
-    before = posterior.effect(change(1))
-    assert posterior.observe(Run(kept=(change(1),)), 0.46, 0.2) == ()
-    after = posterior.effect(change(1))
-    assert after.sd < before.sd
 
 
 @pytest.mark.parametrize(("first_score", "share"), [(0.53, 1.0), (0.44, 0.5)])
@@ -205,16 +174,6 @@ def test_late_baselines_tell_drift_from_effects() -> None:
     assert posterior.predict([], 8.0)[0] - posterior.predict([])[0] > 0.02
     assert posterior.gain()[0] < before[0]
     assert posterior.gain()[1] < before[1]
-
-
-def test_contention_makes_a_run_count_for_less_and_its_change_rides_sooner() -> None:
-    calm, busy = start(), start()
-    for posterior, factor in ((calm, 1.0), (busy, RULES.contention_noise)):
-        posterior.observe(Run(new=change(1)), START - 0.02, 0.1, noise_factor=factor)
-    first, second = calm.effect(change(1)), busy.effect(change(1))
-    assert second.sd > first.sd
-    assert calm.rider(change(2)) is None
-    assert busy.rider(change(2)) == change(1)
 
 
 def discards(scores: dict[int, float]) -> Posterior:
@@ -316,19 +275,6 @@ def test_a_change_that_the_user_keeps_is_of_any_kind_until_a_run_measures_it() -
     assert before.sd > 0.05
     posterior.observe(Run(kept=posterior.kept, new=change(2)), 0.47, 0.1)
     assert posterior.effect(change(1)).sd < 0.6 * before.sd
-
-
-def test_the_rule_does_not_undo_what_the_user_decided() -> None:
-    posterior = start()
-    posterior.decide_for_user(change(1), True)
-    assert kept(posterior) == [1]
-    for _ in range(3):
-        assert posterior.observe(Run(kept=(change(1),)), 0.40, 0.1) == ()
-    assert kept(posterior) == [1]
-    posterior.decide_for_user(change(1), False)
-    for _ in range(3):
-        posterior.observe(Run(new=change(1)), 0.60, 0.1)
-    assert posterior.kept == ()
 
 
 def test_the_reported_gain_is_below_the_mean_and_lower_after_more_changes() -> None:

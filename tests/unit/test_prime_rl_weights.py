@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from nightshift.engines.prime_rl.metrics import MAX_TEXT, sample_rollouts
-from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
+from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
@@ -246,6 +246,41 @@ def test_no_half_made_folder_is_left(tmp_path: Path, base: Path, fault: str) -> 
         build_model_folder(source, base, target)
     assert names_in(target.parent) == ({"weights"} if fault == "in the way" else set())
     assert fault != "in the way" or names_in(target) == {"keep"}
+
+
+# --- EarlierWeights --------------------------------------------------------------------------------------
+
+
+def train(broadcasts: Path, step: int) -> Path:
+    """Publish a step as prime-rl's trainer does, and delete step N-2."""
+    folder = full(broadcasts / f"step_{step}", step)
+    publish(folder)
+    shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
+    return folder
+
+
+def test_one_step_of_each_fifth_but_the_first_is_kept(tmp_path: Path) -> None:
+    earlier = EarlierWeights(tmp_path / "broadcasts", tmp_path / "earlier")
+    for step in range(21):
+        train(tmp_path / "broadcasts", step)
+        earlier.look(step / 20)
+    assert list(earlier.folders) == [4, 8, 12, 16]
+    assert names_in(tmp_path / "earlier") == {f"step_{step}" for step in (4, 8, 12, 16)}
+    for step, folder in earlier.folders.items():
+        assert (load_file(folder / "model.safetensors")["model.norm.weight"] == step).all()
+
+
+def test_a_step_that_is_being_deleted_is_passed_over_and_what_is_kept_is_a_link(tmp_path: Path) -> None:
+    earlier = EarlierWeights(tmp_path / "broadcasts", tmp_path / "earlier")
+    train(tmp_path / "broadcasts", 0)
+    earlier.look(0.25)
+    assert earlier.folders == {}, "the base model is no step"
+    whole = train(tmp_path / "broadcasts", 4) / "model.safetensors"
+    (train(tmp_path / "broadcasts", 5) / "model.safetensors").unlink()
+    earlier.look(0.3)
+    assert list(earlier.folders) == [4]
+    assert names_in(tmp_path / "earlier") == {"step_4"}
+    assert (earlier.folders[4] / "model.safetensors").samefile(whole)
 
 
 # --- sample_rollouts -------------------------------------------------------------------------------------

@@ -65,8 +65,7 @@ def test_one_version_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "file"),
-    [("github-workflows", ".github/workflows/ci.yml"), ("citation-file-format", "CITATION.cff")],
+    ("schema", "file"), [("github-workflows", ".github/workflows/ci.yml"), ("citation-file-format", "CITATION.cff")]
 )
 def test_files_for_others_are_valid_by_their_schemas(schema: str, file: str) -> None:
     argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", file]

@@ -1,4 +1,4 @@
-"""The docs quote result files and recorded campaigns; here the quotes are compared with them."""
+"""The docs and SECURITY.md quote result files and recorded campaigns; here the quotes are compared with them."""
 
 import json
 import math
@@ -7,19 +7,18 @@ import statistics
 import sys
 from collections import Counter
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import pytest
 from nightshift_tictactoe import ratings
 
 from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
-from tests.cheats.__main__ import totals
+from tests.cheats.__main__ import ATTEMPTS, totals
+from tests.checkouts import ROOT, names_no_place
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from budget_clock import CLOCKS  # noqa: E402
+from budget_clock import CLOCKS
 
 RESULTS = ROOT / "benchmarks" / "results"
 TASKS = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
@@ -73,12 +72,6 @@ def test_the_rule_beside_others() -> None:
             f"{others[1]:.2f} | {before['holds']:.0f} → {ours['holds']:.0f} % | {ours['commits_in']:.0f} / "
             f"{ours['commits_out']:.0f} | {ours['changes']:.0f} | {ours['harmful']:.0f} % |"
         )
-
-
-def test_the_lead_over_keep_above_best() -> None:
-    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/using.md")]
-    ours, best = (nights("decision_rules_compared", "default", rule)["gain"] for rule in ("kept-set", "best"))
-    assert [re.findall(r"([\d.]+) times", page) for page in pages] == [[f"{ours / best:.1f}"]] * 2
 
 
 def test_what_the_page_says_of_the_rule() -> None:
@@ -454,3 +447,27 @@ def test_both_agents_of_the_comparison_are_recorded() -> None:
         told += [f"{score:.3f}" for score in scores] + [f"{100 * night['difference']:.1f}"]
         told += ["95"] * (name == "tpe-0") + [f"{100 * bound:.1f}" for bound in night["95 % interval"]]
     assert quoted == told
+
+
+SECURITY = (ROOT / "SECURITY.md").read_text()
+
+
+def test_the_page_names_every_attempt_that_is_known_to_succeed() -> None:
+    quoted = set(re.findall(r'"([^"]+)"', " ".join(SECURITY.split())))
+    assert quoted <= {attempt.name for attempt in ATTEMPTS if attempt.expected in ("not defended", "counted")}
+    assert quoted >= {attempt.name for attempt in ATTEMPTS if attempt.expected == "not defended"}
+
+
+def test_the_recorded_attempts_are_these_and_came_to_what_is_expected() -> None:
+    attempts = json.loads((RESULTS / "cheats.json").read_text())["attempts"]
+    assert all(row["holds"] for row in attempts)
+    recorded = {(row["setting"], row["name"], row["expected"]) for row in attempts}
+    here = {(attempt.setting, attempt.name, attempt.expected) for attempt in ATTEMPTS}
+    assert here - recorded <= {("checkout", "other hardware", "refused")}  # needs two cores
+
+
+def test_the_recorded_fuzzing_is_of_the_whole_and_nothing_was_wrong() -> None:
+    result = json.loads((RESULTS / "fuzz_config.json").read_text())
+    assert result["num_wrong"] == 0
+    assert sum(row["cases"] for row in result["classes"]) == 1030
+    assert all(names_no_place(RESULTS / f"{name}.json") for name in ("cheats", "fuzz_config"))

@@ -1,21 +1,21 @@
-"""git, for real: what is committed, what is restored, and what is never touched."""
+"""git, for real: what is committed, what is restored, what is cloned, and what is never touched or run."""
 
 import os
-import re
 import resource
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from threading import Timer
 
+import psutil
 import pytest
 
 from nightshift.campaign import git as git_module
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head, Repo
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import interruptible
+from tests.checkouts import MEASURING, wait_for
 from tests.conftest import CAMPAIGN, git
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"
@@ -60,43 +60,7 @@ def test_nothing_is_committed_after_the_checkout_moved(repo: Repo, move: tuple[s
     assert len(commits(repo)) == 2
 
 
-def test_hooks_signing_filters_and_missing_identity_do_not_matter(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = repo.root
-    for hook in ("pre-commit", "commit-msg", "post-commit", "reference-transaction"):
-        path = root / ".git" / "hooks" / hook
-        path.write_text("#!/bin/sh\ntouch HOOKED\nexit 1\n")
-        path.chmod(0o755)
-    (root / ".git" / "info" / "attributes").write_text("train.toml filter=evil\n")
-    git(root, "config", "filter.evil.clean", "sed s/2/999/")
-    git(root, "config", "commit.gpgSign", "true")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_DIR", "/nowhere")
-    monkeypatch.setenv("HOME", str(root))
-    repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
-    monkeypatch.delenv("GIT_DIR")
-    assert repo.config_at("HEAD") == CANDIDATE
-    assert not (root / "HOOKED").exists()
-    assert git(root, "log", "-1", "--format=%an").strip() == "Nightshift"
-
-
 LOCK_FILES = ("index.lock", "HEAD.lock", f"refs/heads/{CAMPAIGN}.lock")
-
-
-@pytest.mark.parametrize("name", LOCK_FILES)
-def test_a_lock_that_stays_is_named_and_nothing_is_committed(repo, name, monkeypatch):
-    monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
-    lock, before = repo.root / ".git" / name, repo.head()
-    lock.touch()
-    cause = f"git could not write: its lock file {lock} is still there. End the git that holds it"
-    began = time.monotonic()
-    with pytest.raises(EngineError, match=f"^{re.escape(cause)}"):
-        repo.commit_config(before, CANDIDATE, MESSAGE)
-    assert time.monotonic() - began >= 0.3
-    assert repo.head() == before
-    lock.unlink()
-    repo.commit_config(before, CANDIDATE, MESSAGE)
-    assert repo.config_at("HEAD") == CANDIDATE
-    assert git(repo.root, "diff", "--cached", "--name-only") == ""  # else the user's next commit would take it back
 
 
 @pytest.mark.parametrize("name", LOCK_FILES)
@@ -186,3 +150,95 @@ def test_what_is_no_commit_holds_no_train_toml(repo: Repo, commit: str) -> None:
     if expected is None:
         with pytest.raises((UsageError, EngineError), match=r"no readable commit|null byte"):
             repo.files_at(commit)
+
+
+def test_a_new_campaign_takes_a_free_name_and_touches_no_file(checkout: Path) -> None:
+    git(checkout, "switch", "--quiet", "main")
+    (checkout / "program.md").write_text("edited\n")
+    (checkout / "new.txt").write_text("untracked\n")
+    before = git(checkout, "status", "--porcelain")
+    repo = Repo(checkout)
+    first = repo.start_campaign("test-2")
+    git(checkout, "switch", "--quiet", "main")
+    second = repo.start_campaign("test")  # the fixture's branch, and the one just made, are taken
+    assert (first.branch, second.branch) == ("autoresearch/test-2", "autoresearch/test-3")
+    assert second == repo.head()
+    assert git(checkout, "status", "--porcelain") == before
+    assert git(checkout, "log", "--format=%s", second.branch).splitlines() == ["start"]
+
+
+def test_a_campaign_needs_a_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    with pytest.raises(UsageError, match="no commit"):
+        Repo(tmp_path).start_campaign("test")
+
+
+def test_a_branch_that_is_in_the_way_of_all_campaigns_is_named_with_its_cure(checkout: Path) -> None:
+    git(checkout, "switch", "--quiet", "main")
+    git(checkout, "branch", "-D", CAMPAIGN)
+    git(checkout, "branch", "autoresearch")
+    with pytest.raises(UsageError, match="git branch -m autoresearch NEW-NAME"):
+        Repo(checkout).start_campaign("test")
+
+
+def test_a_clone_shares_nothing_and_does_not_know_where_it_is_from(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "train.toml").write_bytes(b"lr = 1\n")
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--allow-empty", "-m", "baseline")
+    git(checkout, "tag", "secret")
+    repo, copy = Repo(checkout), tmp_path / "copy"
+    repo.clone(repo.head(), copy)
+    assert (copy / "train.toml").read_bytes() == b"lr = 1\n"
+    assert git(copy, "branch", "--all", "--format=%(refname)").split() == [f"refs/heads/{CAMPAIGN}"]
+    assert git(copy, "tag", "--list") == git(copy, "remote") == git(copy, "reflog") == ""
+    inodes = {path.stat().st_ino for path in (checkout / ".git").rglob("*") if path.is_file()}
+    ours = [path for path in (copy / ".git").rglob("*") if path.is_file()]
+    assert inodes.isdisjoint(path.stat().st_ino for path in ours)
+    assert not [path for path in ours if str(checkout).encode() in path.read_bytes()]
+
+
+def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, monkeypatch):
+    home, marker, evil = tmp_path / "home", tmp_path / "marker", tmp_path / "evil.sh"
+    (home / ".config" / "git").mkdir(parents=True)
+    evil.write_text(f"#!/bin/sh\ntouch {marker}\ncat\n")
+    evil.chmod(0o755)
+    (home / "attributes").write_text("* filter=evil\n")
+    (home / ".config" / "git" / "attributes").write_text("* filter=evil\n")
+    (home / ".gitconfig").write_text(
+        f"[uploadpack]\n\tpackObjectsHook = {evil}\n[core]\n\tattributesFile = {home}/attributes\n"
+        f"\thooksPath = {home}\n\tfsmonitor = {evil}\n\tsshCommand = {evil}\n\talternateRefsCommand = {evil}\n"
+        f'[filter "evil"]\n\tsmudge = {evil}\n\tclean = {evil}\n\tprocess = {evil}\n\trequired = true\n'
+        f'[url "ext::{evil} "]\n\tinsteadOf = {tmp_path}\n[protocol "ext"]\n\tallow = always\n'
+        f"[credential]\n\thelper = {evil}\n[gpg]\n\tprogram = {evil}\n[user]\n\tname = Ada\n"
+    )
+    monkeypatch.setenv("HOME", str(home))
+    for hook in ("pre-commit", "commit-msg", "post-commit", "reference-transaction"):
+        shutil.copy(evil, checkout / ".git" / "hooks" / hook)
+    (checkout / ".git" / "info" / "attributes").write_text("train.toml filter=evil\n")
+    for key, value in (
+        (f"url.ext::{evil} .insteadOf", str(tmp_path)),
+        ("protocol.ext.allow", "always"),
+        ("filter.evil.clean", "sed s/2/999/"),
+        ("commit.gpgSign", "true"),
+        ("core.hooksPath", ".git/hooks"),
+    ):
+        git(checkout, "config", key, value)
+    repo, copy = Repo(checkout), tmp_path / "copy"
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    repo.clone(repo.head(), copy)
+    assert (copy / MEASURING).read_text() == "MEASURES = True\n"
+    for author in ("Ada", "Nightshift"):
+        repo.commit_config(repo.head(), CANDIDATE, "kept\n")
+        assert repo.config_at("HEAD") == CANDIDATE
+        assert not marker.exists()
+        with monkeypatch.context() as patch:
+            patch.delenv("GIT_DIR")
+            assert f"author {author} <nightshift@localhost>" in git(checkout, "cat-file", "commit", "HEAD")
+        monkeypatch.setenv("HOME", str(tmp_path))  # nobody has an identity there
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+
+def test_what_git_starts_ends_with_it(checkout: Path) -> None:
+    Repo(checkout)._run("-c", "alias.stay=!sleep 601 > /dev/null 2>&1 & echo $! > pid", "stay")
+    pid = int((checkout / "pid").read_text())
+    assert wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

@@ -1,4 +1,4 @@
-"""The numbers and words of the morning page: none that no record holds."""
+"""The numbers, words and lanes of the morning page: none that no record holds."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,14 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import Action, Change, Decision, Failure, Judgement, Record, Run, Stage
+from nightshift.campaign.records import (
+    Action,
+    Change,
+    Contention,
+    Decision,
+    Failure,
+    Judgement,
+    Record,
+    Result,
+    Run,
+    Stage,
+)
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, elsewhere_lines, headline, visible
-from nightshift.report.timing import NIGHT_GAP, Use, nights, split_run
+from nightshift.report.timing import (
+    LANE_HEIGHT,
+    LEFT,
+    NIGHT_GAP,
+    WIDTH,
+    Use,
+    nights,
+    num_at_once,
+    split_experiment,
+    split_run,
+    timeline,
+)
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
@@ -278,3 +300,54 @@ def test_a_markdown_cell_links_to_nowhere() -> None:
 
 
 # Labels
+
+
+NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
+
+
+def a_run(began_seconds: float, seconds: float, place: str, step_seconds: float = 1.0) -> Result:
+    load = Contention(2, others_share=0.0, stolen_share=0.0, step_seconds=step_seconds)
+    began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
+    return replace(a_result(0.5), started=began, total_seconds=seconds, slot=place, contention=load)
+
+
+@pytest.fixture
+def record() -> Record:
+    return judged([0.5])[0]
+
+
+def records_of(record: Record, *results: Result) -> list[Record]:
+    return [replace(record, number=number, result=result) for number, result in enumerate(results, 1)]
+
+
+def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
+    runs = (a_run(0, 60, "slot 1"), a_run(0, 40, "slot 2"), a_run(60, 40, "slot 1"))
+    found = timeline(records_of(record, *runs))
+    assert [(lane.place, lane.y, len(lane.bars), lane.used) for lane in found.lanes] == [
+        ("slot 1", 0.0, 2, 1.0),
+        ("slot 2", LANE_HEIGHT, 1, 0.4),
+    ]
+    first, second = found.lanes[0].bars
+    assert (first.x, first.width) == (LEFT, pytest.approx(0.6 * (WIDTH - LEFT)))
+    assert second.x == pytest.approx(first.x + first.width)
+    assert found.slow == ""
+
+
+def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
+    runs = [a_run(10 * n, 10, f"slot {s}", 2.0 if s == 2 else 1.0) for n in range(3) for s in (1, 2, 3)]
+    found = timeline(records_of(record, *runs))
+    assert found.slow.startswith("slot 2 ")
+    assert "2.0" in found.slow
+
+
+def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> None:
+    adopted = replace(
+        record, result=a_run(-200_000, 60, "slot 1"), baseline=7, started=NIGHT.isoformat(), total_seconds=0.5
+    )
+    uses = split_experiment(adopted, [])
+    assert uses == {Use.OTHER: 0.5}
+    [night] = nights([(adopted, uses)])
+    assert sum(night.seconds.values()) == night.length_seconds == 0.5
+    assert num_at_once([adopted]) == 0
+    found = timeline([adopted, replace(record, number=2, result=a_run(1, 60, "slot 1"))])
+    assert [(bar.number, bar.x) for lane in found.lanes for bar in lane.bars] == [(2, LEFT)]

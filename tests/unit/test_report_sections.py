@@ -102,9 +102,6 @@ def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path:
     assert all(each["settings"] is None for each in data["experiments"].values())
 
 
-# The load of others
-
-
 def test_what_a_search_calls_its_change_is_not_told_twice(tmp_path: Path) -> None:
     """A search's description is the change itself."""
     e = morning(tmp_path, judged(STORY)).experiments[2]

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,110 +12,19 @@ from nightshift_gsm8k.scoring import extract_answer, is_formatted, score
 
 from tests.waiting import assert_linear
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "scoring"
 OFFICIAL = os.environ.get("NIGHTSHIFT_GSM8K", "")
 needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names no folder with the official files")
 
 
-HEADINGS = "#### 1. Calculate the cost\n2 + 4 = 6\n#### 2. Check\nThe total is **6**"
-
-SHAPES: list[tuple[str, str, int, int]] = [  # completion, right answer, strict, flexible
-    # The form that is asked for
-    ("2 + 4 = 6\n#### 6", "6", 1, 1),
-    ("#### 6", "6", 1, 1),
-    ("#### 6", "1", 0, 0),
-    ("#### 6  \r\n\n", "6", 1, 1),
-    ("so\n  ####\t6", "6", 1, 1),
-    ("#### -6", "-6", 1, 1),
-    ("#### -6", "6", 0, 0),
-    ("#### 1,234", "1234", 1, 1),
-    ("#### 1234", "1,234", 1, 1),
-    ("#### 6.00", "6", 1, 1),
-    ("#### 0.1", "0.10000000000000001", 0, 0),  # equal as floats
-    ("#### 9007199254740993", "9007199254740992", 0, 0),  # equal as floats
-    ("#### 007", "7", 1, 1),
-    ("#### 5\nNo, wait.\n#### 6", "6", 1, 1),
-    ("#### 5\nNo, wait.\n#### 6", "5", 0, 0),
-    # Another form, the same answer
-    ("####6", "6", 0, 1),
-    ("The answer is #### 6", "6", 0, 1),
-    ("**#### 6**", "6", 0, 1),
-    ("#### **6**", "6", 0, 1),
-    ("#### **6**.\nThere were 3 of them.", "6", 0, 1),
-    ("```\n#### 6\n```", "6", 0, 1),
-    ("#### 6.", "6", 0, 1),
-    ("#### $6", "6", 0, 1),
-    ("#### -$6", "-6", 0, 1),
-    ("#### 6\N{EURO SIGN}\nFor 3 days.", "6", 0, 1),
-    ("#### 50%", "50", 0, 1),
-    ("#### 50%", "0.5", 0, 0),
-    ("#### 3/4", "0.75", 0, 1),
-    ("#### 6/8", "0.75", 0, 0),  # a division left undone
-    ("#### 6/0", "6", 0, 0),
-    ("#### 1/2/2024", "1", 0, 0),
-    ("#### \N{MINUS SIGN}6", "-6", 0, 1),
-    ("#### +6", "6", 0, 1),
-    ("#### 1.2.3", "1.2", 0, 0),
-    ("#### 1,2", "12", 0, 0),
-    ("#### 10,00,000", "1000000", 0, 1),  # Indian grouping
-    ("#### 1 234", "1234", 0, 0),
-    ("#### 1e3", "1000", 0, 0),
-    ("#### 6 apples", "6", 0, 1),
-    ("#### 6 m^2", "6", 0, 1),
-    ("#### 2 + 4 = 6", "6", 0, 1),
-    ("#### 2 + 4 = 6", "2", 0, 0),
-    ("#### 6 apples\nThat is what she has.", "6", 0, 1),
-    ("#### 5\nThe answer is \\boxed{6}", "6", 0, 1),
-    ("\\boxed{5}\n#### 6", "6", 1, 1),
-    ("\\boxed{\\frac{3}{4}}", "0.75", 0, 1),
-    ("\\boxed{1{,}234 \\text{ m}^2}", "1234", 0, 1),
-    ("\\boxed{6", "6", 0, 1),  # cut off
-    ("\\boxed{\\text{about } 42 \\text{ m}^2}", "42", 0, 1),
-    ("\\boxed{seventy} or 71", "71", 0, 1),
-    ("It is six", "6", 0, 0),
-    ("He has 3 apples, then 5-3=2.", "2", 0, 1),
-    ("It falls to -7 degrees.", "-7", 0, 1),
-    ("From 10-3", "3", 0, 1),  # a binary minus is no sign
-    ("He pays $1,234.50.", "1234.5", 0, 1),
-    # Headings: their number is no answer
-    ("#### 1. Calculate the cost: 2 + 4. The total is **6**", "6", 0, 1),
-    ("#### 1. Calculate the cost: 2 + 4. The total is **6**", "1", 0, 0),
-    (HEADINGS, "6", 0, 1),
-    (HEADINGS, "2", 0, 0),
-    (HEADINGS + "\n#### 6", "6", 1, 1),
-    ("#### **1.** Calculate\nIt is **6**", "1", 0, 0),
-    ("#### 1.2 Calculate\nIt is **6**", "1.2", 0, 0),
-    ("#### 1 Calculate\nIt is **6**", "6", 0, 1),
-    ("#### Step 1: Calculate\nIt is **6**", "6", 0, 1),
-    ("#### Step 1\nThere are 3.\n#### Step 2\nSo \\boxed{12} at 9 am", "12", 0, 1),
-    ("It is 6.\n#### 2. Check", "6", 0, 1),  # cut off after a heading
-    ("It is 6.\n#### 2. Check", "2", 0, 0),
-    ("#### 1. Calculate the cost", "1", 0, 0),
-    ("5## 1)6", "56", 0, 0),  # what stands around a heading does not grow together
-    ("5## 1)6", "6", 0, 1),
-    ("(he came in as #4)", "4", 0, 1),  # one # is no heading
-    ("#### 1.\nCalculate. It is **6**", "1", 0, 1),  # alone on its line: nothing tells it from an answer
-    # Hostile
-    ("", "6", 0, 0),
-    ("####", "6", 0, 0),
-    ("", "", 0, 0),
-    ("#### 7", "seven", 0, 0),  # a gold answer that is no number is equal to nothing
-    ("#### \u0666", "6", 0, 0),  # Arabic-Indic 6
-    ("#### \u200b6", "6", 0, 1),  # behind a zero-width space
-    ("#### 6\x00", "6", 0, 1),
-    ("#### 6\u2028#### 7", "6", 0, 0),  # a separator that is no newline
-    ("#### 5 #### 6", "6", 0, 1),
-    ("#### NaN", "NaN", 0, 0),
-    ("#### 1e999", "inf", 0, 0),
-    ("#### " + "9" * 100_000, "9" * 100_000, 0, 0),
-    ("#### 6." + "0" * 200, "6", 0, 0),
-    ("\ud800#### 6", "6", 0, 1),
-    ("She had 6 apples and ate 2. How many are left?", "6", 0, 0),  # the question said again
-    ("#### 1\n#### 2\n#### 3\n#### 4\n#### 5\n#### 6", "3", 0, 0),  # one answer, however many are given
-]
+# By what they show: completion, right answer, strict and flexible score, and sometimes why.
+SHAPES: dict[str, list[list[Any]]] = json.loads((FIXTURES / "gsm8k.json").read_text())
+SHAPES["long"] = [["#### " + "9" * 100_000, "9" * 100_000, 0, 0]]
 
 
-@pytest.mark.parametrize(("completion", "answer", "strict", "flexible"), SHAPES)
-def test_a_shape_scores(completion: str, answer: str, strict: int, flexible: int) -> None:
+@pytest.mark.parametrize("shape", [shape for shapes in SHAPES.values() for shape in shapes])
+def test_a_shape_scores(shape: list[Any]) -> None:
+    completion, answer, strict, flexible, *_ = shape
     flexibly = score(completion, answer)
     assert (flexibly * is_formatted(completion), flexibly) == (strict, flexible), extract_answer(completion)
 

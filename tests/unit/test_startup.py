@@ -1,7 +1,5 @@
 """What the commands import: nothing of foreign PYTHONPATH folders; and what their children get."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -57,9 +55,7 @@ def test_an_empty_entry_of_pythonpath_is_no_folder_to_import_from(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["random.py", "types.py", "math.py", "psutil.py"])
-def test_no_file_at_the_top_of_the_checkout_hides_a_library_of_a_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_no_file_at_the_top_of_the_checkout_hides_a_library_of_a_child(tmp_path, monkeypatch, name):
     (tmp_path / "nightshift").symlink_to(ROOT / "nightshift")
     (tmp_path / name).write_text("raise SystemExit('a note was taken for a library')\n")
     monkeypatch.setattr(process, "CHECKOUT", str(tmp_path))

@@ -16,7 +16,6 @@ from tests.recorded_nights import configs, records
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (ROOT / "train.toml").read_bytes()
-BATCH, GROUP = "orchestrator.batch_size", "orchestrator.group_size"
 
 
 def config(**values: object) -> Config:

@@ -1,6 +1,7 @@
 """Tic-tac-toe as a game of a policy: openings, forfeits, the pool, self-play, ratings."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from nightshift_tictactoe import data, ratings
-from nightshift_tictactoe.board import START, moves, written
+from nightshift_tictactoe.board import START, moves, play, winner, written
 from nightshift_tictactoe.game import Match, episodes, practice
 from nightshift_tictactoe.players import POOL
 
@@ -17,10 +18,14 @@ from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.errors import EngineError
 from nightshift.evaluation.evaluate import evaluate, selection_set
-from tests.boards import read
 from tests.rules import ROOT
 
 Policy = Callable[[Match], str]
+
+
+def read(text: str) -> str:
+    """The nine characters behind `You are X: Xa b Oc ...`, `Line of X: ...` or the words alone."""
+    return "".join(word[0] for word in text.rpartition(":")[2].split())
 
 
 def played(policy: Policy, match: Match) -> Match:
@@ -186,3 +191,12 @@ def test_the_worst_case_is_exact(policy: Policy, worst: float, most: int) -> Non
             search.answer([policy(match) for match in search._open])
         assert search.score == worst
         assert num_asked <= most
+
+
+def test_the_game_has_as_many_boards_and_ends_as_it_is_known_to_have() -> None:
+    boards, level = {START}, {START}
+    while level := {play(board, cell) for board in level for cell in moves(board)}:
+        boards |= level
+    assert len(boards) == 5478
+    ended = Counter(winner(board) for board in boards if not moves(board))
+    assert ended == {"X": 626, "O": 316, None: 16}

@@ -1,0 +1,244 @@
+"""train.toml as text: rewritten with the values asked for, compared, read from a plain file, and its lines."""
+
+import os
+import re
+import string
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nightshift.config.allowlist import default
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.toml_text import line_of
+from nightshift.config.train_toml import Change, Config, changes_of, diff, load, parse
+from nightshift.errors import ConfigError, ExitCode
+from tests.prime_rl_plans import open_configs
+from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_one_clean_line
+
+LENGTH = "orchestrator.train.sampling.max_completion_tokens"
+
+
+def test_puts_a_new_key_into_its_table_above_the_next_comment() -> None:
+    source = SMALL + b"\n# about the schedule\n[trainer.scheduler]\ntype = 'constant'\n"
+    changed = set_values(source, {"trainer.optim.weight_decay": 0.1, "max_steps": 40}).decode()
+    assert "# peak\nweight_decay = 0.1\n\n# about the schedule\n[trainer.scheduler]" in changed
+    assert changed.startswith("seq_len = 512\nmax_steps = 40\n\n[orchestrator]")
+
+
+@pytest.mark.parametrize(
+    ("change", "and_so"),
+    [
+        ({"trainer.model.lora": {}}, {}),
+        ({"trainer.model.lora.rank": 8}, {"trainer.model.lora": {}}),
+        ({"trainer.model.ac": {}, "trainer.model.ac.freq": 2}, {}),
+        ({"trainer.model.ac.freq": 2}, {"trainer.model.ac": {}}),
+        ({"trainer.model.ac.freq": ABSENT}, {}),  # of a table that is off, which stays so
+        ({"trainer.optim.max_norm": None}, {}),
+        ({"trainer.optim.weight_decay": ABSENT}, {}),
+        ({LENGTH: None}, {LENGTH: ABSENT}),
+        ({"trainer.model.compile": None}, {}),
+        ({"trainer.optim.nesterov": False, "trainer.optim.type": "sgd"}, {}),
+        ({"trainer.model.lora.target_modules": ("q_proj", "v_proj")}, {"trainer.model.lora": {}}),
+    ],
+)
+def test_switches_and_removes(change: dict[str, Any], and_so: dict[str, Any]) -> None:
+    wanted = {**parse(SHIPPED).values, **change, **and_so}
+    wanted = {path: value for path, value in wanted.items() if value is not ABSENT}
+    assert parse(set_values(SHIPPED, change)).values == wanted
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"orchestrator = {group_size = 4, batch_size = 8} # c\ntrainer.optim.lr = 1e-6 # d\n",
+        b"[orchestrator]\ngroup_size = 4\nbatch_size = 8\n[trainer]\noptim.lr = 1e-6\nmodel = {lora = {rank = 4}}\n",
+        b"trainer.optim.lr = 1e-6\n[orchestrator]\ngroup_size = 4\n[trainer.model.lora]\n[orchestrator.algo]",
+    ],
+)
+def test_copes_with_inline_and_dotted_tables(source: bytes) -> None:
+    change = {
+        "trainer.optim.weight_decay": 0.1,
+        "orchestrator.max_off_policy_steps": 3,
+        "trainer.model.lora.alpha": 8.0,
+    }
+    before, after = parse(source), parse(set_values(source, change))
+    assert after.values == {**before.values, "trainer.model.lora": {}, **change}
+
+
+def test_refuses_what_a_person_could_not_write() -> None:
+    for change in ({"trainer.optim.lr": -1.0}, {"orchestrator.group_size": 7}, {"trainer.optim.lr": 'x" # "'}):
+        with pytest.raises(ConfigError):
+            set_values(SMALL, change)
+    with pytest.raises(KeyError):
+        set_values(SMALL, {"model.name": None})
+    with pytest.raises(ConfigError, match="locked"):
+        set_values(SMALL, {"model.name": "x"})
+
+
+PROPOSALS = st.fixed_dictionaries(
+    {},
+    optional={
+        "trainer.optim.lr": st.floats(1e-9, 1e-2),
+        "trainer.optim.weight_decay": st.floats(0, 1),
+        "trainer.optim.betas2": st.floats(0, 0.999),
+        "trainer.optim.max_norm": st.one_of(st.none(), st.floats(0.01, 100)),
+        "trainer.loss.kl_tau": st.floats(0, 1),
+        "orchestrator.batch_size": st.integers(1, 200).map(lambda n: n * 4),
+        "orchestrator.max_off_policy_steps": st.integers(0, 20),
+        "orchestrator.train.filter_zero_advantages": st.booleans(),
+        "max_steps": st.one_of(st.none(), st.integers(1, 1000)),
+        "trainer.model.lora": st.sampled_from([None, {}]),
+        "trainer.model.compile": st.sampled_from([None, {}]),
+        "trainer.model.ac": st.sampled_from([None, {}]),
+        "trainer.model.reduce_dtype": st.sampled_from(["bfloat16", "float32"]),
+    },
+)
+
+
+@settings(FUZZ, max_examples=40)
+@given(PROPOSALS)
+def test_keeps_comments_and_order(change: dict[str, Any]) -> None:
+    before = parse(SHIPPED)
+    # A key that leaves takes the comment on its own line with it: keep those out of this test.
+    change = {path: value for path, value in change.items() if path != "trainer.model.ac" or value is None}
+    after = parse(set_values(SHIPPED, change))
+    assert comments(after.source) == comments(SHIPPED)
+    kept = [path for path in after.values if path in before.values]
+    assert kept == [path for path in before.values if path in after.values]
+    unset = {path for path, value in change.items() if value is None and default(path, before.resolved) is None}
+    expected = {**before.values, **{path: value for path, value in change.items() if path not in unset}}
+    assert after.values == {path: value for path, value in expected.items() if path not in unset}
+    assert set_values(after.source, change) == after.source
+
+
+def comments(source: bytes) -> list[str]:
+    return re.findall(r"#.*", source.decode())
+
+
+def test_a_comment_stays_in_its_column() -> None:
+    source = b"[orchestrator]\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6         # peak\nmax_norm = 1.0 # norm\n"
+    edited = set_values(source, {"trainer.optim.lr": 2.38e-5, "trainer.optim.max_norm": 0.129})
+    assert edited.endswith(b"\nlr = 2.38e-5      # peak\nmax_norm = 0.129 # norm\n")
+    assert b"\nlr = 3e-6         # peak\n" in set_values(edited, {"trainer.optim.lr": 3e-6})
+
+
+def lines(old: Config, new: Config) -> list[str]:
+    return [change.line for change in diff(old, new)]
+
+
+def test_diff_is_written_as_a_person_would() -> None:
+    old = parse(SMALL + b"max_norm = 0.5\nweight_decay = 0.01\n")
+    new = parse(
+        SMALL.replace(b"3e-6", b"0.000005") + b"betas1 = 0.8\n[trainer.model]\nac = 'None'\nac_offloading = 'None'\n"
+        b"[trainer.model.lora]\nrank = 8\n[orchestrator.train.source.curriculum.gates.zero]\n"
+    )
+    assert lines(old, new) == [
+        "trainer.optim.lr 3e-6 -> 5e-6",
+        "+orchestrator.train.source.curriculum.gates.zero on",
+        "+trainer.optim.betas1 0.8 (default 0.9)",
+        "+trainer.model.ac None (default by preset)",
+        "+trainer.model.ac_offloading None (default by preset)",
+        "+trainer.model.lora on (default off)",
+        "+trainer.model.lora.rank 8 (default 16)",
+        "-trainer.optim.max_norm 0.5 (default 1.0)",
+    ]
+    assert lines(new, old)[0] == "trainer.optim.lr 5e-6 -> 3e-6"
+    one, other = parse(SMALL + b"type = 'adamw'\n"), parse(SMALL + b"type = 'muon'\n")
+    assert "trainer.optim.type adamw -> muon" in lines(one, other)
+
+
+def test_lines_of_records_are_taken_apart_and_junk_is_left_out() -> None:
+    recorded = ("trainer.optim.lr 3e-6 -> 5e-6", "+a.b None (default 0)", "+pools.x on", "-c.d 4 (default unset)")
+    assert changes_of((*recorded, "junk")) == (
+        Change("trainer.optim.lr", "changed", "3e-6", "5e-6"),
+        Change("a.b", "added", "0", "None"),
+        Change("pools.x", "added", None, "on"),
+        Change("c.d", "removed", "4", "unset"),
+    )
+    assert tuple(change.line for change in changes_of(recorded)) == recorded
+
+
+def test_every_difference_is_read_again_as_it_was_written() -> None:
+    num_checked = 0
+    for old, new in pairwise([parse(SMALL), *open_configs().values()]):
+        changes = diff(old, new)
+        assert changes_of(change.line for change in changes) == changes
+        assert {change.key for change in diff(new, old)} == {change.key for change in changes}
+        num_checked += len(changes)
+    assert num_checked > 100
+
+
+def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(path)
+        assert caught.value.exit_code == ExitCode.USAGE
+        assert_one_clean_line(str(caught.value))
+        return str(caught.value)
+
+    path = tmp_path / "train.toml"
+    assert "cannot be read: No such file" in refused(path)
+    assert "cannot be read: it is no regular file" in refused(tmp_path)
+    (tmp_path / "other.toml").write_bytes(SMALL)
+    path.symlink_to(tmp_path / "other.toml")
+    assert "it is a symbolic link" in refused(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert "no regular file" in refused(path)  # and does not wait for a writer
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(10_000_000)
+    assert "has 10,000,000 bytes" in refused(path)
+
+
+def test_load_keeps_the_bytes_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "train.toml"
+    path.write_bytes(SMALL.replace(b"\n", b"\r\n"))
+    loaded = load(path)
+    assert loaded.source == path.read_bytes()
+    assert loaded.hash == parse(SMALL).hash
+
+
+BARE = st.text(string.ascii_lowercase, min_size=1, max_size=2)
+VALUES = st.sampled_from(
+    [
+        "1", "'#'", '"\\""', '""', "{q = 1}", "{q = 1, r = [\n1]}", "1 # \"\"\" '''",
+        '"""\n\n"""', "'''\n[x]\n'''", '"""x""""', '""""x"""""', '"""\\"""\nb = 1"""',
+        "[1,\n# ]\n2]", "[[1],\n[2]]", '["]", \'[\', "\\"]"]',
+    ]
+)  # fmt: skip
+STATEMENTS = st.one_of(
+    st.tuples(st.lists(BARE, min_size=1, max_size=3), VALUES).map(lambda pair: f"{'.'.join(pair[0])} = {pair[1]}"),
+    st.lists(BARE, min_size=1, max_size=2).map(lambda names: f"[{'.'.join(names)}]"),
+    BARE.map(lambda name: f"[[{name}]]"),
+    st.sampled_from(["", "# comment ' \"", "  ", '"y.z" = 2']),
+)
+
+
+@FUZZ
+@given(st.lists(STATEMENTS, max_size=12), st.sampled_from(["\n", "\r\n"]))
+def test_line_of_equals_the_first_prefix_that_has_the_key(pieces: list[str], end: str) -> None:
+    text = "".join(f"{piece}{end}" for piece in pieces)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    expected: dict[tuple[str, ...], int] = {}
+    line = 1
+    for index, piece in enumerate(pieces):  # slow but plain: statements are known here
+        for path in paths(tomllib.loads("".join(f"{part}\n" for part in pieces[: index + 1]))):
+            expected.setdefault(path, line)
+        line += piece.count("\n") + 1
+    assert {path: line_of(text, path) for path in paths(document)} == expected
+    assert line_of(text, ("absent",)) is None
+
+
+def paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(node, dict):
+        return []
+    return [found for name, value in node.items() for found in [(*path, name), *paths(value, (*path, name))]]
