@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import os
 import time
@@ -11,13 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from nightshift.campaign.counts import Counts
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure
-from nightshift.cli import run
-from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
 from nightshift.report.export.private import PLACE, SECRET, Private
 from nightshift.report.export.story import Story, as_csv, cell, outcome_of
@@ -239,105 +235,3 @@ def test_hostile_texts_take_no_longer_than_they_are_long() -> None:
         return time.process_time() - began
 
     assert seconds(40_000) < 60 * max(seconds(4_000), 0.01)  # a square would be a hundred times as much
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    made = build(tmp_path / "it", 4, num_examples=50)
-    monkeypatch.setattr(run, "process_root", lambda: tmp_path / "it")
-    return made
-
-
-def export(form: str, *words: str) -> Result:
-    return CliRunner().invoke(commands, ["export", "--to", form, "--branch", BRANCH, *words])
-
-
-def test_what_is_no_regular_file_is_not_replaced_and_refusals_are_a_line(fresh: Ledger, tmp_path: Path) -> None:
-    pipe, link = tmp_path / "pipe", tmp_path / "link"
-    os.mkfifo(pipe)
-    link.symlink_to(pipe)
-    for place in (pipe, link, Path(os.devnull)):
-        done = export("csv", "--output", str(place))
-        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert "is no regular file. Name another place: --output PATH, or - for stdout." in done.stderr
-    for words, said in (
-        (["--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
-        (["--output", str(tmp_path)], "is a folder"),
-    ):
-        done = export("csv", *words)
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert said in done.stderr
-    assert pipe.is_fifo()
-    assert Path(os.devnull).is_char_device()
-
-
-def test_links_of_a_person_are_followed_and_those_in_runs_are_not(fresh: Ledger, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to("disk")
-    assert export("csv", "--output", f"{tmp_path}/link/x.csv").exit_code == 0
-    assert (tmp_path / "disk" / "x.csv").is_file()
-    (tmp_path / "late.csv").symlink_to("disk/late.csv")
-    assert export("csv", "--output", f"{tmp_path}/late.csv").exit_code == 0
-    assert (tmp_path / "disk" / "late.csv").is_file()
-    assert (tmp_path / "late.csv").is_symlink()
-    (fresh.runs_dir / "export").symlink_to(tmp_path / "disk")
-    done = export("csv")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "runs/export is a link" in done.stderr
-    (fresh.runs_dir / "export").unlink()
-    (fresh.runs_dir / "export").mkdir()
-    (fresh.runs_dir / "export" / "stand-in.csv").symlink_to(tmp_path / "disk" / "x.csv")
-    before = (tmp_path / "disk" / "x.csv").read_bytes()
-    assert export("csv").exit_code == 0
-    assert not (fresh.runs_dir / "export" / "stand-in.csv").is_symlink()
-    assert (tmp_path / "disk" / "x.csv").read_bytes() == before
-
-
-def test_texts_go_to_stdout_alone(fresh: Ledger) -> None:
-    done = export("csv", "--output", "-")
-    assert done.exit_code == 0
-    assert done.stdout == as_csv(Story.of(fresh, BRANCH, BRANCH)).decode()
-    assert all(json.loads(line) for line in export("optuna", "--output", "-").stdout.splitlines())
-    for form in ("model", "wandb", "tensorboard"):
-        done = export(form, "--output", "-")
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert f"{form} is no text" in done.stderr
-
-
-def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-
-    def fail() -> None:
-        with whole_folder(target, "--output PATH") as partial:
-            (partial / "half").touch()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert [*tmp_path.iterdir()] == []
-    for content in ("first", "second"):
-        with whole_folder(target, "--output PATH", is_mine=True) as partial:
-            (partial / content).touch()
-        assert [path.name for path in target.iterdir()] == [content]
-    with pytest.raises(UsageError, match="out holds something already"), whole_folder(target, "--output PATH"):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("form", ["wandb", "tensorboard"])
-def test_folders_of_other_programs_are_replaced_where_they_are_ours(fresh: Ledger, tmp_path: Path, form: str) -> None:
-    pytest.importorskip(form)
-    places = {"wandb": "stand-in-wandb/wandb/*/run-*.wandb", "tensorboard": "stand-in-tensorboard/*/events*"}
-    for _ in range(2):
-        done = export(form)
-        assert done.exit_code == 0, done.output
-        assert len([*(fresh.runs_dir / "export").glob(places[form])]) == 4
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "x").touch()
-    done = export(form, "--output", str(mine))
-    assert (done.exit_code, [path.name for path in mine.iterdir()]) == (2, ["x"])
-    assert "mine holds something already. Name a new folder: --output PATH." in done.stderr
-    files = [path for path in (fresh.runs_dir / "export").rglob("*") if not path.is_dir()]
-    assert not any(path.is_symlink() or path.suffix == ".log" for path in files)
-    assert not any(os.fsencode(tmp_path) in path.read_bytes() for path in files)
