@@ -290,8 +290,8 @@ class Night:
             return False
         is_due = self._work is None and setup.clock() >= max(self._proposes_at, self._asks_at())
         if is_due and (num := self._num_wanted(self._num_ahead())):
-            self._note(f"{proposer.name} proposes experiment {self._ledger.next_number():04d}")
             self._work = self._open(proposer, campaign, num)
+            self._note(f"{proposer.name} proposes experiment {self._work.context.number:04d}")
             self._advance()
         if self._work is not None and self._work.answers is not None:
             work, self._work = self._work, None
@@ -328,8 +328,7 @@ class Night:
                 work.proposing.send(True)
                 work.proposing.close()
         except StopIteration as end:
-            for answer in end.value:
-                self._pay(answer)
+            self._pay(end.value[0])
 
     def _stage(self, own: Sequence[Record], num_queued: int = 0) -> Stage:
         """The stage of the night's next run, after `num_queued` others."""
@@ -429,7 +428,7 @@ class Night:
         parent = next((record for record in campaign.decided if record.number == last.parent), None)
         flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
         context = Context(
-            number=self._ledger.next_number(),
+            number=self._ledger.next_number() + len(queued),
             source=incumbent.source,
             campaign=campaign,
             rules=setup.rules,
@@ -476,8 +475,8 @@ class Night:
         is_fill = proposer is self._filler
         name = FILL if is_fill else proposer.name
         answers = [answer.with_proposal(proposer=name, sandbox=proposer.sandbox) for answer in answers]
-        for answer in answers:
-            self._pay(answer)
+        if not is_fill:
+            self._pay(answers[0])
         if self._interrupted_by:
             return
         if answers[0].unavailable is not None:
@@ -520,7 +519,7 @@ class Night:
         if not keys:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
-        answer = replace(answer, number=context.number, change=change, kept=work.kept)
+        answer = replace(answer, number=self._ledger.next_number(), change=change, kept=work.kept)
         kept = self._kept_for(answer, campaign)
         admit(compose((*kept, change), campaign, setup), Request(run=Run(kept=kept, new=change)), setup)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):
@@ -565,7 +564,7 @@ class Night:
         return self._setup.clock() + left.total_seconds()
 
     def _pay(self, answer: Answer) -> None:
-        """Log what a proposal cost, whether it is taken or not. Say once that --max-cost lacks dollars."""
+        """Log what the answers of an agent cost, which the first one tells, whether they are taken or not. Say once that --max-cost lacks dollars."""
         cost, most = answer.proposal.cost, self.state.request.max_cost
         if cost is not None:
             night = (self.state.branch, self.state.rules_hash, self.state.started)

@@ -139,7 +139,7 @@ class EverySecond(Rates):
     """A stand-in proposer: of any two proposals the second repeats what is waiting or in flight."""
 
     def answer(self, context: Context) -> Answer:
-        rate = 1e-6 + 1e-8 * (context.number + len(context.waiting) - bool(self.waiting and not context.refusals))
+        rate = 1e-6 + 1e-8 * (context.number - bool(self.waiting and not context.refusals))
         self.waiting.append(len(context.refusals))
         return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate:g}"))
 
