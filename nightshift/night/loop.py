@@ -564,7 +564,8 @@ class Night:
         return self._setup.clock() + left.total_seconds()
 
     def _pay(self, answer: Answer) -> None:
-        """Log what the answers of an agent cost, which the first one tells, whether they are taken or not. Say once that --max-cost lacks dollars."""
+        """Log what an agent's answers cost, as the first of them tells, taken or not. Say once that --max-cost lacks
+        dollars."""
         cost, most = answer.proposal.cost, self.state.request.max_cost
         if cost is not None:
             night = (self.state.branch, self.state.rules_hash, self.state.started)
