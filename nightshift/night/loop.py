@@ -135,6 +135,8 @@ class Night:
         with interruptible(is_noted=self._is_first_interrupt, names_sender=True):
             try:
                 self._update()  # for `status`, and for the same command after a kill
+                if self.state.unavailable is not None:  # since before the night
+                    self._send(AGENT, self.state.unavailable.describe(self._proposer.name, self._filler is not None))
                 while (stop := self._step_or_pause()) is None:
                     pass
                 cut_off = stop.cause if self._setup.executor.in_flight() else None
@@ -225,12 +227,12 @@ class Night:
     def _wait(self, is_stopping: bool) -> None:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits. A
         moment only while an agent works."""
+        setup, executor, before, began = self._setup, self._setup.executor, self._signs, self._setup.clock()
         self._tell_news()  # a page takes a second: not before what waits was started, and an agent asked
-        setup, executor, before = self._setup, self._setup.executor, self._signs
         due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
         look_at = setup.clock() + _LOOK_SECONDS  # whether a run ends soon, so that a proposal is due
         pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at(), look_at)
-        until = min(time for time in pauses if time > setup.clock())
+        until = min(time for time in pauses if time > began)  # also one that passed while the page was written
         while self._signs == before:
             setup.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
@@ -476,7 +478,7 @@ class Night:
         is_fill = proposer is self._filler
         name = FILL if is_fill else proposer.name
         answers = [answer.with_proposal(proposer=name, sandbox=proposer.sandbox) for answer in answers]
-        for answer in answers:
+        for answer in () if is_fill else answers:
             self._pay(answer)
         if self._interrupted_by:
             return
@@ -571,7 +573,8 @@ class Night:
             night = (self.state.branch, self.state.rules_hash, self.state.started)
             log_proposal(self._ledger.runs_dir, *night, cost)
         is_priced = cost is not None and cost.is_whole("dollars")
-        if most is not None and not is_priced and not self._is_unpriced_told:
+        is_told = self._is_unpriced_told or answer.unavailable is not None  # that one may have spent nothing
+        if most is not None and not is_priced and not is_told:
             self._is_unpriced_told = True
             told = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
             self._note(f"--max-cost {most:g}: {told}, so this rule cannot hold; others stop it")

@@ -91,7 +91,8 @@ def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
             now = setup.now()
             asks_at = next_question(found, 1, now)
             since, at = (time.isoformat(timespec="seconds") for time in (now, asks_at))
-            unavailable = Unavailable(found.meaning, f"{agent.name}: {found.text}", since, at)
+            text = found.text if agent.name == proposer.name else f"{agent.name}: {found.text}"
+            unavailable = Unavailable(found.meaning, text, since, at)
             setup.reporter.note(unavailable.describe(proposer.name, fills=False))
         elif found.meaning is not Meaning.OK:
             fix = _REMEDIES.get(found.meaning, "uv run nightshift doctor --agent NAME asks it again.")
