@@ -25,7 +25,6 @@ from typing import Any
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
 HANG_SECONDS = 120.0
-DONE = "I raised trainer.optim.lr and wrote hypothesis.txt."  # the last answer of a session
 CASES = ("ok", "auth", "rate", "usage", "credit", "overloaded", "context", "no_model", "no_edit", "hang", "cut")
 LR = re.compile(r"^[^\n|]*?\b(lr = (\S+))", re.MULTILINE)
 LINE_NUMBER = re.compile(r"^ *\d+(?:\t|→|\| ?|: )", re.MULTILINE)  # which programs put before the lines of a file
@@ -124,7 +123,7 @@ def next_step(request: Request, case: str) -> Step:
     if done == 2:
         answer = "HYPOTHESIS: a larger learning rate learns more in the same steps\nPREDICTION: +1.0 pp\nLESSON: none\n"
         return {"tool": "write", "path": str(folder / "hypothesis.txt"), "text": answer}
-    return {"say": DONE}
+    return {"say": "I raised trainer.optim.lr and wrote hypothesis.txt."}
 
 
 def _next_of_wave(request: Request, num_changes: int) -> Step:

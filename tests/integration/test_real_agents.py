@@ -28,7 +28,7 @@ from tests.checkouts import ROOT, small_checkout
 from tests.integration.test_in_sandbox import LIBRARIES, why_no_bwrap
 from tests.night_checkout import furnish, leftovers, nightshift, problems, records, state
 from tests.notify_commands import command, heard
-from tests.scripted_models import DONE, URL, WAVE
+from tests.scripted_models import URL, WAVE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one installs 1.4 GB
 T = TypeVar("T")
@@ -286,8 +286,9 @@ COSTS = {
     "gemini": (10_000, 200, False),
     "opencode": (8000, 160, True),
 }
+CUT_OFF = "usage 2 7200"  # train.toml is changed by then
 CASES = {
-    "bwrap": ["usage 0 7200", "context", "usage 2 7200", "ok"],
+    "bwrap": ["usage 0 7200", "context", CUT_OFF, "ok"],
     "user": ["auth", "rate 0 1", "overloaded", "hang", "ok"],
 }
 
@@ -301,7 +302,7 @@ def closed(root: Path, proposer: str) -> list[Record]:
 @NIGHTS
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sandbox: str, folder: Path) -> None:
-    """Two experiments of the agent, and before and after them what a model's provider may answer."""
+    """Two experiments of the agent, and before them what a model's provider may answer."""
     name, root, meanings = setting.name, setting.root, set[str]()
     asked = {"direction": DIRECTION, "experiments": 100, "max_cost": 100.0, "notify": command(folder, "works")}
     asked |= {"waits": 4.0, "pauses": [3.0] * 3, "question": 40.0, "agent_timeout_seconds": 40.0}
@@ -320,33 +321,33 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
             rf"^{name} answers \(sandbox: {sandbox}\)$" if sandbox == "user" else f"^{name}: .*; asked again at"
         )
         for case in CASES[sandbox]:
-            began = time.monotonic()
             if case == "ok":
                 setting.let(case)
-                night.until(f"^{name} answers again$")
                 night.wait_for(lambda: len(closed(root, name)) >= 2, "two experiments of the agent")
-                told(setting, sandbox, began, case, f"{len(closed(root, name))} experiments of the agent")
                 continue
             kind, num_asked, num_fills = case.split()[0], len(setting.requests()), len(closed(root, FILL))
             refusals = night.refusals()
             setting.let(case)
             night.wait_for(lambda: kind in setting.answers()[num_asked:], f"an answer of the model: {kind}")  # noqa: B023
-            said = SAID[kind].get(name) or SAID[kind][""]
-            if kind == "context":  # waiting does not help: the next brief says why
-                line = night.until(f"^proposal refused: {name}: .*{said}")
+            said, is_refused = SAID[kind].get(name) or SAID[kind][""], kind == "context"
+            if case == CUT_OFF and name == "opencode":  # it worked, and then slept: no other than one that is slow
+                said, is_refused = "no end after 40 s: stopped", True
+            if is_refused:  # the next brief says why
+                night.until(f"^proposal refused: {name}: .*{said}")
                 assert len(night.refusals()) > len(refusals)
             else:
                 line = night.until(f"^{name}: {said}.*; asked again at .*")
                 meanings.add(line.split(": ")[1])
                 _, status, _ = nightshift(root, "status")
-                assert re.search(f"waiting: +{name}: {said}.*; the slots run proposals of tpe meanwhile", status), (
-                    status
-                )
+                assert re.search(f"waiting: +{name}: {said}.*; asked again at .*; the slots run", status), status
             night.wait_for(lambda: len(closed(root, FILL)) > num_fills, "an experiment meanwhile")  # noqa: B023
-            if kind != "context":
+            if case == CUT_OFF:
+                assert "edit" in [answer.get("tool") for answer in setting.answers()[num_asked:] if answer != kind]
+                assert closed(root, name) == []
+                assert name not in [answer["proposal"]["proposer"] for answer in state(root)["pending"]]
+            if not is_refused:
                 assert night.refusals() == refusals
                 night.wait_for(lambda: re.search(f"waiting: +{name}: {said}", night.summary()), "a summary")  # noqa: B023
-            told(setting, sandbox, began, case, line)
         (root / "STOP").touch()
         code, stdout, stderr = night.end()
     assert code == 0, stderr
@@ -363,15 +364,9 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
         assert [note for note in proposal.notes if "was kept meanwhile" not in note] == []
         assert cost is not None
         assert (cost.tokens_in, cost.tokens_out, bool(cost.dollars)) == COSTS[name]
-        told(setting, sandbox, began, str(record.number), str(cost))
     briefs = [line for line in setting.requests() if "so that experiment" in line["prompt"]]
     assert len(briefs) >= 8
     assert [line for line in briefs if f"\n> {DIRECTION}\n" not in line["prompt"]] == []
-    # What a limit interrupted is no proposal, though train.toml differs.
-    num_whole = sum(DONE in line["answer"].values() for line in setting.requests() if isinstance(line["answer"], dict))
-    waiting_answers = [answer for answer in state(root)["pending"] if answer["proposal"]["proposer"] == name]
-    num_refused = len(re.findall("^proposal refused: .* was kept meanwhile", stderr, re.MULTILINE))
-    assert len(closed(root, name)) + len(waiting_answers) + num_refused <= num_whole
 
 
 @pytest.mark.parametrize("setting", ["claude"], indirect=True)
@@ -386,9 +381,3 @@ def test_a_real_program_proposes_a_wave(setting: Setting, sandbox: str) -> None:
     assert [record.proposal.description for record in wave] == [f"another {key} helps" for key, _ in WAVE]
     paid = [record.proposal.cost for record in wave if record.proposal.cost]
     assert [(cost.tokens_in, cost.tokens_out) for cost in paid] == [(16_000, 320)], "of one session"
-
-
-def told(setting: Setting, sandbox: str, began: float, case: str, line: str) -> None:
-    with Path("/tmp/h40g_table.txt").open("a") as file:
-        fills = len(closed(setting.root, FILL))
-        print(f"{setting.name} | {sandbox} | {case} | {time.monotonic() - began:.0f} s | {fills} | {line}", file=file)
