@@ -10,12 +10,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from tests.integration.test_in_sandbox import LIBRARIES, why_no_bwrap
 from tests.night_checkout import furnish, leftovers, nightshift, problems, records, state
 from tests.notify_commands import command, heard
 from tests.scripted_models import URL, WAVE
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one installs 1.4 GB
 T = TypeVar("T")
@@ -150,12 +152,15 @@ class Setting:
         words = self.offline("stand_in_night.py", str(self.root), json.dumps(asked))
         environ = {**self.environ, "TMPDIR": str(self.folder / "temporary"), "COLUMNS": "10000"}
         with (self.folder / "stdout").open("w") as stdout, (self.folder / "stderr").open("w") as stderr:
-            process = subprocess.Popen(words, cwd=self.root, env=environ, stdout=stdout, stderr=stderr)
+            given = {"env": environ, "stdout": stdout, "stderr": stderr}
+            process = subprocess.Popen(words, cwd=self.root, start_new_session=True, **given)  # type: ignore[call-overload]
         try:
             yield Night(self, process)
         finally:
-            process.terminate()
+            with suppress(ProcessLookupError):  # the model, and the night beside it
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait()
+            wait_for(lambda: not leftovers(self.root), "the end of the night's processes")
 
     def requests(self) -> list[dict[str, Any]]:
         """What the model was asked, and what it answered."""
