@@ -2,9 +2,10 @@
 
 It listens on 127.0.0.1:8000, runs COMMAND and exits with its code. It speaks the Anthropic Messages, the OpenAI
 Responses and Chat Completions, and the Gemini API. As the model it reads train.toml with the program's own tool,
-raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. FOLDER/case, which may
-change at any time, names what is wrong: CASE, or CASE AFTER SECONDS (once AFTER tools have answered; a limit ends in
-SECONDS). FOLDER/requests.jsonl gets one line a request: what was answered, the path, the whole prompt.
+raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. Asked for several
+changes it writes proposal-1.toml, proposal-1.txt and so on. FOLDER/case, which may change at any time, names what is
+wrong: CASE, or CASE AFTER SECONDS (once AFTER tools have answered; a limit ends in SECONDS). FOLDER/requests.jsonl
+gets one line a request: what was answered, the path, the whole prompt.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ URL = f"http://127.0.0.1:{PORT}"
 HANG_SECONDS = 120.0
 CASES = ("ok", "auth", "rate", "usage", "credit", "overloaded", "context", "no_model", "no_edit", "hang", "cut")
 LR = re.compile(r"^[^\n|]*?\b(lr = (\S+))", re.MULTILINE)
+LINE_NUMBER = re.compile(r"^ *\d+(?:\t|→|\| ?|: )", re.MULTILINE)  # which programs put before the lines of a file
+WAVE = (("trainer.optim.lr", "4e-6"), ("trainer.optim.weight_decay", "0.02"), ("trainer.optim.max_norm", "0.5"))
 WORKING_FOLDER = re.compile(
     r"(?:[Ww]orking [Dd]irectory|working in the directory|<cwd>|cwd|Workspace root folder|workspace folder"
     r"|Workspace Directories:?\s*-?)[^/\n]{0,40}?(/[^\s\"'<>`\\]+)"
@@ -109,14 +112,35 @@ def next_step(request: Request, case: str) -> Step:
         return {"say": asked[1]}
     if done == 0:
         return {"tool": "read", "path": str(folder / "train.toml")}
+    if num_changes := re.search(r"write up to (\d+) changes", text):
+        return _next_of_wave(request, min(int(num_changes[1]), len(WAVE)))
+    number = re.search(r"so that experiment (\d+)", text)  # each experiment tries another value
     if done == 1:
         lr = LR.search(request.results[0])
         old, value = (lr[1], float(lr[2])) if lr else ("lr = 3e-6", 3e-6)
-        return {"tool": "edit", "path": str(folder / "train.toml"), "old": old, "new": f"lr = {1.5 * value:.4g}"}
+        factor = 1.5 + (int(number[1]) / 10 if number else 0.0)
+        return {"tool": "edit", "path": str(folder / "train.toml"), "old": old, "new": f"lr = {factor * value:.4g}"}
     if done == 2:
         answer = "HYPOTHESIS: a larger learning rate learns more in the same steps\nPREDICTION: +1.0 pp\nLESSON: none\n"
         return {"tool": "write", "path": str(folder / "hypothesis.txt"), "text": answer}
     return {"say": "I raised trainer.optim.lr and wrote hypothesis.txt."}
+
+
+def _next_of_wave(request: Request, num_changes: int) -> Step:
+    """The next file of several proposals: train.toml with one other key in each, then what it is for."""
+    number, is_text = divmod(len(request.results) - 1, 2)
+    if number >= num_changes:
+        return {"say": f"I wrote {num_changes} proposals."}
+    key, value = WAVE[number]
+    text = f"HYPOTHESIS: another {key} helps\nPREDICTION: +1.0 pp\n"
+    if not is_text:
+        key = key.removeprefix("trainer.optim.")
+        lines = LINE_NUMBER.sub("", request.results[0]).splitlines()
+        lines = [line for line in lines if not line.startswith(f"{key} = ")]
+        place = lines.index("[trainer.optim]") + 1
+        text = "\n".join([*lines[:place], f"{key} = {value}", *lines[place:]]) + "\n"
+    name = f"proposal-{number + 1}.{'txt' if is_text else 'toml'}"
+    return {"tool": "write", "path": str(request.folder / name), "text": text}
 
 
 def call(step: Step, request: Request) -> tuple[str, Any]:
@@ -294,7 +318,7 @@ GOOGLE = "type.googleapis.com/google.rpc."
 
 def fault(wire: Wire, case: str, seconds: float) -> tuple[int, dict[str, str], dict[str, Any]]:
     """Status, headers and body with which a provider says what is wrong; a limit ends in `seconds`."""
-    ends, headers = int(time.time() + seconds), {"retry-after": "7"} if case == "rate" else {}
+    ends, headers = int(time.time() + seconds), {"retry-after": f"{min(seconds, 7.0):g}"} if case == "rate" else {}
     if wire is anthropic:
         status, kind, message = ANTHROPIC[case]
         if case == "usage":

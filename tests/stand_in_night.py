@@ -4,8 +4,9 @@ REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are 
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer asks for in turn, which thinks
-for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as the flag. With --detach after
-REQUEST it starts a night as that flag does.
+for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as the flag. `waits`: seconds until an
+agent that could not be asked is asked again, whatever it says. `question`: the limit of the question before the night.
+With --detach after REQUEST it starts a night as that flag does.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nightshift.startup import begin  # noqa: E402
 
 begin()
 
+from nightshift.agents import agent, availability  # noqa: E402
 from nightshift.agents.base import Answer, Context, Proposing  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.records import Proposal  # noqa: E402
@@ -125,6 +127,9 @@ def main() -> None:
     if (seconds := asked.pop("deadline", None)) is not None:
         job_of = runs.job_of
         runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
+    if (seconds := asked.pop("waits", None)) is not None:
+        availability.SHORT_WAITS, availability.USER_WAIT, availability.MAX_WAIT = (seconds,), seconds, seconds
+    agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     install("night")
     start.Night = partial(start.Night, pauses=tuple(pauses))
 

@@ -149,8 +149,9 @@ def history(as_json: bool) -> None:
 )
 @click.option(
     "--fill/--no-fill",
-    default=True,
-    help="While the agent cannot be asked (usage limit, outage, login), run proposals of tpe. Default: --fill.",
+    default=None,
+    help="While the agent cannot be asked (usage limit, outage, login), run proposals of tpe. Default: --fill, but "
+    "--no-fill in a night with a direction, which tpe cannot read.",
 )
 @click.option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")

@@ -367,7 +367,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         next_stop=next_stop(state, state.own(records), now) if is_on else None,
         left={folder.name: job.name for folder, job in sorted(left.items())},
         direction=state.direction,
-        waiting=unavailable.describe(state.request.agent, state.request.fill) if unavailable else None,
+        waiting=unavailable.describe(state.request.agent, state.fills) if unavailable else None,
         certificate=state.certificate,
     )
 

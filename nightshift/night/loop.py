@@ -136,6 +136,8 @@ class Night:
         with interruptible(is_noted=self._is_first_interrupt):
             try:
                 self._update()  # for `status`, and for the same command after a kill
+                if self.state.unavailable is not None:  # since before the night
+                    self._send(AGENT, self.state.unavailable.describe(self._proposer.name, self._fills))
                 while (stop := self._step_or_pause()) is None:
                     pass
                 cut_off = stop.cause if self._setup.executor.in_flight() else None
@@ -226,12 +228,12 @@ class Night:
     def _wait(self, is_stopping: bool) -> None:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits. A
         moment only while an agent works."""
+        setup, executor, before, began = self._setup, self._setup.executor, self._signs, self._setup.clock()
         self._tell_news()  # a page takes a second: not before what waits was started, and an agent asked
-        setup, executor, before = self._setup, self._setup.executor, self._signs
         due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
         look_at = setup.clock() + _LOOK_SECONDS  # whether a run ends soon, so that a proposal is due
         pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at(), look_at)
-        until = min(time for time in pauses if time > setup.clock())
+        until = min(time for time in pauses if time > began)  # also one that passed while the page was written
         while self._signs == before:
             setup.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
@@ -298,11 +300,15 @@ class Night:
             self._take(work, work.answers or ())
             return True
         filler, now = self._filler, setup.clock()
-        if self.state.unavailable and filler and now >= self._fills_at and self._num_wanted(0):
+        if self.state.unavailable and filler and self._fills and now >= self._fills_at and self._num_wanted(0):
             work = self._open(filler, campaign, 1)
             self._take(work, complete(work.proposing))
             return True
         return False
+
+    @property
+    def _fills(self) -> bool:
+        return self._filler is not None and self.state.fills
 
     def _advance(self) -> bool:
         """Let the work on proposals go on for a moment; True once its answers are there."""
@@ -551,7 +557,7 @@ class Night:
         since = before.since if before else now.isoformat(timespec="seconds")
         unavailable = Unavailable(found.meaning, found.text, since, asks_at.isoformat(timespec="seconds"), num_times)
         self._update(unavailable=unavailable)
-        text = unavailable.describe(self._proposer.name, self._filler is not None)
+        text = unavailable.describe(self._proposer.name, self._fills)
         self._note(text)
         if before is None or before.meaning != found.meaning:
             self._send(AGENT, text)
@@ -571,7 +577,8 @@ class Night:
             night = (self.state.branch, self.state.rules_hash, self.state.started)
             log_proposal(self._ledger.runs_dir, *night, cost)
         is_priced = cost is not None and cost.is_whole("dollars")
-        if most is not None and not is_priced and not self._is_unpriced_told:
+        is_told = self._is_unpriced_told or answer.unavailable is not None  # that one may have spent nothing
+        if most is not None and not is_priced and not is_told:
             self._is_unpriced_told = True
             told = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
             self._note(f"--max-cost {most:g}: {told}, so this rule cannot hold; others stop it")

@@ -58,11 +58,12 @@ def night(
         end_earlier(Clone(Repo(root)), reporter.note)
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        read_direction(root, request.direction)  # the user is still there to put it right
+        direction = read_direction(root, request.direction)  # the user is still there to put it right
         require_ready(setup, setup.executor.free_slots)
         setup.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, setup)
         state = replace(begin(request, setup), sandbox=proposer.sandbox, unavailable=unavailable)
+        state = replace(state, direction=direction.text)
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
         elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
@@ -70,7 +71,7 @@ def night(
                 setup.executor.take_over(folder, job)
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
-        filler = search_of("tpe", request) if request.fill and request.agent not in SEARCHES else None
+        filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
             stop = Night(state, setup, proposer, tell, notifier=notifier, filler=filler).run()
         missing = uncommitted(setup.ledger.records(), state.branch)
@@ -93,7 +94,8 @@ def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
             now = setup.now()
             asks_at = next_question(found, 1, now)
             since, at = (time.isoformat(timespec="seconds") for time in (now, asks_at))
-            unavailable = Unavailable(found.meaning, f"{agent.name}: {found.text}", since, at)
+            text = found.text if agent.name == proposer.name else f"{agent.name}: {found.text}"
+            unavailable = Unavailable(found.meaning, text, since, at)
             setup.reporter.note(unavailable.describe(proposer.name, fills=False))
         elif found.meaning is not Meaning.OK:
             fix = _REMEDIES.get(found.meaning, "uv run nightshift doctor --agent NAME asks it again.")

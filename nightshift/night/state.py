@@ -49,7 +49,7 @@ class NightRequest:
     riders: Literal[0, 1] = 1  # discarded changes that each run measures once more
     max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents tell them
     direction: str | None = None  # a text, or the file that holds it
-    fill: bool = True  # proposals by tpe while the agent cannot be asked
+    fill: bool | None = None  # proposals by tpe while the agent cannot be asked; None: if the night has no direction
     certify: Annotated[int, Meta(ge=1, le=100)] | None = None  # fresh runs of each side at the end
     agent_env: tuple[str, ...] = ()  # more variables that the agent gets
     agent_sees: tuple[str, ...] = ()  # more files and folders that it may read
@@ -124,6 +124,11 @@ class NightState:
             parse_time(self.unavailable.asks_at)
         if any(answer.change is None for answer in self.pending):
             raise ValueError("a pending answer has no change")
+
+    @property
+    def fills(self) -> bool:
+        """Whether tpe proposes while the agent cannot be asked. It reads no direction."""
+        return not self.direction if self.request.fill is None else self.request.fill
 
     @property
     def deadline(self) -> datetime | None:

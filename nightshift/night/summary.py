@@ -66,7 +66,7 @@ def summary(
         lines.append(f"git:          {clean(missing, 500)}")
     lines += [f"direction:    {clean(state.direction, 400)}"] if state.direction else []
     if state.unavailable is not None and state.cause is None:
-        lines.append(f"waiting:      {clean(state.unavailable.describe(state.request.agent, state.request.fill), 500)}")
+        lines.append(f"waiting:      {clean(state.unavailable.describe(state.request.agent, state.fills), 500)}")
     lines += [f"certificate:  {state.certificate}"] if state.certificate else []
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     lines += [stop, f"journal:      {journal}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]

@@ -12,14 +12,14 @@ import pytest
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import compose
-from nightshift.campaign.records import Job, Proposal, Record, Result
+from nightshift.campaign.records import Cost, Job, Proposal, Record, Result
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night, undecided
 from nightshift.night.start import begin
-from nightshift.night.state import FILL, NightRequest, NightState, Stop, load
+from nightshift.night.state import FILL, NightRequest, NightState, Stop, Unavailable, load
 from tests.campaigns import a_result, replace
 from tests.conftest import CAMPAIGN
 from tests.stand_in_proposer import StandInProposer
@@ -244,6 +244,33 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
     refused = [note for note in setup.reporter.notes if note.startswith("proposal refused")]
     assert [note for note in refused if "nonsense" in note] == ["proposal refused: nonsense"]
     assert all("limit" not in note and "logged" not in note for note in refused)
+
+
+def test_a_limit_before_the_night_is_notified_and_ends_in_time(
+    setup: Setup, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Priced(Thinker):
+        def answer(self, context: Context) -> Answer:
+            return super().answer(context).with_proposal(cost=Cost(dollars=0.01))
+
+    def write_slowly(state: NightState, setup: Setup) -> str:
+        clock.now += 70.0
+        return ""
+
+    monkeypatch.setattr(loop, "write_summary", write_slowly)
+    monkeypatch.setattr(loop, "_LOOK_SECONDS", 600.0)
+    setup, sent = replace(setup, executor=Timed(1, clock, 150.0)), Sent()
+    away, asks_at = Availability(Meaning.LIMIT, "a limit"), START + timedelta(seconds=200)
+    unavailable = Unavailable(away.meaning, away.text, START.isoformat(), asks_at.isoformat())
+    state = replace(begin(NightRequest("thinker", hours=1.0, max_cost=9.0), setup), unavailable=unavailable)
+    proposer = Priced(clock, 15.0, lambda now: away if hours(now) < 0.2 else None)
+    night = Night(state, setup, proposer, lambda text: None, notifier=sent, filler=Filler(clock))
+    assert night.run().is_planned
+    assert [why.split(";")[0] for event, why in sent.events if event == "agent unavailable"] == [
+        "thinker: usage limit: a limit"
+    ]
+    assert 200.0 <= proposer.asked_at[0] < 290.0  # while the run that began at 150 s trains
+    assert [note for note in setup.reporter.notes if "dollars" in note] == []  # of tpe, or of an agent that was away
 
 
 @pytest.mark.parametrize("fills", [True, False])
