@@ -87,6 +87,10 @@ _LOOK_SECONDS = 30.0  # between two looks at what a night has to do
 _FILL_PAUSE_SECONDS = 60.0  # after MAX_REFUSALS proposals of tpe in a row
 
 
+class Overtaken(UsageError):
+    """A change that was kept since a proposal was made sets a key of the proposal: nobody's fault, so no refusal."""
+
+
 @dataclass(slots=True)
 class _Work:
     """Proposals under way: what they were asked about, and the incumbent of that moment."""
@@ -497,12 +501,16 @@ class Night:
             if answer.lesson and (record := self._ledger.record(last.number)).proposal.lesson is None:
                 outcome = {"reported_outcome": answer.reported_outcome, "lesson": answer.lesson}
                 self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
-        taken, causes = list[Answer](), list[str]()
+        taken, causes, is_overtaken = list[Answer](), list[str](), True
         for answer in answers:
             try:
                 taken.append(self._accept(work, answer, [*self._not_started(), *taken]))
             except UsageError as error:
                 causes.append(str(error))
+                is_overtaken = is_overtaken and isinstance(error, Overtaken)
+        if not taken and is_overtaken:
+            self._note(f"proposed again: {'; '.join(causes)}")
+            return
         if not taken:
             notes = tuple(note for answer in answers for note in answer.proposal.notes)
             self._refuse("; ".join(causes), notes, is_fill=is_fill, is_edited=answers[0].source is not None)
@@ -537,15 +545,14 @@ class Night:
         return replace(answer, rider=rider)
 
     def _kept_for(self, answer: Answer, campaign: Campaign) -> tuple[Change, ...]:
-        """The incumbent's changes. UsageError if one that was kept since the proposal was made sets a key of its."""
+        """The incumbent's changes. Overtaken if one that was kept since the proposal was made sets a key of its."""
         assert answer.change is not None
         kept, _ = incumbent_now(campaign, self._setup)
         before = [change.keys for change in answer.kept]
         for change in kept:
             if change.keys not in before and (keys := change.keys.keys() & answer.change.keys.keys()):
-                raise UsageError(
-                    f"{change.name} was kept meanwhile and sets {', '.join(sorted(keys))}", "Propose again."
-                )
+                cause = f"{change.name} was kept meanwhile and sets {', '.join(sorted(keys))}"
+                raise Overtaken(cause, "Propose again.")
         return kept
 
     def _cannot_ask(self, found: Availability) -> None:
@@ -601,8 +608,11 @@ class Night:
 
     def _drop(self, answer: Answer, cause: str) -> None:
         """Refuse a proposal that was taken before."""
-        self._update(pending=tuple(other for other in self.state.pending if other is not answer))
+        self._forget(answer)
         self._refuse(cause, answer.proposal.notes, is_fill=answer.proposal.proposer == FILL)
+
+    def _forget(self, answer: Answer) -> None:
+        self._update(pending=tuple(other for other in self.state.pending if other is not answer))
 
     def _start(self, pending: Answer, campaign: Campaign) -> None:
         """Start a proposal's run: its change on the incumbent of this moment, with its rider if that still fits."""
@@ -623,6 +633,10 @@ class Night:
                 run = structs.replace(run, rider=None)
                 config = compose(run.changes, campaign, setup)
             record = start(Request(answer.proposal, run=run), config, setup)
+        except Overtaken as error:
+            self._note(f"proposed again: {error}")
+            self._forget(pending)
+            return
         except UsageError as error:
             self._drop(pending, str(error))
             return
