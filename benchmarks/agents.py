@@ -60,7 +60,7 @@ def campaign_of(folder: Path) -> Campaign:
 
 
 def certificate_of(folder: Path) -> Comparison | None:
-    comparisons, _ = read_comparisons(Ledger(folder))
+    comparisons = read_comparisons(Ledger(folder))
     return next((comparison for comparison in reversed(comparisons) if comparison.plan.split == "test"), None)
 
 

@@ -89,7 +89,7 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
         "repeat": lambda: edit(rate(0)),
         "evidence": read_evidence,
         "hang": lambda: hang(hangs),
-        "exit 1": lambda: sys.exit("stand-in: 401 no credit left"),
+        "exit 1": lambda: sys.exit("stand-in: cannot go on"),
         "50 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(1087)],
         "delete .git": lambda: subprocess.run(["rm", "-rf", ".git"], check=True),
         "link": lambda: replace_config(lambda: TRAIN.symlink_to("/etc/passwd")),

@@ -131,7 +131,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "is not TOML" in notes(root, 3)
     assert 'model.name = "mine" is locked' in notes(root, 3)
     assert "already tried in experiment 0002" in notes(root, 3)
-    assert "exit code 1; its last words: stand-in: 401 no credit left" in notes(root, 4)
+    assert "exit code 1; its last words: stand-in: cannot go on" in notes(root, 4)
     log = root / "runs" / "agent" / "0005-1.log"
     assert log.stat().st_size == MAX_LOG_BYTES
     assert log.stat().st_mode & 0o777 == 0o600  # agents print what they are told, and that may be secret

@@ -135,4 +135,4 @@ def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(roo
     dollars = (second.proposal.cost.dollars, third.proposal.cost.dollars)
     assert sorted(dollars) == pytest.approx([0.4, 0.8])  # one of them was asked what came of the first, too
     assert "3 proposals: 0.00 h, 141,695 tokens in, 8,018 out, at least $1.60" in stdout.rpartition("cost: ")[2]
-    assert "<dd>at least $1.20<small>by their own figures<" in (root / "runs" / "report.html").read_text()
+    assert "<dd>at least $1.60<small>by their own figures<" in (root / "runs" / "report.html").read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.agents.agent import Agent
+from nightshift.agents.agent import Agent, complete
 from nightshift.agents.clone import Clone
 from nightshift.agents.sandbox import Sandbox
 from nightshift.campaign.git import Repo
@@ -118,5 +118,5 @@ def test_what_git_starts_while_it_clones_ends_with_the_agent(checkout: Path, tmp
         patch.setattr(clone, "open", opening)
         agent = Agent("true", ("true",), 60.0, clone, Sandbox(environ=dict(os.environ)))
         with pytest.raises(EngineError, match="git clone") if fails else nullcontext():
-            agent.run(b"max_steps = 3\n", "", tmp_path / "log")
+            complete(agent.run(b"max_steps = 3\n", "", tmp_path / "log"))
     assert daemons() == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from nightshift.executors.watchdog import is_alive
 from tests.checkouts import ROOT
 from tests.night_checkout import is_running, leftovers, nightshift, problems, records, state, whole_night
 from tests.waiting import wait_for
@@ -42,7 +43,7 @@ def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> N
     assert followed.rstrip().endswith((root / "runs" / "night.txt").read_text().rstrip())
     assert "stopped:      4 experiments are done" in followed
     assert len(records(root)) == 4
-    wait_for(lambda: not psutil.pid_exists(pid))
+    wait_for(lambda: not psutil.pid_exists(pid) or not is_alive(psutil.Process(pid)))
     assert leftovers(root) == []
     assert problems(root) == []
 

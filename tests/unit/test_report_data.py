@@ -330,14 +330,6 @@ def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
     first, second = found.lanes[0].bars
     assert (first.x, first.width) == (LEFT, pytest.approx(0.6 * (WIDTH - LEFT)))
     assert second.x == pytest.approx(first.x + first.width)
-    assert found.slow == ""
-
-
-def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
-    runs = [a_run(10 * n, 10, f"slot {s}", 2.0 if s == 2 else 1.0) for n in range(3) for s in (1, 2, 3)]
-    found = timeline(records_of(record, *runs))
-    assert found.slow.startswith("slot 2 ")
-    assert "2.0" in found.slow
 
 
 def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> None:
