@@ -9,6 +9,7 @@ else it did in its clone is named in the notes. Only the sandbox keeps it in the
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
@@ -77,13 +78,15 @@ Work = Generator[None, bool | None, T]  # as Proposing: yields while a program w
 
 def complete(work: Work[T]) -> T:
     """Run a generator of this module to its end, and wait meanwhile."""
-    while True:
-        try:
+    try:
+        while True:
             next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        time.sleep(_TICK_SECONDS)
+            time.sleep(_TICK_SECONDS)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        work.close()
 
 
 def open_agent(
@@ -289,9 +292,17 @@ class Agent:
         files = [(CONFIG_NAME, ANSWER_NAME)]
         if edits and context.num_proposals > 1:
             files += proposal_files(context.num_proposals)
+        texts, unread = list[dict[str, str]](), list[str]()
         try:
             notes = self.clone.changes(context.num_proposals)
-            texts = [parse_answer(_read_answer(self.clone.path / name)) for _, name in files]
+            for name in (name for _, name in files):
+                try:
+                    texts.append(parse_answer(_read_answer(self.clone.path / name)))
+                except ConfigError as error:
+                    if len(files) == 1:
+                        raise
+                    texts.append({})
+                    unread.append(str(error))
         except ConfigError as error:
             return (Answer(b"", cause=f"{self.name}: {error}"),)
         about: dict[str, Any] = {}
@@ -302,17 +313,21 @@ class Agent:
             try:
                 source = read_source(self.clone.path / config_name)
             except ConfigError as error:
-                if config_name == CONFIG_NAME or (self.clone.path / config_name).is_symlink():
+                if config_name == CONFIG_NAME or os.path.lexists(self.clone.path / config_name):
                     problem = f"{error.cause}: it must stay a regular file"
                 continue
             if source != context.source and all(source != other.source for other in answers):
                 answers.append(Answer(source, Proposal(**text), **about))  # type: ignore[arg-type]
+        answers = answers[: context.num_proposals]
         ended = f"{self.name}: {ending.cause}" if ending.cause else None
         bare = Answer(None, Proposal(notes=notes, **texts[0]), **about)  # type: ignore[arg-type]
         is_complete = bool(answers) and all(answer.proposal.description for answer in answers)
         if ending.cause is not None or (edits and not is_complete) or not (edits or texts[0]):
             found = ending.availability(self.now(), is_edited=bool(answers))
-            if (found.waits or found.needs_user) and STOPPED not in (ending.cause or ""):
+            # A command of your own may take its time and print nothing.
+            is_slow = found.meaning is Meaning.NETWORK and ending.exit_code is None and ending.live is None
+            is_away = (found.waits or found.needs_user) and not (is_slow and self.name not in PRESETS)
+            if is_away and STOPPED not in (ending.cause or ""):
                 return (replace(bare, cause=f"{self.name}: {found.text}", unavailable=found),)
         if not edits:
             return (replace(bare, cause=ended),)
@@ -322,7 +337,7 @@ class Agent:
             return (replace(bare, source=b"" if problem else None, cause=problem or ended or missing),)
         if ending.cause is not None and (ending.exit_code or -1) < 0:  # stopped in the middle of its work
             return (replace(bare, cause=ended),)
-        notes = (*notes, *([ended] if ended else []), *([problem] if problem else []))
+        notes = (*notes, *unread, *([ended] if ended else []), *([problem] if problem else []))
         return answers[0].with_proposal(notes=notes), *answers[1:]
 
 

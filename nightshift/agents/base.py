@@ -66,7 +66,8 @@ class Answer:
 
     `reported_outcome` and `lesson` are about the experiment before. `cause`: why the answer cannot be taken, in one
     line. `unavailable`: the agent could not be asked, so nothing was proposed. Of an answer that was taken: `change`
-    is what it changes, `rider` what its run measures again, `kept` the incumbent's changes when it was made.
+    is what it changes, `rider` what its run measures again, `kept` and `direction` the incumbent's changes and the
+    user's direction when it was made.
     """
 
     source: bytes | None
@@ -79,6 +80,7 @@ class Answer:
     change: Change | None = None
     rider: Change | None = None
     kept: tuple[Change, ...] = ()
+    direction: str = ""
 
     def with_proposal(self, **changes: Any) -> Answer:
         return replace(self, proposal=structs.replace(self.proposal, **changes))

@@ -47,9 +47,16 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
         print_whole(as_csv(story).decode().removesuffix("\n"))
     else:
         path = Path(output) if output else root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
-        if not output:
-            remove_tree(path)  # the export before
-        path = _write(form, story, root, path, experiment)
+        if output:
+            path = _write(form, story, root, path, experiment)
+        elif path.parent.is_symlink():
+            raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
+        else:  # the export before goes when the new one is whole
+            fresh = path.with_name(f".new-{path.name}")
+            remove_tree(fresh)
+            _write(form, story, root, fresh, experiment)
+            remove_tree(path)
+            fresh.rename(path)
         what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
         print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:

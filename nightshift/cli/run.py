@@ -152,7 +152,6 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_second
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd=ledger.runs_dir.parent,
         )
     signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + at_most_seconds

@@ -158,7 +158,7 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
             state = load(ledger)
             if state is None:
                 raise UsageError("no night was started here yet", "Start one: uv run nightshift night --agent tpe.")
-            is_on = state.cause is None and ledger.is_running() and psutil.pid_exists(state.pid)
+            is_on = ledger.is_running()
             with suppress(FileNotFoundError), open_regular(log) as file:
                 file.seek(0, os.SEEK_END if offset is None else os.SEEK_SET)
                 file.seek(offset or file.tell())
@@ -178,7 +178,11 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
 
 def has_trained(ledger: Ledger, since: float) -> bool:
     """Whether a run in flight that began after `since`, in seconds since 1970, has made a step or more."""
-    return any(path.stat().st_mtime > since for path in ledger.runs_dir.glob(f"*/{METRICS_NAME}"))
+    return any(
+        path.stat().st_mtime > since
+        for place in ("*", "certify/*/*")
+        for path in ledger.runs_dir.glob(f"{place}/{METRICS_NAME}")
+    )
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):

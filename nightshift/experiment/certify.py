@@ -334,6 +334,8 @@ def _make_runs(task: Task) -> list[FreshRun]:
     order, done = task.runs, task.done()
     for name, (side, seed) in 2 * [*order.items()]:  # a run that the infrastructure lost is tried once more at the end
         if name not in done:
+            if setup.is_stopping():
+                raise Interrupted("stopped between two runs of the certificate")
             setup.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {len(order)}")
             if (run := _make_run(task, side, seed, task.folder / name)) is not None:
                 done[name] = run

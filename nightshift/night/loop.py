@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from nightshift.agents.agent import complete
+from nightshift.agents.agent import STOPPED, complete
 from nightshift.agents.availability import Availability, next_question
 from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.direction import read_direction
@@ -39,7 +39,7 @@ from nightshift.experiment.experiment import admit, collect, compose, incumbent_
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
-from nightshift.files import write_atomically
+from nightshift.files import read_file, write_atomically
 from nightshift.night.notify import AGENT, END, REPEATED_CRASH, Notifier, event_of, is_second
 from nightshift.night.state import (
     FILL,
@@ -47,6 +47,7 @@ from nightshift.night.state import (
     NightState,
     Stop,
     Unavailable,
+    certificate_seconds,
     decided,
     is_spent,
     night_cost,
@@ -102,6 +103,7 @@ class _Work:
     kept: tuple[Change, ...]
     began: float  # on the clock
     answers: tuple[Answer, ...] | None = None  # None while it goes on
+    has_begun: bool = False
 
 
 class Night:
@@ -119,7 +121,7 @@ class Night:
     ) -> None:
         """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` cannot."""
         self.state = state
-        self._setup = replace(setup, is_stopping=lambda: bool(self._interrupted_by))
+        self._setup = replace(setup, is_stopping=lambda: any(self._signs))
         self._ledger, self._note = setup.ledger, setup.reporter.note
         self._proposer, self._filler, self._pauses = proposer, filler, pauses
         self._tell, self._notifier = tell, notifier or Notifier(None, self._note)
@@ -145,7 +147,8 @@ class Night:
                 while (stop := self._step_or_pause()) is None:
                     pass
                 cut_off = stop.cause if self._setup.executor.in_flight() else None
-                if self.state.request.certify and stop.is_planned and not stop.by_user:
+                is_asked = self.state.request.certify is not None and self.state.certificate is None
+                if is_asked and stop.is_planned and not stop.by_user:
                     self._update(certificate=self._certify())
                 self._close(stop, cut_off)
                 return stop
@@ -165,16 +168,27 @@ class Night:
                 self._send_end(f"{type(error).__name__}: {error}")
                 raise
             finally:
-                if self._work is not None:
-                    self._work.proposing.close()
-                cancel(self._setup)
+                try:
+                    if self._work is not None:
+                        self._work.proposing.close()
+                finally:
+                    cancel(self._setup)
 
     def _certify(self) -> str:
         """Train baseline and incumbent afresh, as `nightshift certify` does; the line that says what came of it."""
+        setup, deadline = self._setup, self.state.deadline
+        seconds = run_seconds(self._own(), setup.rules.budget_seconds)
+        needed = certificate_seconds(self.state, seconds) - seconds  # the last run of the night may have been slow
+        if deadline is not None and setup.now() + timedelta(seconds=needed) > deadline:
+            return f"not certified: the hours left are too few for its {2 * (self.state.request.certify or 0)} runs"
         try:
-            [comparison] = certify.certify(certify.tasks(self._setup, self.state.request.certify))
+            [comparison] = certify.certify(certify.tasks(setup, self.state.request.certify))
         except (UsageError, EngineError) as error:
             return f"not certified: {error}"
+        except Interrupted:
+            if not any(self._signs):  # a reboot: the same command goes on
+                raise
+            return "not certified: stopped"
         return certified_line(comparison)
 
     def _is_first_interrupt(self, number: int) -> bool:
@@ -204,6 +218,10 @@ class Night:
             self._note(f"{error} -- once more in {self._pause_seconds(num_failures):g} s")
         before = self._signs
         while self._setup.clock() < self._begins_at and self._signs == before:
+            try:
+                self._advance()  # its time is bounded all the same
+            except (EngineError, OSError) as error:
+                self._note(str(error))
             self._setup.wait()  # a result that waits in its folder is safer than one whose record cannot be written
         return None
 
@@ -242,7 +260,7 @@ class Night:
             setup.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
             is_over = setup.clock() >= until or any(map(executor.is_over, due))
-            if self._advance() or is_queued or is_over or not (due or self._work):
+            if self._advance() or is_queued or is_over or not (due or self._work or self.state.unavailable):
                 return
 
     def _begin(self) -> bool:
@@ -258,6 +276,9 @@ class Night:
             self._measure(Run())
         elif (stage := self._stage(own)) is not Stage.SEARCH:
             self._measure(measuring_run(incumbent_now(campaign, self._setup)[0], stage))
+        elif queued and queued[0].direction != self._direction():
+            self._note(f"proposed again: the direction changed after {queued[0].proposal.description!r}")
+            self._forget(queued[0])
         elif queued:
             self._start(queued[0], campaign)
         else:
@@ -316,10 +337,11 @@ class Night:
 
     def _advance(self) -> bool:
         """Let the work on proposals go on for a moment; True once its answers are there."""
-        if self._work is None:
-            return False
+        if self._work is None or self._work.answers is not None:
+            return self._work is not None
         try:
-            self._work.proposing.send(True if self._interrupted_by else None)
+            is_stopping, self._work.has_begun = self._work.has_begun and bool(self._interrupted_by), True
+            self._work.proposing.send(is_stopping or None)
         except StopIteration as end:
             self._work.answers = end.value
         except BaseException:
@@ -335,7 +357,8 @@ class Night:
             return
         try:
             if work is not None:
-                work.proposing.send(True)
+                if work.has_begun:
+                    work.proposing.send(True)
                 work.proposing.close()
         except StopIteration as end:
             self._pay(end.value[0])
@@ -472,11 +495,13 @@ class Night:
             self._note(f"the direction stays as it was: {error}")
             return self.state.direction
         path = self._ledger.runs_dir / DIRECTION_NAME
-        if direction != self.state.direction or (direction and not self._ledger.holds(path)):
+        known = read_file(path).decode(errors="replace") if path.is_file() else ""
+        if direction != known or (direction and not self._ledger.holds(path)):
             write_atomically(path, direction.encode())
             self._ledger.enter(path)
-            self._update(direction=direction)
             self._note(f"direction: {direction or 'none any more'}")
+        if direction != self.state.direction:
+            self._update(direction=direction)
         return direction
 
     def _take(self, work: _Work, answers: Sequence[Answer]) -> None:
@@ -487,7 +512,7 @@ class Night:
         answers = [answer.with_proposal(proposer=name, sandbox=proposer.sandbox) for answer in answers]
         if not is_fill:
             self._pay(answers[0])
-        if self._interrupted_by:
+        if STOPPED in (answers[0].cause or ""):
             return
         if answers[0].unavailable is not None:
             self._cannot_ask(answers[0].unavailable)
@@ -533,7 +558,8 @@ class Night:
         if not keys:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
-        answer = replace(answer, number=self._ledger.next_number(), change=change, kept=work.kept)
+        number, direction = self._ledger.next_number(), context.direction
+        answer = replace(answer, number=number, change=change, kept=work.kept, direction=direction)
         kept = self._kept_for(answer, campaign)
         admit(compose((*kept, change), campaign, setup), Request(run=Run(kept=kept, new=change)), setup)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import compose
-from nightshift.campaign.records import Cost, Job, Proposal, Record, Result
+from nightshift.campaign.records import Cost, Failure, Job, Outcome, Proposal, Record, Result, Training
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.experiment.setup import Setup
@@ -339,3 +341,58 @@ def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
     assert stop.cause.startswith("2 hours are over"), stop
     assert len([note for note in setup.reporter.notes if note.startswith("proposal refused")]) > MAX_REFUSALS
     assert undecided(night.state, setup.ledger.records()) == ()
+
+
+def test_an_answer_that_comes_in_a_pause_is_taken_after_it(setup: Setup, clock: Clock) -> None:
+    class Lost(Timed):
+        def result(self, folder: Path) -> Result:
+            made = super().result(folder)
+            if folder.name != "0002":
+                return made
+            training = Training(Outcome.CRASHED, 0, failure=Failure.MACHINERY, cause="the worker was killed")
+            return Result(seed=made.seed, training=training, total_seconds=100.0)
+
+    proposer = Thinker(clock, 610.0)  # the second answer comes in the pause after the lost run
+    _, stop, _ = a_night(setup, Lost(1, clock), proposer, experiments=4)
+    assert stop.is_planned, stop
+    assert [record.proposal.description for record in setup.ledger.records()[1:]].count(f"{NORM} 1") == 2
+    assert len(proposer.asked_at) == 3
+
+
+def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_proposed(
+    setup: Setup, clock: Clock
+) -> None:
+    class Interrupting(Thinker):
+        def propose(self, context: Context) -> Proposing:
+            if len(self.contexts) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().propose(context)
+
+    _, stop, _ = a_night(setup, Timed(1, clock), Interrupting(clock, 15.0), experiments=6)
+    assert (stop.cause, stop.by_user) == ("stopped by SIGINT", True)
+    assert [record.failure for record in setup.ledger.records()] == [None, None]
+
+    class AtTheEnd(Thinker):
+        def propose(self, context: Context) -> Proposing:
+            answers = yield from super().propose(context)
+            os.kill(os.getpid(), signal.SIGINT)
+            return answers
+
+    night, stop, _ = a_night(setup, Timed(1, clock), AtTheEnd(clock, 15.0), experiments=6)
+    assert stop.by_user
+    assert len(night.state.pending) == 1
+
+
+def test_each_night_s_direction_is_in_the_journal(setup: Setup, clock: Clock) -> None:
+    for number, text in enumerate(("only the rate", "only the decay", "only the rate"), 1):
+        made = replace(setup, executor=Timed(1, clock))
+        state = replace(begin(NightRequest("thinker", experiments=2, direction=text), made), direction=text)
+        Night(state, made, Thinker(clock, 15.0), lambda text: None, notifier=Sent()).run()
+        assert (setup.ledger.runs_dir / "direction.txt").read_text() == text
+        assert (setup.ledger.runs_dir / "journal.jsonl").read_text().count('"direction.txt"') == number
+
+
+def test_hours_that_are_too_short_for_a_certificate_are_said(setup: Setup, clock: Clock) -> None:
+    night, stop, _ = a_night(setup, Timed(1, clock), Thinker(clock, 15.0), hours=0.1, certify=3)
+    assert stop.is_planned
+    assert night.state.certificate == "not certified: the hours left are too few for its 6 runs"
