@@ -58,12 +58,13 @@ class Timed(AnyOrder):
 
 
 class Level(Timed):
-    """A stand-in for an executor whose runs all score the same, so that nothing is kept."""
+    """A stand-in for an executor whose runs are all worse than the baseline, so that nothing is kept."""
 
     def result(self, folder: Path) -> Result:
-        seed = self._jobs[folder].seed
+        job = self._jobs[folder]
         super().result(folder)
-        return replace(a_result(0.5, 200, seed), total_seconds=self.run_seconds)
+        score = 0.6 if job.incumbent is None else 0.3
+        return replace(a_result(score, 200, job.seed), total_seconds=self.run_seconds)
 
 
 class Thinker(StandInProposer):
@@ -378,7 +379,9 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
             os.kill(os.getpid(), signal.SIGINT)
             return answers
 
-    night, stop, _ = a_night(setup, Timed(1, clock), AtTheEnd(clock, 15.0), experiments=6)
+    proposer = AtTheEnd(clock, 15.0)
+    proposer.num = 50  # other changes than before
+    night, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=6)
     assert stop.by_user
     assert len(night.state.pending) == 1
 
@@ -393,6 +396,6 @@ def test_each_night_s_direction_is_in_the_journal(setup: Setup, clock: Clock) ->
 
 
 def test_hours_that_are_too_short_for_a_certificate_are_said(setup: Setup, clock: Clock) -> None:
-    night, stop, _ = a_night(setup, Timed(1, clock), Thinker(clock, 15.0), hours=0.1, certify=3)
+    night, stop, _ = a_night(setup, Timed(1, clock), Thinker(clock, 15.0), hours=0.4, certify=3)
     assert stop.is_planned
     assert night.state.certificate == "not certified: the hours left are too few for its 6 runs"
