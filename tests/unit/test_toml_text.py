@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nightshift.config.toml_text import line_of
 from nightshift.config.train_toml import load, parse
 from nightshift.errors import ConfigError, ExitCode
-from tests.train_tomls import FUZZ, SMALL, assert_one_clean_line
+from tests.train_tomls import FUZZ, SMALL, assert_clean_lines
 
 
 def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load(path)
         assert caught.value.exit_code == ExitCode.USAGE
-        assert_one_clean_line(str(caught.value))
+        assert_clean_lines(str(caught.value))
         return str(caught.value)
 
     path = tmp_path / "train.toml"
