@@ -278,7 +278,7 @@ def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
         if key.table != table:
             table = key.table
             lines += ["", f"[{table}]" if table else "at the top of train.toml"]
-        head = f"{'-' if key.path in unused else ' '} {key.leaf} = {_default_text(key)}"
+        head = f"{'-' if key.path in unused else ' '} {key.leaf} = {default_text(key)}"
         condition = ""
         if key.only_if is not None and None not in key.only_if[1]:
             condition = f" (only with {key.only_if[0]} = {' or '.join(map(str, key.only_if[1]))})"
@@ -291,7 +291,8 @@ def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
     return lines
 
 
-def _default_text(key: Key) -> str:
+def default_text(key: Key) -> str:
+    """The default as --keys shows it."""
     if key.by_preset:
         return "by preset"
     if key.kind is Kind.TABLE:

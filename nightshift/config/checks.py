@@ -52,14 +52,10 @@ def check(tree: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, Value], 
         The values of its open keys (another name of a key counts as the key), every open key that applies, with
         defaults, and every problem.
     """
-    values: dict[str, Value] = {}
-    by_path: dict[tuple[str, ...], Problem] = {}
-    for problem in islice(_walk(tree, (), values), MAX_PROBLEMS):
-        by_path.setdefault(problem.path, problem)
-    problems = list(by_path.values())
+    values, problems = read_values(tree)
     resolved = resolve(values)
     # A rule about a key that has a problem of its own would report the same mistake twice.
-    suspect = {".".join(path) for path in by_path}
+    suspect = {".".join(problem.path) for problem in problems}
     written_as = {problem.target: problem.path for problem in problems}
     for cause, fix, *paths in (*_variant_problems(values, resolved), *_rule_problems(values, resolved)):
         if len(problems) < MAX_PROBLEMS and not suspect.intersection(paths):
@@ -67,6 +63,15 @@ def check(tree: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, Value], 
             problems.append(Problem(written_as.get(path, tuple(path.split("."))), cause, fix))
             suspect.add(path)
     return values, resolved, problems
+
+
+def read_values(tree: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem]]:
+    """The values of the open keys in a file's tables, and the problems of single keys."""
+    values: dict[str, Value] = {}
+    by_path: dict[tuple[str, ...], Problem] = {}
+    for problem in islice(_walk(tree, (), values), MAX_PROBLEMS):
+        by_path.setdefault(problem.path, problem)
+    return values, list(by_path.values())
 
 
 def _walk(node: Mapping[str, Any], path: tuple[str, ...], values: dict[str, Value]) -> Iterator[Problem]:
@@ -118,7 +123,7 @@ def _not_open(path: tuple[str, ...], value: Any, values: dict[str, Value]) -> It
     rest = [(name, item) for name, item in items if ".".join((*path, name)) not in WORDS]
     for name, item in renamed:
         yield _problem((*path, name), item, values)
-    if rest and (lock_of_word(path) or find_renamed(path)):
+    if len(rest) > 1 and (lock_of_word(path) or find_renamed(path)):
         yield _problem(path, value, values)
     else:
         for name, item in rest:

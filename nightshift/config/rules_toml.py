@@ -206,6 +206,7 @@ _TRL_ON_CPU = replace(
     learning_rate_scale=20.0,
 )
 _SETUPS = (_PRIME_RL, _TRL, _TRL_ON_CPU)  # what a machine can do best comes first
+REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.model_revision}
 
 
 class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -1,0 +1,216 @@
+"""Translate a config of another format into a train.toml, and say what became of each of its keys.
+
+Research keys are translated. The value of a key with another meaning or unit, and of a key that is only similar, is
+never copied. Every other key is listed with its owner.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nightshift.config.allowlist import CARRIED, CURRICULUM, DIALECTS, KEYS, Dialect, default_text, find_key
+from nightshift.config.checks import Problem, check, read_values
+from nightshift.config.toml_text import MAX_LINE, document
+from nightshift.config.train_toml import parse
+from nightshift.config.values import Value, accept, spelled_out, value_text
+from nightshift.errors import ConfigError
+
+IMPORTED_NAME = "imported.toml"
+GROUP_SIZE = "orchestrator.group_size"
+MAX_INFLIGHT = "orchestrator.concurrency.max_inflight"
+ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
+_PRIME_RL = Dialect("prime-rl", ())
+_TITLES = {
+    "rules": "left out, fixed by rules.toml for a whole campaign:",
+    "harness": "left out, set by the harness or by a flag of run.py:",
+    "nobody": "left out, without a counterpart in prime-rl of today:",
+    "": "left out, refused in train.toml or unknown to prime-rl of today:",
+}
+
+
+@dataclass
+class Import:
+    """What becomes of an imported config.
+
+    `values`: for train.toml. `notes`: the keys whose name or value changed. `model`, `environments` and `gpus`: what
+    rules.toml and the flags of run.py hold here, as the config names it.
+    """
+
+    dialect: Dialect
+    values: dict[str, Value]
+    model: str
+    environments: tuple[str, ...]
+    gpus: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
+    left_out: list[Problem] = field(default_factory=list)
+
+    def leave_out(self, path: str, cause: str) -> None:
+        """Take a key and the keys below it out of the values."""
+        for below in [other for other in self.values if f"{other}.".startswith(f"{path}.")]:
+            del self.values[below]
+        self.left_out.append(Problem(tuple(path.split(".")), cause, ""))
+
+    def report(self) -> list[str]:
+        """The changed keys, then the keys that were left out, by owner."""
+        lines = [f"read as a config of {self.dialect.name}: {len(self.values)} keys in train.toml"]
+        lines += [f"  {note}" for note in [*self.notes, self.dialect.note] if note]
+        for owner, title in _TITLES.items():
+            problems = [problem for problem in self.left_out if (problem.lock.owner if problem.lock else "") == owner]
+            lines += [title] if problems else []
+            for problem in problems:
+                use = f"; {problem.lock.use}" if problem.lock and problem.lock.use else ""
+                lines.append(f"  {problem.cause}{use}")
+        return lines
+
+    def train_toml(self, name: str) -> bytes:
+        """A train.toml with the values, in the order of the allow-list, each key with its meaning."""
+        tables: dict[str, list[str]] = {"": [f"# Imported from {name}. uv run run.py --keys lists every key."]}
+        for key, path in self._rows():
+            table, _, leaf = path.rpartition(".")
+            if self.values[path] == {}:
+                tables.setdefault(path, [f"[{path}]"])
+            else:
+                assignment = f"{leaf} = {value_text(self.values[path], MAX_LINE)}"
+                tables.setdefault(table, [f"[{table}]"]).append(f"{assignment:<32} # {key}")
+        return ("\n\n".join("\n".join(lines) for lines in tables.values()) + "\n").encode()
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """The meaning and the path of each key with a value, in the order of the allow-list."""
+        for key in KEYS:
+            for path in self.values:
+                if find_key(path) is key:
+                    yield key.meaning, path
+
+
+def import_config(source: bytes, name: str) -> Import:
+    """Translate the bytes of a config; `name` is its name in messages.
+
+    Raises:
+        ConfigError: the bytes are no TOML, or too many.
+    """
+    _, tree = document(source, name)
+    values, problems = read_values(tree)
+    signs = [(dialect, sign) for dialect in DIALECTS for sign in dialect.signs]
+    dialect = next(
+        (d for d, sign in signs if _at(tree, sign) is not None and not isinstance(_at(tree, sign), dict)), None
+    )
+    result = Import(dialect or _PRIME_RL, values, _model(tree), _environments(tree), _gpus(tree))
+    for problem in problems:
+        if problem.is_guess:
+            values.pop(problem.target, None)
+        value = _at(tree, ".".join(problem.path))
+        if problem.target not in values:
+            result.left_out.append(problem)
+        elif isinstance(value, int | float | str) and value != values[problem.target]:
+            text = f"{problem.target} is {value_text(values[problem.target])} already"
+            result.left_out.append(problem._replace(cause=f"{spelled_out(problem.path, value)} is not copied: {text}"))
+        else:
+            new = "" if values[problem.target] == {} else f" = {value_text(values[problem.target])}"
+            result.notes.append(f"{'.'.join(problem.path)} -> {problem.target}{new}")
+    _convert(tree, result)
+    _apply_dialect(result)
+    _make_valid(result)
+    parse(result.train_toml("a config"))
+    return result
+
+
+def _at(tree: Any, path: str) -> Any:
+    """What stands at a dotted path; None if nothing does."""
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
+
+
+def _model(tree: Mapping[str, Any]) -> str:
+    models = [_at(tree, path) for path in CARRIED["model"]]
+    return next((model for model in models if isinstance(model, str)), "")
+
+
+def _environments(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """The environments that train, by name: without the owner, the version and the dashes of a hub's name."""
+    names = []
+    for entry in (entry for path in CARRIED["environments"] for entry in _tables(_at(tree, path))):
+        candidates = [_at(entry, path) for path in ("name", "id", "env.taskset.id", "taskset.id")]
+        name = next((name for name in candidates if isinstance(name, str)), "")
+        names.append(name.rpartition("/")[2].partition("@")[0].replace("-", "_"))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _gpus(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    paths = [path for path in CARRIED["gpus"] if _at(tree, path) is not None]
+    return tuple(spelled_out(tuple(path.split(".")), _at(tree, path)) for path in paths)
+
+
+def _convert(tree: Mapping[str, Any], result: Import) -> None:
+    """Translate the settings whose form changed, and not only the name."""
+    batch_size = result.values.get("orchestrator.batch_size", 128)
+    filters: list[str] = []
+    for table in ("orchestrator.", ""):
+        factor = _at(tree, f"{table}oversampling_factor")
+        if isinstance(factor, int | float) and isinstance(batch_size, int) and 1 <= factor <= 1000:
+            in_flight = int(factor * batch_size)
+            result.values.setdefault(MAX_INFLIGHT, in_flight)
+            result.notes.append(f"{table}oversampling_factor = {factor} -> {MAX_INFLIGHT} = {in_flight}")
+        if _at(tree, f"{table}buffer.online_difficulty_filtering") is True:
+            filters.append(f"{table}buffer.online_difficulty_filtering")
+        kinds = [
+            entry.get("type")
+            for entry in _tables(_at(tree, f"{table}pre_batch_filters"))
+            if entry.get("enforce", True) is True
+        ]
+        filters += [f"{table}pre_batch_filters"] if "zero_advantage" in kinds else []
+    for path in filters[:1]:
+        result.values[ZERO_ADVANTAGE] = {}
+        result.notes.append(f"{path} -> {ZERO_ADVANTAGE}")
+    translated = {note.partition(" ")[0] for note in result.notes}
+    result.left_out = [problem for problem in result.left_out if ".".join(problem.path) not in translated]
+
+
+def _apply_dialect(result: Import) -> None:
+    """Leave out keys that meant something else in the dialect, and write its defaults."""
+    dialect = result.dialect
+    for path, reason in dialect.other_meaning.items():
+        if path in result.values and result.values[path] != dialect.defaults.get(path):
+            result.leave_out(
+                path, f"{spelled_out(tuple(path.split('.')), result.values[path])} is not copied: {reason}"
+            )
+    for path, value in dialect.defaults.items():
+        key = find_key(path)
+        if key is not None and path not in result.values:
+            result.values[path] = accept(key, value)
+            text = "on" if value == {} else value_text(value)
+            result.notes.append(f"{path} = {text}: the default of {dialect.name} (today {default_text(key)})")
+
+
+def _make_valid(result: Import) -> None:
+    """Leave out what breaks a rule between keys; a group of one, prime-rl's default, becomes a group of four."""
+    for _ in range(len(result.values) + 2):  # each round leaves out one key, and one may be added
+        _, _, problems = check(_nested(result.values))
+        if not problems:
+            return
+        path = ".".join(problems[0].path)
+        if path == GROUP_SIZE and result.values.get(GROUP_SIZE, 1) == 1:
+            result.values[GROUP_SIZE] = 4
+            result.notes.append(f"{GROUP_SIZE} = 4, added: with prime-rl's default of 1 there is no advantage")
+        else:
+            result.leave_out(path, problems[0].cause)
+    raise ConfigError("the keys of this config contradict each other", "Write the train.toml by hand.")
+
+
+def _nested(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Dotted paths as nested tables, in TOML's types."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *tables, leaf = path.split(".")
+        node = tree
+        for table in tables:
+            node = node.setdefault(table, {})
+        if value == {}:
+            node.setdefault(leaf, {})
+        else:
+            node[leaf] = "None" if value is None else value
+    return tree
