@@ -19,40 +19,50 @@ from nightshift.files import disk_error, write_atomically
 if TYPE_CHECKING:
     from nightshift.report.export.story import Story
 
-_FORMS = {"csv": ".csv", "optuna": ".journal", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model"}
-_TEXTS = ("csv", "optuna")  # that go to stdout
+_FORMS = {
+    "csv": ".csv", "optuna": ".journal", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model",
+    "rl.toml": "-rl.toml",
+}  # fmt: skip
+_TEXTS = ("csv", "optuna", "rl.toml")  # that go to stdout
+_OF_ONE = ("model", "rl.toml")  # of one experiment
 
 
 @click.command("export", cls=Command)
 @click.option("--to", "form", type=click.Choice([*_FORMS]), required=True, help="What opens it.")
-@click.option("--output", help="File, or new folder; - writes csv or optuna to stdout. Default: in runs/export.")
+@click.option(
+    "--output", help="File, or new folder; - writes csv, optuna or rl.toml to stdout. Default: in runs/export."
+)
 @click.option("--branch", help="The campaign. Default: the branch checked out, else that of the last one.")
-@click.option("--experiment", type=click.IntRange(min=1), help="model: of another experiment than the incumbent.")
+@click.option(
+    "--experiment", type=click.IntRange(min=1), help="model, rl.toml: of another experiment than the incumbent."
+)
 @at_work("reading the records")
 def export_command(form: str, output: str | None, branch: str | None, experiment: int | None) -> None:
-    """Write a campaign as a table, an Optuna journal, offline W&B runs or TensorBoard events; or its model.
+    """Write a campaign as a table, an Optuna journal, offline W&B runs or TensorBoard events; or its model or config.
 
     csv has a column for every key; optuna a study that optuna-dashboard opens; model the incumbent's weights, with a
-    card that says how they were made and what is certified of them.
+    card that says how they were made and what is certified of them; rl.toml a config that prime-rl itself runs, with
+    what nightshift import kept in imported.toml.
     """
     from nightshift.campaign.git import Repo
     from nightshift.report.export.story import Story
 
     root = run.process_root()
     story = Story.of(Ledger(root), branch, Repo(root).head().branch)
-    if experiment is not None and form != "model":
-        raise UsageError(f"--experiment {experiment} is for --to model", "Leave it out.")
+    if experiment is not None and form not in _OF_ONE:
+        raise UsageError(f"--experiment {experiment} is for --to {' and '.join(_OF_ONE)}", "Leave it out.")
     if output == "-":
         if form not in _TEXTS:
             raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
-        print_whole(_bytes(form, story).decode().removesuffix("\n"))
+        print_whole(_bytes(form, story, root, experiment).decode().removesuffix("\n"))
     else:
         named = None if output is None else Path(output)
         path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
         if named is None and path.parent.is_symlink():  # agents write there: no link is followed; a person's is
             raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
         path = _write(form, story, root, path, experiment, is_mine=named is None)
-        what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
+        of_one = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
+        what = of_one.get(form, f"{len(story.experiments)} experiments")
         print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:
         print_error(note)
@@ -80,14 +90,16 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
         raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, _bytes(form, story))
+        write_atomically(target, _bytes(form, story, root, experiment))
     except OSError as error:
         raise disk_error(error, target) from None
     return path
 
 
-def _bytes(form: str, story: Story) -> bytes:
-    from nightshift.report.export import optuna_journal
+def _bytes(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
+    from nightshift.report.export import optuna_journal, rl_toml
     from nightshift.report.export import story as table
 
+    if form == "rl.toml":
+        return rl_toml.as_rl_toml(story, experiment, root)
     return table.as_csv(story) if form == "csv" else optuna_journal.as_journal(story)

@@ -79,7 +79,8 @@ LOCKS = _FILE.locks
 DIALECTS = _FILE.dialects
 CARRIED = _FILE.carried  # setting of the rules -> where configs name it, for nightshift import
 BY_PRESET = frozenset(key.path for key in KEYS if key.by_preset)
-FORMER = {word: key for key in KEYS for word in key.former}
+ALIASES = {word: key for key in KEYS for word in key.aliases}
+FORMER = ALIASES | {word: key for key in KEYS for word in key.former}
 
 # -- lookup -------------------------------------------------------------------------------------------
 

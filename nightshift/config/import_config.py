@@ -8,7 +8,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nightshift.config.allowlist import CARRIED, CURRICULUM, DIALECTS, KEYS, Dialect, default_text, find_key
+from nightshift.config.allowlist import (
+    ALIASES,
+    CARRIED,
+    CURRICULUM,
+    DIALECTS,
+    KEYS,
+    Dialect,
+    default_text,
+    find_key,
+    find_renamed,
+    is_inner,
+    lock,
+    lock_of_word,
+)
 from nightshift.config.checks import Problem, check, read_values
 from nightshift.config.toml_text import MAX_LINE, document
 from nightshift.config.train_toml import parse
@@ -94,12 +107,17 @@ def import_config(source: bytes, name: str) -> Import:
     dialect = next(
         (d for d, sign in signs if _at(tree, sign) is not None and not isinstance(_at(tree, sign), dict)), None
     )
-    result = Import(dialect or _PRIME_RL, values, _model(tree), _environments(tree), _gpus(tree))
+    result = Import(dialect or _PRIME_RL, values, model_name(tree), _environments(tree), _gpus(tree))
     for problem in problems:
         if problem.is_guess:
             values.pop(problem.target, None)
         value = _at(tree, ".".join(problem.path))
-        if problem.target not in values:
+        if isinstance(value, list) and is_inner(".".join(problem.path)):
+            if len(value) > 1:
+                result.notes.append(
+                    f"{'.'.join(problem.path)} has {len(value)} entries: their settings are not kept apart"
+                )
+        elif problem.target not in values:
             result.left_out.append(problem)
         elif isinstance(value, int | float | str) and value != values[problem.target]:
             text = f"{problem.target} is {value_text(values[problem.target])} already"
@@ -125,19 +143,30 @@ def _tables(value: Any) -> list[dict[str, Any]]:
     return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
 
 
-def _model(tree: Mapping[str, Any]) -> str:
+def is_of_today(tree: Mapping[str, Any]) -> bool:
+    """True if a config has no name that only another version or front end of prime-rl has."""
+    _, problems = read_values(tree)
+    paths = [problem.path for problem in problems if lock(problem.path) is None]
+    foreign = [path for path in paths if ".".join(path) not in ALIASES and (find_renamed(path) or lock_of_word(path))]
+    return bool(tree) and not foreign
+
+
+def model_name(tree: Mapping[str, Any]) -> str:
+    """The model that a config trains; "" if it names none."""
     models = [_at(tree, path) for path in CARRIED["model"]]
     return next((model for model in models if isinstance(model, str)), "")
 
 
 def _environments(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """The environments that train, by name: without the owner, the version and the dashes of a hub's name."""
-    names = []
-    for entry in (entry for path in CARRIED["environments"] for entry in _tables(_at(tree, path))):
-        candidates = [_at(entry, path) for path in ("name", "id", "env.taskset.id", "taskset.id")]
-        name = next((name for name in candidates if isinstance(name, str)), "")
-        names.append(name.rpartition("/")[2].partition("@")[0].replace("-", "_"))
-    return tuple(dict.fromkeys(name for name in names if name))
+    entries = [entry for path in CARRIED["environments"] for entry in _tables(_at(tree, path))]
+    return tuple(dict.fromkeys(name for name in map(environment_name, entries) if name))
+
+
+def environment_name(entry: Mapping[str, Any]) -> str:
+    """The name of an entry of a list of environments, as environments/ spells names; "" if the entry has none."""
+    candidates = [_at(entry, path) for path in ("name", "id", "env.taskset.id", "taskset.id")]
+    name = next((name for name in candidates if isinstance(name, str)), "")
+    return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
 
 
 def _gpus(tree: Mapping[str, Any]) -> tuple[str, ...]:
@@ -166,8 +195,8 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
     for path in filters[:1]:
         result.values[ZERO_ADVANTAGE] = {}
         result.notes.append(f"{path} -> {ZERO_ADVANTAGE}")
-    translated = {note.partition(" ")[0] for note in result.notes}
-    result.left_out = [problem for problem in result.left_out if ".".join(problem.path) not in translated]
+    translated = tuple(f"{note.partition(' ')[0]}." for note in result.notes)
+    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(translated)]
 
 
 def _apply_dialect(result: Import) -> None:

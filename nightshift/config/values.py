@@ -59,6 +59,7 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     only_if: tuple[str, tuple[str | None, ...]] | None = None
     by_preset: bool = False
     search: Search | None = None
+    aliases: tuple[str, ...] = ()
     former: tuple[str, ...] = ()
     others: dict[str, tuple[str, ...]] = {}
     near: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from nightshift.campaign.records import (
     Training,
     Weights,
 )
-from nightshift.config.allowlist import FORMER, find_key, is_inner, lock
+from nightshift.config.allowlist import ALIASES, find_key, is_inner, lock
 from nightshift.config.rules import Decoding
 from nightshift.config.toml_text import line_of
 from nightshift.config.train_toml import Config
@@ -115,7 +115,7 @@ def _path(loc: Sequence[str | int], config: Config | None) -> tuple[str, ...]:
         if isinstance(segment, str) and not _is_tag(segment, path, config):
             path = (*path, segment)
     name = ".".join(path)
-    return tuple(FORMER[name].path.split(".")) if name in FORMER else path
+    return tuple(ALIASES[name].path.split(".")) if name in ALIASES else path
 
 
 def _is_tag(segment: str, path: tuple[str, ...], config: Config | None) -> bool:
