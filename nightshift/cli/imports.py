@@ -14,12 +14,20 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_lines
 from nightshift.cli.shell import Command
-from nightshift.config.import_config import IMPORTED_NAME, Import, import_config
+from nightshift.config.import_config import (
+    IMPORTED_NAME,
+    Import,
+    environments,
+    gpus,
+    import_config,
+    model_name,
+)
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import disk_error, read_file, write_atomically
+from nightshift.text import clean
 
 
 @click.command("import", cls=Command)
@@ -55,7 +63,7 @@ def import_command(file: Path) -> None:
                 raise disk_error(error, root / name) from None
         where = "not committed: no branch is checked out"
         if head.branch and head.commit:
-            committed = repo.commit_files(head, files, f"Import {file.name}")
+            committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
             where = f"committed as {(committed.commit or '')[:7]} on {head.branch}"
     print_lines([*imported.report(), *notes, f"wrote {', '.join(files)}; {where}", "next: uv run run.py --dry-run"])
 
@@ -67,18 +75,19 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     """
     before = read_file(root / RULES_NAME)
     settings, notes = dict[str, str](), list[str]()
-    for name in imported.environments:
+    names, model = environments(imported.tree), model_name(imported.tree)
+    for name in names:
         if not (root / "environments" / name / "pyproject.toml").is_file():
             notes.append(f"environment {name} is not in environments/; docs/environments.md says how to add it")
-    if imported.environments and not notes:
-        settings["environments"] = json.dumps(imported.environments)
-    revision = REVISIONS.get(imported.model)
-    if revision or (imported.model and (root / imported.model).is_dir()):
-        settings |= {"model": json.dumps(imported.model), "revision": json.dumps(revision or "")}
-    elif imported.model:
-        notes.append(f"model = {json.dumps(imported.model)} needs its commit on the hub: write both into {RULES_NAME}")
-    if imported.gpus:
-        notes.append(f"{', '.join(imported.gpus)}: uv run run.py --gpus names the GPUs of an experiment")
+    if names and not notes:
+        settings["environments"] = json.dumps(names)
+    revision = REVISIONS.get(model)
+    if revision or (model and (root / model).is_dir()):
+        settings |= {"model": json.dumps(model), "revision": json.dumps(revision or "")}
+    elif model:
+        notes.append(f"model = {json.dumps(model)} needs its commit on the hub: write both into {RULES_NAME}")
+    if keys := gpus(imported.tree):
+        notes.append(f"{', '.join(keys)}: uv run run.py --gpus names the GPUs of an experiment")
     after = before.decode(errors="replace")
     for name, value in settings.items():
         after = _with_setting(after, name, value)

@@ -91,7 +91,7 @@ def tables_around(path: Sequence[str]) -> list[str]:
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-_NAMED = re.compile("|".join(rf"(?:{re.escape(key.path[:-1])})" for key in KEYS if key.leaf == ANY))
+_NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
 _TABLES = frozenset(table for key in KEYS for table in tables_around(key.path.split(".")))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is Kind.TABLE)
 _LEAVES = frozenset(key.leaf for key in KEYS)
@@ -111,11 +111,7 @@ def is_name(segment: str) -> bool:
 
 def _pattern(path: str) -> str:
     """The path with "*" in place of the name that the user gave to a pool, a gate or an environment."""
-    match = _NAMED.match(path)
-    if match is None or match.end() == len(path):
-        return path
-    _, _, rest = path[match.end() :].partition(".")
-    return f"{match[0]}{ANY}.{rest}" if rest else f"{match[0]}{ANY}"
+    return _NAMED.sub(rf"\1.{ANY}", path)
 
 
 @lru_cache(4096)

@@ -1,6 +1,6 @@
 """Check train.toml: every problem of a file in one answer, each with its key, the offending value and the fix."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -54,15 +54,7 @@ def check(tree: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, Value], 
     """
     values, problems = read_values(tree)
     resolved = resolve(values)
-    # A rule about a key that has a problem of its own would report the same mistake twice.
-    suspect = {".".join(problem.path) for problem in problems}
-    written_as = {problem.target: problem.path for problem in problems}
-    for cause, fix, *paths in (*_variant_problems(values, resolved), *_rule_problems(values, resolved)):
-        if len(problems) < MAX_PROBLEMS and not suspect.intersection(paths):
-            path = next((path for path in paths if path in values), paths[0])
-            problems.append(Problem(written_as.get(path, tuple(path.split("."))), cause, fix))
-            suspect.add(path)
-    return values, resolved, problems
+    return values, resolved, [*problems, *rule_problems(values, resolved, problems)]
 
 
 def read_values(tree: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem]]:
@@ -72,6 +64,21 @@ def read_values(tree: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem
     for problem in islice(_walk(tree, (), values), MAX_PROBLEMS):
         by_path.setdefault(problem.path, problem)
     return values, list(by_path.values())
+
+
+def rule_problems(
+    values: Mapping[str, Value], resolved: Mapping[str, Value], problems: Sequence[Problem] = ()
+) -> list[Problem]:
+    """The broken rules between keys, except those about a key that has one of `problems` already."""
+    suspect = {".".join(problem.path) for problem in problems}
+    written_as = {problem.target: problem.path for problem in problems}
+    found = []
+    for cause, fix, *paths in (*_unselected(values, resolved), *_broken_rules(values, resolved)):
+        if not suspect.intersection(paths):
+            path = next((path for path in paths if path in values), paths[0])
+            found.append(Problem(written_as.get(path, tuple(path.split("."))), cause, fix))
+            suspect.add(path)
+    return found
 
 
 def _walk(node: Mapping[str, Any], path: tuple[str, ...], values: dict[str, Value]) -> Iterator[Problem]:
@@ -89,8 +96,7 @@ def _walk(node: Mapping[str, Any], path: tuple[str, ...], values: dict[str, Valu
             except ConfigError as error:
                 yield Problem(here, error.cause, error.fix)
         elif not is_name(name) or not is_inner(dotted):
-            is_empty_header = value == {} and had_keys(dotted) and lock(here) is None
-            if not is_empty_header:
+            if value != {} or not had_keys(dotted) or lock(here):  # else the empty header of a table of another version
                 yield from _not_open(here, value, values)
         elif isinstance(value, dict):
             yield from _walk(value, here, values)
@@ -193,7 +199,7 @@ def _line(key: Key, value: Any) -> str:
 Broken = tuple[str, ...]  # the cause, the fix, and the paths that the rule involves
 
 
-def _variant_problems(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> Iterator[Broken]:
+def _unselected(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> Iterator[Broken]:
     """The keys of variants that are not selected."""
     for path, value in values.items():
         key = find_key(path)
@@ -210,7 +216,7 @@ def _variant_problems(values: Mapping[str, Value], resolved: Mapping[str, Value]
         yield f"{cause} = {value_text(resolved.get(selector))}", fix, path, selector
 
 
-def _rule_problems(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> Iterator[Broken]:
+def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> Iterator[Broken]:
     """The broken rules between keys: prime-rl's own for open keys, and those that prevent a wasted run."""
 
     def broken(cause: str, fix: str, *paths: str) -> Broken:
@@ -219,9 +225,8 @@ def _rule_problems(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> 
         text = "on" if resolved.get(path) == {} else value_text(resolved.get(path))
         return f"{path} = {text}{note}: {cause}", fix, *paths
 
-    algo, optimizer = resolved["orchestrator.algo.type"], resolved["trainer.optim.type"]
     batch_path, group_path = "orchestrator.batch_size", "orchestrator.group_size"
-    batch, group = resolved.get(batch_path), resolved[group_path]
+    algo, batch, group = resolved["orchestrator.algo.type"], resolved.get(batch_path), resolved[group_path]
     if group < 2 and algo in ("grpo", "max_rl"):
         cause = f"{algo} compares the rollouts of a group, so it needs 2 or more"
         yield broken(cause, "Write group_size = 4 or more under [orchestrator]", group_path)
@@ -238,11 +243,10 @@ def _rule_problems(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> 
                 cause = f"{less} {value_text(resolved[low])} exceeds {more} {value_text(resolved[high])}"
                 yield broken(cause, f"Lower {less} or raise {more}", low, high)
 
-    length_path, row_path = "orchestrator.train.sampling.max_completion_tokens", "seq_len"
-    length, row = resolved[length_path], resolved[row_path]
-    if length is not None and length >= row:
-        cause = f"a completion of {length} leaves no room for its prompt in seq_len {row}"
-        yield broken(cause, "Lower max_completion_tokens or raise seq_len", length_path, row_path)
+    length_path, row = "orchestrator.train.sampling.max_completion_tokens", resolved["seq_len"]
+    if resolved[length_path] is not None and resolved[length_path] >= row:
+        cause = f"a completion of {resolved[length_path]} leaves no room for its prompt in seq_len {row}"
+        yield broken(cause, "Lower max_completion_tokens or raise seq_len", length_path, "seq_len")
 
     kind_path, warmup_path, decay_path = (
         f"trainer.scheduler.{leaf}" for leaf in ("type", "warmup_steps", "decay_steps")
@@ -264,23 +268,22 @@ def _rule_problems(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> 
         cause = f"warmup_steps {warmup} + decay_steps {decay} exceed max_steps {steps}"
         yield broken(cause, "Shorten one of them", decay_path, warmup_path, "max_steps")
 
-    momentum_path, nesterov_path = "trainer.optim.momentum", "trainer.optim.nesterov"
-    if resolved.get(nesterov_path) and resolved[momentum_path] == 0:
+    if resolved.get("trainer.optim.nesterov") and resolved["trainer.optim.momentum"] == 0:
         fix = "Write nesterov = false, or a momentum above 0"
-        yield broken("Nesterov needs some", fix, momentum_path, nesterov_path)
+        yield broken("Nesterov needs some", fix, "trainer.optim.momentum", "trainer.optim.nesterov")
 
     # Only what the file writes counts: the memory preset makes the rest fit.
     ac, ac_offload, fsdp_offload, optim_offload = (
         f"trainer.model.{leaf}" for leaf in ("ac", "ac_offloading", "fsdp_cpu_offload", "optim_cpu_offload")
     )
     if resolved[ac] is None and values.get(ac_offload) is not None:
-        cause = "ac_offloading is on and would switch it on again"
-        yield broken(cause, 'Write ac_offloading = "None" too', ac, ac_offload)
+        fix = 'Write ac_offloading = "None" too'
+        yield broken("ac_offloading is on and would switch it on again", fix, ac, ac_offload)
     if resolved[fsdp_offload] and values.get(optim_offload):
         yield broken("optim_cpu_offload is on as well", "Write optim_cpu_offload = false", fsdp_offload, optim_offload)
-    if resolved[fsdp_offload] and optimizer == "muon":
-        cause = "the muon optimizer cannot go with it"
-        yield broken(cause, "Write fsdp_cpu_offload = false", fsdp_offload, "trainer.optim.type")
+    if resolved[fsdp_offload] and resolved["trainer.optim.type"] == "muon":
+        fix = "Write fsdp_cpu_offload = false"
+        yield broken("the muon optimizer cannot go with it", fix, fsdp_offload, "trainer.optim.type")
 
     pools_table = f"{CURRICULUM}.sampler.pools"
     pools = [path for path, value in resolved.items() if value == {} and path.rpartition(".")[0] == pools_table]

@@ -4,7 +4,7 @@ Research keys are translated. The value of a key with another meaning or unit, a
 never copied. Every other key is listed with its owner.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,14 @@ from nightshift.config.allowlist import (
     is_inner,
     lock,
     lock_of_word,
+    resolve,
 )
-from nightshift.config.checks import Problem, check, read_values
+from nightshift.config.checks import Problem, read_values, rule_problems
 from nightshift.config.toml_text import MAX_LINE, document
 from nightshift.config.train_toml import parse
 from nightshift.config.values import Value, accept, spelled_out, value_text
 from nightshift.errors import ConfigError
+from nightshift.text import clean
 
 IMPORTED_NAME = "imported.toml"
 GROUP_SIZE = "orchestrator.group_size"
@@ -43,24 +45,20 @@ _TITLES = {
 
 @dataclass
 class Import:
-    """What becomes of an imported config.
+    """What becomes of the keys of an imported config.
 
-    `values`: for train.toml. `notes`: the keys whose name or value changed. `model`, `environments` and `gpus`: what
-    rules.toml and the flags of run.py hold here, as the config names it.
+    `tree`: the config's tables. `values`: for train.toml. `notes`: the keys whose name or value changed.
     """
 
+    tree: Mapping[str, Any]
     dialect: Dialect
     values: dict[str, Value]
-    model: str
-    environments: tuple[str, ...]
-    gpus: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
     left_out: list[Problem] = field(default_factory=list)
 
     def leave_out(self, path: str, cause: str) -> None:
         """Take a key and the keys below it out of the values."""
-        for below in [other for other in self.values if f"{other}.".startswith(f"{path}.")]:
-            del self.values[below]
+        self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
         self.left_out.append(Problem(tuple(path.split(".")), cause, ""))
 
     def report(self) -> list[str]:
@@ -77,22 +75,15 @@ class Import:
 
     def train_toml(self, name: str) -> bytes:
         """A train.toml with the values, in the order of the allow-list, each key with its meaning."""
-        tables: dict[str, list[str]] = {"": [f"# Imported from {name}. uv run run.py --keys lists every key."]}
-        for key, path in self._rows():
+        tables = {"": [f"# Imported from {clean(name, 80)}. uv run run.py --keys lists every key."]}
+        for key, path in ((key, path) for key in KEYS for path in self.values if find_key(path) is key):
             table, _, leaf = path.rpartition(".")
             if self.values[path] == {}:
                 tables.setdefault(path, [f"[{path}]"])
             else:
-                assignment = f"{leaf} = {value_text(self.values[path], MAX_LINE)}"
-                tables.setdefault(table, [f"[{table}]"]).append(f"{assignment:<32} # {key}")
+                line = f"{f'{leaf} = {value_text(self.values[path], MAX_LINE)}':<32} # {key.meaning}"
+                tables.setdefault(table, [f"[{table}]"]).append(line)
         return ("\n\n".join("\n".join(lines) for lines in tables.values()) + "\n").encode()
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        """The meaning and the path of each key with a value, in the order of the allow-list."""
-        for key in KEYS:
-            for path in self.values:
-                if find_key(path) is key:
-                    yield key.meaning, path
 
 
 def import_config(source: bytes, name: str) -> Import:
@@ -103,28 +94,25 @@ def import_config(source: bytes, name: str) -> Import:
     """
     _, tree = document(source, name)
     values, problems = read_values(tree)
-    signs = [(dialect, sign) for dialect in DIALECTS for sign in dialect.signs]
-    dialect = next(
-        (d for d, sign in signs if _at(tree, sign) is not None and not isinstance(_at(tree, sign), dict)), None
-    )
-    result = Import(dialect or _PRIME_RL, values, model_name(tree), _environments(tree), _gpus(tree))
+    dialect = next((dialect for dialect in DIALECTS if any(_has(tree, sign) for sign in dialect.signs)), _PRIME_RL)
+    result = Import(tree, dialect, values)
     for problem in problems:
         if problem.is_guess:
             values.pop(problem.target, None)
-        value = _at(tree, ".".join(problem.path))
-        if isinstance(value, list) and is_inner(".".join(problem.path)):
-            if len(value) > 1:
-                result.notes.append(
-                    f"{'.'.join(problem.path)} has {len(value)} entries: their settings are not kept apart"
-                )
-        elif problem.target not in values:
+        path, value, target = ".".join(problem.path), at(tree, ".".join(problem.path)), problem.target
+        if isinstance(value, list) and is_inner(path):
+            result.notes += (
+                [f"{path}: its {len(value)} entries share one setting of each key"] if len(value) > 1 else []
+            )
+        elif target not in values:
             result.left_out.append(problem)
-        elif isinstance(value, int | float | str) and value != values[problem.target]:
-            text = f"{problem.target} is {value_text(values[problem.target])} already"
-            result.left_out.append(problem._replace(cause=f"{spelled_out(problem.path, value)} is not copied: {text}"))
+        elif isinstance(value, int | float | str) and value != values[target]:
+            cause = (
+                f"{spelled_out(problem.path, value)} is not copied: {target} is {value_text(values[target])} already"
+            )
+            result.left_out.append(problem._replace(cause=cause))
         else:
-            new = "" if values[problem.target] == {} else f" = {value_text(values[problem.target])}"
-            result.notes.append(f"{'.'.join(problem.path)} -> {problem.target}{new}")
+            result.notes.append(f"{path} -> {target}" + ("" if values[target] == {} else f" = {value_text(value)}"))
     _convert(tree, result)
     _apply_dialect(result)
     _make_valid(result)
@@ -132,11 +120,15 @@ def import_config(source: bytes, name: str) -> Import:
     return result
 
 
-def _at(tree: Any, path: str) -> Any:
-    """What stands at a dotted path; None if nothing does."""
+def at(tree: Any, path: str) -> Any:
+    """The value at a dotted path; None if there is none."""
     for name in path.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
+
+
+def _has(tree: Any, sign: str) -> bool:
+    return not isinstance(at(tree, sign), dict | None)
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
@@ -153,48 +145,46 @@ def is_of_today(tree: Mapping[str, Any]) -> bool:
 
 def model_name(tree: Mapping[str, Any]) -> str:
     """The model that a config trains; "" if it names none."""
-    models = [_at(tree, path) for path in CARRIED["model"]]
+    models = [at(tree, path) for path in CARRIED["model"]]
     return next((model for model in models if isinstance(model, str)), "")
 
 
-def _environments(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    entries = [entry for path in CARRIED["environments"] for entry in _tables(_at(tree, path))]
+def environments(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the environments that a config trains on."""
+    entries = [entry for path in CARRIED["environments"] for entry in _tables(at(tree, path))]
     return tuple(dict.fromkeys(name for name in map(environment_name, entries) if name))
 
 
 def environment_name(entry: Mapping[str, Any]) -> str:
     """The name of an entry of a list of environments, as environments/ spells names; "" if the entry has none."""
-    candidates = [_at(entry, path) for path in ("name", "id", "env.taskset.id", "taskset.id")]
+    candidates = [at(entry, path) for path in ("name", "id", "env.taskset.id", "taskset.id")]
     name = next((name for name in candidates if isinstance(name, str)), "")
     return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
 
 
-def _gpus(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    paths = [path for path in CARRIED["gpus"] if _at(tree, path) is not None]
-    return tuple(spelled_out(tuple(path.split(".")), _at(tree, path)) for path in paths)
+def gpus(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a config says of its GPUs, one key each."""
+    paths = [path for path in CARRIED["gpus"] if at(tree, path) is not None]
+    return tuple(spelled_out(tuple(path.split(".")), at(tree, path)) for path in paths)
 
 
 def _convert(tree: Mapping[str, Any], result: Import) -> None:
     """Translate the settings whose form changed, and not only the name."""
     batch_size = result.values.get("orchestrator.batch_size", 128)
-    filters: list[str] = []
     for table in ("orchestrator.", ""):
-        factor = _at(tree, f"{table}oversampling_factor")
+        factor, filters = at(tree, f"{table}oversampling_factor"), _tables(at(tree, f"{table}pre_batch_filters"))
         if isinstance(factor, int | float) and isinstance(batch_size, int) and 1 <= factor <= 1000:
-            in_flight = int(factor * batch_size)
-            result.values.setdefault(MAX_INFLIGHT, in_flight)
+            in_flight = result.values.setdefault(MAX_INFLIGHT, int(factor * batch_size))
             result.notes.append(f"{table}oversampling_factor = {factor} -> {MAX_INFLIGHT} = {in_flight}")
-        if _at(tree, f"{table}buffer.online_difficulty_filtering") is True:
-            filters.append(f"{table}buffer.online_difficulty_filtering")
-        kinds = [
-            entry.get("type")
-            for entry in _tables(_at(tree, f"{table}pre_batch_filters"))
-            if entry.get("enforce", True) is True
-        ]
-        filters += [f"{table}pre_batch_filters"] if "zero_advantage" in kinds else []
-    for path in filters[:1]:
-        result.values[ZERO_ADVANTAGE] = {}
-        result.notes.append(f"{path} -> {ZERO_ADVANTAGE}")
+        enforced = [each.get("type") for each in filters if each.get("enforce", True) is True]
+        is_on = {
+            f"{table}buffer.online_difficulty_filtering": at(tree, f"{table}buffer.online_difficulty_filtering")
+            is True,
+            f"{table}pre_batch_filters": "zero_advantage" in enforced,
+        }
+        for path in [path for path, on in is_on.items() if on]:
+            result.values[ZERO_ADVANTAGE] = {}
+            result.notes.append(f"{path} -> {ZERO_ADVANTAGE}")
     translated = tuple(f"{note.partition(' ')[0]}." for note in result.notes)
     result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(translated)]
 
@@ -204,9 +194,8 @@ def _apply_dialect(result: Import) -> None:
     dialect = result.dialect
     for path, reason in dialect.other_meaning.items():
         if path in result.values and result.values[path] != dialect.defaults.get(path):
-            result.leave_out(
-                path, f"{spelled_out(tuple(path.split('.')), result.values[path])} is not copied: {reason}"
-            )
+            spelled = spelled_out(tuple(path.split(".")), result.values[path])
+            result.leave_out(path, f"{spelled} is not copied: {reason}")
     for path, value in dialect.defaults.items():
         key = find_key(path)
         if key is not None and path not in result.values:
@@ -218,7 +207,7 @@ def _apply_dialect(result: Import) -> None:
 def _make_valid(result: Import) -> None:
     """Leave out what breaks a rule between keys; a group of one, prime-rl's default, becomes a group of four."""
     for _ in range(len(result.values) + 2):  # each round leaves out one key, and one may be added
-        _, _, problems = check(_nested(result.values))
+        problems = rule_problems(result.values, resolve(result.values))
         if not problems:
             return
         path = ".".join(problems[0].path)
@@ -228,18 +217,3 @@ def _make_valid(result: Import) -> None:
         else:
             result.leave_out(path, problems[0].cause)
     raise ConfigError("the keys of this config contradict each other", "Write the train.toml by hand.")
-
-
-def _nested(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Dotted paths as nested tables, in TOML's types."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *tables, leaf = path.split(".")
-        node = tree
-        for table in tables:
-            node = node.setdefault(table, {})
-        if value == {}:
-            node.setdefault(leaf, {})
-        else:
-            node[leaf] = "None" if value is None else value
-    return tree

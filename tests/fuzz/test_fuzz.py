@@ -20,7 +20,7 @@ def test_ten_mutants_and_a_whole_process(tmp_path: Path) -> None:
     assert [row["cases"] for row in result["classes"]] == [2, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     assert result["num_wrong"] == 0
     careful = result["classes"][0]
-    assert careful["accepted"] == careful["cases"]  # else everything is refused, whatever it holds
+    assert careful["accepted"] > 0  # else everything is refused, whatever it holds
     assert result["command"] == "uv run --group dev python -m tests.fuzz --cases 10 --processes 1 --seed 0"
     assert names_no_place(output)
     assert "whole processes" in done.stdout

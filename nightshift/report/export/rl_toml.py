@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, SOURCE, find_key, find_renamed, is_inner, lock
-from nightshift.config.import_config import IMPORTED_NAME, environment_name, is_of_today, model_name
+from nightshift.config.import_config import IMPORTED_NAME, at, environment_name, is_of_today, model_name
 from nightshift.config.toml_text import document
 from nightshift.config.train_toml import Config
 from nightshift.config.values import Value
@@ -62,7 +62,7 @@ def rl_toml(config: Config, imported: bytes, model: str = "") -> bytes:
         values[_MAX_INFLIGHT] = most = most_inflight(config.resolved)
         if isinstance(initial := config.get(_INITIAL_INFLIGHT), int):
             values[_INITIAL_INFLIGHT] = min(initial, most)
-    sources = _at(tree, SOURCE) or []
+    sources = at(tree, SOURCE) or []
     for path, value in values.items():
         table, _, leaf = path.rpartition(".")
         if table == RATIO:
@@ -104,13 +104,6 @@ def _kept(node: Mapping[str, Any], path: tuple[str, ...], left_out: list[str]) -
         else:
             left_out.append(ascii(dotted)[1:-1])
     return kept
-
-
-def _at(tree: Mapping[str, Any], path: str) -> Any:
-    node: Any = tree
-    for name in path.split("."):
-        node = node.get(name) if isinstance(node, dict) else None
-    return node
 
 
 def _set(tree: dict[str, Any], path: str, value: Value) -> None:
