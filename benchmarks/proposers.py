@@ -29,7 +29,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from nightshift.agents.base import Context
 from nightshift.agents.search import SearchProposer
-from nightshift.agents.space import STEPS, SearchSpace
+from nightshift.agents.space import DECAY, STEPS, WARMUP, SearchSpace
 from nightshift.agents.throughput import Throughput
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config
@@ -101,7 +101,8 @@ def space() -> SearchSpace:
 
 def features(config: Config, used_budget: float, used_steps: float) -> list[float]:
     """Return the emulator's inputs. `used_budget`, `used_steps`: shares of the budget and of the planned steps."""
-    return [*space().places(config), min(used_budget, 1.0), min(used_steps, 1.0)]
+    schedule = [(config.get(path) or 0) / (config.get(STEPS) or math.inf) for path in (WARMUP, DECAY)]
+    return [*space().places(config).values(), *schedule, min(used_budget, 1.0), min(used_steps, 1.0)]
 
 
 @cache
@@ -140,8 +141,9 @@ class Emulator:
         possible = throughput().plan(config.resolved).num_steps
         planned = config.get(STEPS) or possible * speed
         num_steps = min(planned, possible * speed)
-        inputs = np.array([features(config, num_steps / possible, num_steps / planned)])
-        return float(np.mean([tree.predict(inputs)[0] for tree in self._trees]))
+        # The inner tree takes single precision, and skips checks that cost more than the prediction.
+        inputs = np.array([features(config, num_steps / possible, num_steps / planned)], np.float32)
+        return float(np.mean([tree.tree_.predict(inputs)[0, 0] for tree in self._trees]))
 
 
 @dataclass
@@ -164,6 +166,7 @@ class Night:
         self.emulator = Emulator(seed)
         self.ledger = MemoryLedger()
         self.campaign = Campaign()
+        self.composed: dict[str, Config] = {}
         self.noise = np.random.default_rng((seed, 7)).normal(0, 1, (num_runs + 1, 3))
 
     def play(self) -> dict[str, Any]:
@@ -197,18 +200,26 @@ class Night:
         }
 
     def true_score(self, changes: Iterable[Change]) -> float:
-        return self.emulator.score(incumbent_config(shipped(), changes))
+        return self.emulator.score(self.compose(changes))
+
+    def compose(self, changes: Iterable[Change]) -> Config:
+        """Return the shipped config with these changes."""
+        changes = list(changes)
+        key = repr(changes)
+        if key not in self.composed:
+            self.composed[key] = incumbent_config(shipped(), changes)
+        return self.composed[key]
 
     def next_run(self) -> Run:
         """Ask the proposer for a change of the incumbent, and choose a rider that fits into the same file."""
         posterior = self.campaign.posterior
         assert posterior is not None
         kept = self.campaign.kept
-        change = self.propose(incumbent_config(shipped(), kept))
+        change = self.propose(self.compose(kept))
         rider = posterior.rider(change) if self.has_rider else None
         if rider is not None:
             try:
-                engine().validate(incumbent_config(shipped(), [*kept, rider, change]))
+                engine().validate(self.compose([*kept, rider, change]))
             except UsageError:
                 rider = None
         return Run(kept=kept, rider=rider, new=change)
@@ -227,11 +238,11 @@ class Night:
                 used_keys=searched_keys(),
                 refusals=tuple(refusals),
             )
-            answer = self.proposer.propose(context, lambda: False)
+            answer = self.proposer.answer(context)
             try:
                 config = parse(answer.source or b"")
                 change = Change(experiment=context.number, keys=change_keys(incumbent, config))
-                engine().validate(incumbent_config(shipped(), [*kept, change]))
+                engine().validate(self.compose([*kept, change]))
             except UsageError as error:
                 refusals.append(str(error))
                 continue
@@ -244,7 +255,7 @@ class Night:
     def run(self, run: Run) -> None:
         """Measure a run's config and let the campaign decide."""
         number = len(self.campaign.decided) + 1
-        config = incumbent_config(shipped(), run.changes)
+        config = self.compose(run.changes)
         self.ledger.sources[number] = config.source
         record = Record(
             number=number,

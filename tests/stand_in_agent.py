@@ -117,9 +117,6 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
 def main() -> None:
     script = Path(sys.argv[1])
     brief = sys.stdin.read() if len(sys.argv) < 3 else Path(sys.argv[2]).read_text()
-    if "answer with one word: ready" in brief:  # before a night: no call of it
-        print("ready")
-        return
     told = json.loads(script.read_text())
     calls = script.with_suffix(".calls")
     call = int(calls.read_text()) if calls.exists() else 0

@@ -4,7 +4,8 @@ REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are 
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer asks for in turn, which thinks
-for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as the flag.
+for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as the flag. With --detach after
+REQUEST it starts a night as that flag does.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from nightshift.startup import begin  # noqa: E402
 begin()
 
 from nightshift.agents.base import Answer, Context, Proposing  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.records import Proposal  # noqa: E402
 from nightshift.cli import output  # noqa: E402
 from nightshift.cli.progress import TerminalReporter  # noqa: E402
+from nightshift.cli.run import start_detached  # noqa: E402
 from nightshift.cli.shell import in_one_line  # noqa: E402
+from nightshift.cli.status import has_trained  # noqa: E402
 from nightshift.config.toml_edit import set_values  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.executors.slots import own_cores  # noqa: E402
@@ -100,6 +104,9 @@ class LengthProposer(StandInProposer):
 
 def main() -> None:
     asked = json.loads(sys.argv[2])
+    if "--detach" in sys.argv:  # as cli/main.py does it
+        ledger = Ledger(Path(sys.argv[1]))
+        sys.exit(start_detached(ledger, partial(has_trained, ledger, time.time()), 60.0, "nightshift wait --night"))
     pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
         start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()

@@ -34,7 +34,8 @@ def think(brief: str) -> None:
     incumbent = re.search(r"([0-9]{4}) is the (?:incumbent|last keep)", told)[1]
     with Path(f"evidence/{incumbent}-steps.csv").open() as file:
         rows = list(csv.DictReader(file))
-    if float(rows[-1]["reward_std"]) < COLLAPSED:
+    is_tried = "orchestrator.train.sampling.temperature" in brief.partition("In flight now")[2]
+    if float(rows[-1]["reward_std"]) < COLLAPSED and not is_tried:
         say(
             HYPOTHESIS="set orchestrator.train.sampling.temperature = 0.8",
             MECHANISM=f"reward_std fell to {rows[-1]['reward_std']} in the steps of {incumbent}",
@@ -42,8 +43,9 @@ def think(brief: str) -> None:
             REFUTED_BY="reward_std stays where it is",
         )
         return
-    say(
-        HYPOTHESIS=f"set trainer.optim.lr = {RATES[number % len(RATES)]}",
+    key, value = ("lr", RATES[number % len(RATES)]) if number % 2 else ("weight_decay", f"0.0{number + 1}")
+    say(  # in turn: what is in flight may keep the one
+        HYPOTHESIS=f"set trainer.optim.{key} = {value}",
         MECHANISM="larger steps",
         PREDICTION="+1.0 pp",
         REFUTED_BY="a lower score",

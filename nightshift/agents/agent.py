@@ -26,7 +26,7 @@ from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.evidence import evidence
-from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
+from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, said
 from nightshift.campaign.git import CONFIG_NAME, Repo
@@ -102,8 +102,7 @@ def open_agent(
 
     `agent_env`, `agent_sees`: more variables of `environ` that it gets, more files and folders that it may read.
     """
-    login = PRESETS[name].login if name in PRESETS else OWN_LOGIN
-    login = replace(login, variables=(*login.variables, *agent_env))
+    login = login_of(name, environ, agent_env, agent_sees)
     contained = command_of(name, is_contained=True)
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name) if chosen.name == NO_SANDBOX else contained

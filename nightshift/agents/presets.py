@@ -1,8 +1,9 @@
-"""The coding agents that are known by name: their commands, and what each needs of yours in a sandbox."""
+"""The coding agents that are known by name: their commands, and what each needs of the user in a sandbox."""
 
 import shlex
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from nightshift.agents.sandbox import Login
 from nightshift.errors import UsageError
@@ -10,53 +11,122 @@ from nightshift.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """An agent's command, the same for in a sandbox (where no program can build one of its own), its login."""
+    """An agent's command and login. `{own}` in the command: its words without a sandbox, and in one."""
 
     command: str
-    contained: str
+    own: tuple[str, str]
     login: Login
 
 
-# Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.197, Codex CLI 0.169.0 and Gemini CLI
-# 0.61.0, all of which read the prompt on stdin, and their packages for what they keep where. Without --skip-trust
-# Gemini refuses to work in a new folder; GEMINI_SANDBOX would win over its flag. What they print as JSON tells what
-# their work cost (usage.py): the answer itself is files.
+_BEDROCK = " AWS_BEARER_TOKEN_BEDROCK AWS_REGION AWS_DEFAULT_REGION"
+_PROVIDERS = """
+    AI_GATEWAY ANTHROPIC AZURE AZURE_COGNITIVE_SERVICES CEREBRAS DASHSCOPE DEEPINFRA DEEPSEEK FIREWORKS GEMINI GOOGLE
+    GROQ KIMI MINIMAX MISTRAL MOONSHOT NEBIUS NVIDIA OPENAI OPENCODE OPENROUTER TOGETHER XAI ZAI ZHIPU
+"""
+_MANY = (  # of a program that can use the models of many providers
+    "ANTHROPIC_* OPENAI_* AZURE_OPENAI_* AZURE_*RESOURCE_NAME GOOGLE_CLOUD_* GOOGLE_VERTEX_* GOOGLE_GENERATIVE_AI_*"
+    f" VERTEX_LOCATION {' '.join(f'{name}_API_KEY' for name in _PROVIDERS.split())}{_BEDROCK}"
+)
+_ON_VERTEX = (("GOOGLE_CLOUD_LOCATION GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),)
+
+# Headless and allowed to edit. Checked against `--help` and the code of Claude Code 2.1.197, Codex CLI 0.169.0, Gemini
+# CLI 0.61.0, opencode 1.18.33, pi 0.73.1 and Qwen Code 0.15.10, which read the prompt on stdin and tell tokens and
+# dollars as JSON (usage.py). In a sandbox none can build its own. All of Claude's tools make its first request 88 kB
+# in place of 15. Without --skip-trust Gemini refuses a new folder; GEMINI_SANDBOX would win over its flag.
 PRESETS = {
     "claude": Preset(
-        "claude -p --output-format json --permission-mode acceptEdits",
-        """claude -p --output-format json --permission-mode acceptEdits --settings '{"sandbox":{"enabled":false}}'""",
+        "claude -p --output-format stream-json --verbose --tools Read,Edit,Write,Grep,Glob"
+        " --permission-mode acceptEdits {own}",
+        ("", """--settings '{"sandbox":{"enabled":false}}'"""),
         Login(
-            ("ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*", "AWS_REGION", "AWS_BEARER_TOKEN_BEDROCK"),
-            (".claude", "CLAUDE_CONFIG_DIR"),
-            ".credentials.json",
-            ("settings.json",),
+            "ANTHROPIC_* CLAUDE_CODE_OAUTH_TOKEN CLAUDE_CODE_USE_* CLAUDE_CODE_SKIP_*_AUTH" + _BEDROCK,
+            ".claude/.credentials.json",
+            ".claude/settings.json",
+            ((".claude", "CLAUDE_CONFIG_DIR"),),
+            (
+                ("CLAUDE_CODE_USE_BEDROCK CLAUDE_CODE_USE_MANTLE CLAUDE_CODE_USE_ANTHROPIC_AWS", "AWS_*"),
+                ("CLAUDE_CODE_USE_VERTEX", "GOOGLE_* GCLOUD_PROJECT CLOUD_ML_REGION VERTEX_REGION_*"),
+                ("CLAUDE_CODE_USE_FOUNDRY", "AZURE_*"),
+            ),
         ),
     ),
     "codex": Preset(
-        "codex exec --json --sandbox workspace-write --skip-git-repo-check",
-        "codex exec --json --sandbox danger-full-access --skip-git-repo-check",
-        Login(("OPENAI_*", "CODEX_API_KEY"), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",)),
+        "codex exec --json --sandbox {own} --skip-git-repo-check",
+        ("workspace-write", "danger-full-access"),
+        Login(
+            "OPENAI_* CODEX_API_KEY CODEX_ACCESS_TOKEN AZURE_OPENAI_* OPENROUTER_API_KEY" + _BEDROCK,
+            ".codex/auth.json",
+            ".codex/config.toml",
+            ((".codex", "CODEX_HOME"),),
+        ),
     ),
     "gemini": Preset(
-        "gemini --output-format json --skip-trust --approval-mode auto_edit",
-        "gemini --output-format json --skip-trust --approval-mode auto_edit --sandbox=false",
+        "gemini --output-format json --skip-trust --approval-mode auto_edit {own}",
+        ("", "--sandbox=false"),
         Login(
-            ("GEMINI_API_KEY", "GEMINI_MODEL", "GOOGLE_API_KEY", "GOOGLE_CLOUD_*", "GOOGLE_GENAI_*"),
-            (".gemini", ""),
-            "oauth_creds.json",
-            ("settings.json", "google_accounts.json", "gemini-credentials.json", ".env"),
+            "GEMINI_[!CS]* GEMINI_CLI_CUSTOM_HEADERS GEMINI_CLI_USE_COMPUTE_ADC GOOGLE_API_KEY GOOGLE_GEMINI_*"
+            " GOOGLE_VERTEX_* GOOGLE_CLOUD_* GOOGLE_GENAI_* CODE_ASSIST_*",
+            ".gemini/oauth_creds.json",
+            ".gemini/settings.json .gemini/google_accounts.json .gemini/gemini-credentials.json .gemini/.env",
+            ((".", "GEMINI_CLI_HOME"),),
+            (("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS"),),
+        ),
+    ),
+    "opencode": Preset(
+        "opencode run --format json",
+        ("", ""),
+        Login(
+            _MANY + " OPENCODE_CONFIG_CONTENT OPENCODE_AUTH_CONTENT",
+            ".local/share/opencode/auth.json",
+            ".config/opencode/opencode.json .config/opencode/opencode.jsonc .config/opencode/config.json",
+            ((".local/share", "XDG_DATA_HOME"), (".config", "XDG_CONFIG_HOME")),
+            _ON_VERTEX,
+        ),
+    ),
+    "pi": Preset(
+        "pi -p --mode json",
+        ("", ""),
+        Login(
+            _MANY,
+            ".pi/agent/auth.json",
+            ".pi/agent/settings.json .pi/agent/models.json",
+            ((".pi/agent", "PI_CODING_AGENT_DIR"),),
+            _ON_VERTEX,
+        ),
+    ),
+    "qwen": Preset(
+        "qwen --output-format json --approval-mode auto-edit {own}",
+        ("", "--sandbox=false"),
+        Login(
+            "OPENAI_* ANTHROPIC_* GEMINI_API_KEY GEMINI_MODEL GOOGLE_API_KEY QWEN_MODEL QWEN_DEFAULT_AUTH_TYPE"
+            " DASHSCOPE_API_KEY BAILIAN_*_API_KEY OPENROUTER_API_KEY",
+            ".qwen/oauth_creds.json",
+            ".qwen/settings.json .qwen/.env",
+            ((".qwen", "QWEN_HOME"),),
         ),
     ),
 }
-OWN_LOGIN = Login(("*_API_KEY",))  # of a command of your own: only you know whose key it needs
 SEARCHES = ("search", "tpe", "random")  # without a language model: search.py
 PROMPT_FILE = "{prompt_file}"
+
+
+def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
+    """The login of a preset, or that of your own command, with the names of --agent-env and the paths of --agent-sees.
+
+    A command of your own gets every API key: only you know which provider it needs. UsageError for a variable that is
+    not set.
+    """
+    login = PRESETS[agent].login if agent in PRESETS else Login("*_API_KEY")
+    for name in variables:
+        if name not in environ:
+            raise UsageError(f"--agent-env {name}: no such variable is set", "Export it.")
+    return replace(login, variables=" ".join((login.variables, *variables)), sees=tuple(sees))
 
 
 def command_of(agent: str, *, is_contained: bool = False) -> tuple[str, ...]:
     """The words of a preset's or of your own command. UsageError if its program is not to be found."""
     preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
-    command = agent if preset is None else preset.contained if is_contained else preset.command
+    command = agent if preset is None else preset.command.replace("{own}", preset.own[is_contained])
     fix = f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}."
     return program_words("--agent", command, fix)
 

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import pwd
+import re
 import shutil
 import struct
 import subprocess
@@ -41,22 +42,35 @@ MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What a program needs of yours: variables (patterns of names), and files of a folder.
+    """What a program needs of the user in a sandbox. Names stand in one string, with spaces between them.
 
-    `folder`: its name in HOME, and the variable that may name another. `credential` holds tokens that the program
-    renews: the one file that is taken back.
+    Args:
+        variables: patterns of the environment variables that go in.
+        credential: the file of tokens that the program renews, below HOME; the only file that is taken back.
+        settings: other files, below HOME.
+        folders: folders below HOME, each with the variable that may name another place of this folder.
+        when: variables, and patterns of more that go in while one of these variables is set.
+        sees: paths that you let the agent read (--agent-sees).
     """
 
-    variables: tuple[str, ...] = ()
-    folder: tuple[str, str] = ("", "")
+    variables: str = ""
     credential: str = ""
-    settings: tuple[str, ...] = ()
+    settings: str = ""
+    folders: tuple[tuple[str, str], ...] = ()
+    when: tuple[tuple[str, str], ...] = ()
+    sees: tuple[str, ...] = ()
+
+    def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables of `environ` that go in."""
+        more = (patterns for switches, patterns in self.when if any(map(environ.get, switches.split())))
+        patterns = " ".join((_VARIABLES, self.variables, *more)).split()
+        return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
-        """Copy what there is of it below the new `home`; the credential as it was."""
+        """Copy the files that exist below the new `home`; returns the credential."""
         copied = dict[str, bytes]()
-        for name in filter(None, (self.credential, *self.settings)):
-            source, target = self._source(environ) / name, home / self.folder[0] / name
+        for name in (*self.credential.split(), *self.settings.split()):
+            source, target = self._source(name, environ), home / name
             if source.is_file() and source.stat().st_size <= MAX_BYTES:  # people link them from elsewhere
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 copied[name] = source.read_bytes()
@@ -71,9 +85,9 @@ class Login:
         """
         if before is None:
             return ()
-        there, own = home / self.folder[0] / self.credential, (self._source(environ) / self.credential).resolve()
+        there, own = home / self.credential, self._source(self.credential, environ).resolve()
         try:
-            if there.resolve() != home.resolve() / self.folder[0] / self.credential:
+            if there.resolve() != home.resolve() / self.credential:
                 raise ValueError("it is behind a link")
             after = read_file(there, MAX_BYTES)
             if after == before:
@@ -88,9 +102,11 @@ class Login:
             return (f"the {self.credential} that it left was not taken back: {reason}",)
         return ()
 
-    def _source(self, environ: Mapping[str, str]) -> Path:
-        name, variable = self.folder
-        return Path(environ[variable]).expanduser() if environ.get(variable) else home_of(environ) / name
+    def _source(self, name: str, environ: Mapping[str, str]) -> Path:
+        for folder, variable in self.folders:
+            if environ.get(variable) and Path(name).is_relative_to(folder):
+                return Path(environ[variable]).expanduser() / Path(name).relative_to(folder)
+        return home_of(environ) / name
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
@@ -111,6 +127,13 @@ _ETC = """
     pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
 """
 _MAX_HEAD = 256  # bytes of a script in which its interpreter stands
+_MAX_SCRIPT = 65_536
+# npm's packages lie side by side; those of pnpm link to others in a folder of all.
+_MODULES = re.compile(r".*?/(?:node_modules|\.pnpm|store/v\d+/links)(?=/)")
+_NAMED = re.compile(rb"(\$\{?basedir\}?)?(/[\w./@+-]+)")  # `$basedir`: npm's and pnpm's word for the script's folder
+_SHELL = re.compile(rb"#!.*sh(\s|$)")
+_SHIM_SCRIPT = re.compile(rb"\b(asdf|nodenv|pyenv)\"? exec\b")
+_SHIM_PROGRAMS = {"mise": "mise", "volta-shim": "volta", "asdf": "asdf"}  # that links lead to
 
 
 def system_places() -> Places:
@@ -128,47 +151,39 @@ def system_places() -> Places:
 
 
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
-    """`places`, with the program that `words` begin with, its interpreter and package, and the files that they name.
+    """`places`, with the program that `words` begin with, what it does not run without, and the files that they name.
 
-    `search`: your PATH. UsageError if one of them is hidden.
+    `search`: your PATH. UsageError if one of them is hidden, or a shim.
     """
     found, program = dict(places), shutil.which(words[0], path=search)
     waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
     seen = set[Path]()
     while waiting:
-        steps = _steps(waiting.pop())
+        path = waiting.pop()
+        steps = _steps(path)
         for folder in [folder for step in steps for folder in _package(step)]:
             # Not the checkout's .venv; nor a HOME in which somebody made an environment.
             if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
-                found |= {} if is_shown(folder, found, hidden) else {folder: ("--ro-bind", os.fspath(folder))}
-        found |= expose(steps, found, hidden)
-        waiting += _interpreter(steps[-1], search) if steps[-1] not in seen else []
-        seen.add(steps[-1])
-    for word in words[1:]:
-        if _is_file(word):
-            found |= expose(_steps(Path(word)), found, hidden)
+                expose(folder, found, hidden)
+        expose(path, found, hidden)
+        if (real := steps[-1]) not in seen:
+            seen.add(real)
+            waiting += _needs(path.name, real, search)
+    for word in filter(_is_file, words[1:]):
+        expose(Path(word), found, hidden)
     return found
 
 
-def file_places(files: Iterable[str], places: Places, hidden: Sequence[Path]) -> Places:
-    """`places`, with these files, as far as they are there and not hidden."""
-    found = dict(places)
-    for name in files:
-        if _is_file(name) and not _is_below(Path(name).resolve(), hidden):
-            found |= expose(_steps(Path(name)), found, hidden)
-    return found
-
-
-def expose(steps: Sequence[Path], places: Places, hidden: Sequence[Path]) -> Places:
-    """The links that lead to a file, and the file. UsageError if it is hidden."""
-    *links, real = steps
+def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
+    """Add a file or folder and the links that lead to it to `places`. UsageError if it is hidden."""
+    *links, real = _steps(path)
     if _is_below(real, hidden):
         raise UsageError(
             f"the agent's {real} lies where no agent may look", "Install it in a folder of its own; or --sandbox none."
         )
     found: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
     found[real] = ("--ro-bind", os.fspath(real))
-    return {path: option for path, option in found.items() if path not in places and not is_shown(path, places, hidden)}
+    places |= {p: option for p, option in found.items() if p not in places and not is_shown(p, places, hidden)}
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -190,7 +205,7 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def is_shown(path: Path, places: Places, hidden: Sequence[Path] = ()) -> bool:
+def is_shown(path: Path, places: Places, hidden: Sequence[Path]) -> bool:
     """True if it lies in a folder that is shown already, and is not covered there."""
     folders = [place for place, option in places.items() if option[0] == "--ro-bind" and path.is_relative_to(place)]
     return bool(folders) and not _is_below(path, [place for place in hidden if _is_below(place, folders)])
@@ -211,9 +226,9 @@ def _steps(path: Path) -> list[Path]:
 
 def _package(path: Path) -> list[Path]:
     """The folders that a program does not run without."""
+    if modules := _MODULES.match(os.fspath(path)):
+        return [Path(modules[0])]
     parts, top = path.parts, path.parent.parent
-    if "node_modules" in parts:
-        return [Path(*parts[: parts.index("node_modules") + 1])]
     if (top / "pyvenv.cfg").is_file() or (top / "conda-meta").is_dir():
         return [top]
     if parts[1] == "opt" and len(parts) > 3:
@@ -221,21 +236,37 @@ def _package(path: Path) -> list[Path]:
     return [*top.glob("lib/python3*"), *top.glob("lib/libpython*")] if path.name.startswith("python") else []
 
 
-def _interpreter(program: Path, search: str) -> list[Path]:
-    """What the first line of a script names; nothing for another program."""
-    words = list[str]()
+def _needs(name: str, program: Path, search: str) -> list[Path]:
+    """The interpreter of a script and, of a shell script, the programs that it names by their paths.
+
+    `name`: what the program was called by. UsageError for the shim of a version manager.
+    """
+    text = b""
     with suppress(OSError), program.open("rb") as file:
-        mark, _, line = file.read(_MAX_HEAD).partition(b"\n")[0].partition(b"#!")
-        words = [] if mark else os.fsdecode(line).split()
+        text = file.read(_MAX_SCRIPT)
+    head, _, body = text.partition(b"\n") if text.startswith(b"#!") else (b"", b"", b"")
+    body, words = body if _SHELL.match(head) else b"", os.fsdecode(head[2:_MAX_HEAD]).split()
+    shim = _SHIM_SCRIPT.search(body)
+    manager = os.fsdecode(shim[1]) if shim else _SHIM_PROGRAMS.get(program.name, name)
+    if manager != name:
+        raise UsageError(
+            f"{name} is a shim of {manager}, which does not work in the sandbox",
+            f"Put the folder of `{manager} which {name}` first on PATH.",
+        )
     if words and Path(words[0]).name == "env":
         named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
         words = [found] if (found := shutil.which(named, path=search)) else []
-    return [Path(words[0])] if words and _is_file(words[0]) else []
+    needed = [Path(word) for word in words[:1] if _is_file(word)]
+    for is_beside, path_text in _NAMED.findall(body):
+        path = Path(os.path.normpath(f"{program.parent if is_beside else ''}{os.fsdecode(path_text)}"))
+        if path.is_file() and ("node_modules" in path.parts or os.access(path, os.X_OK)):
+            needed.append(path)
+    return needed
 
 
 HOME = Path("/agent")  # in bubblewrap; below /tmp, Codex would not keep its helpers
 _VARIABLES = """
-    LANG LANGUAGE LC_ALL LC_CTYPE TERM TZ USER LOGNAME
+    LANG LANGUAGE LC_ALL LC_CTYPE TERM USER LOGNAME
     HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
     SSL_CERT_FILE SSL_CERT_DIR NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 """
@@ -249,7 +280,7 @@ _FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
 
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """What no agent may change, nor see in bubblewrap: the checkout with its git, runs/ and .venv, caches, data."""
+    """The checkout with its git, runs/ and .venv, caches and data."""
     home = home_of(environ)
     places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
     if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
@@ -267,15 +298,25 @@ def _folders_of(variables: Iterable[str], environ: Mapping[str, str]) -> list[Pa
     return [Path(environ[name]).expanduser() for name in variables if environ.get(name)]
 
 
+def _run(
+    words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    given: dict[str, Any] = {"cwd": "/", "stdin": subprocess.DEVNULL, "capture_output": True, "check": False}
+    with unblocked():
+        return subprocess.run(words, env=env, timeout=seconds, **given)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
     """How an agent's processes are started and ended. This base is `--sandbox none`: nothing is isolated.
 
     `name`: what records say. `warning`: one line before a night, "" where nothing has to be said. `environ`: yours.
+    `hidden`: places that the agent must not change, nor see in bubblewrap.
     """
 
     environ: Mapping[str, str]
     login: Login = Login()
+    hidden: tuple[Path, ...] = ()
     name: str = NO_SANDBOX
     warning: str = ""
 
@@ -304,16 +345,8 @@ class Sandbox:
             prompt.touch()
             self.furnish(clone)
             argv, variables = self.enclose(words, clone, prompt)
-            with unblocked():
-                done = subprocess.run(
-                    [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)],
-                    env=variables,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    timeout=_TRIAL_SECONDS,
-                )
+            look = [*argv[: -len(words)], "/bin/sh", "-c", *self._probe(words, clone, prompt)]
+            done = _run(look, _TRIAL_SECONDS, variables)
         except subprocess.TimeoutExpired:
             return f"no end after {_TRIAL_SECONDS:g} s"
         except OSError as error:
@@ -333,9 +366,9 @@ class Sandbox:
             (clone.folder / name).mkdir(mode=0o700)
         return self.login.copy_in(self.environ, clone.folder / "home")
 
-    def _variables(self) -> dict[str, str]:
-        patterns = (*_VARIABLES.split(), *self.login.variables)
-        return {name: value for name, value in self.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
+    def _variables(self, **inside: str) -> dict[str, str]:
+        """The agent's environment; in UTC are the times that it tells of the end of a limit."""
+        return {**self.login.chosen(self.environ), "SHELL": "/bin/sh", "TZ": "UTC", **inside}
 
     def _whole(self, words: Sequence[str]) -> list[str]:
         """`words` with the whole path of the program, unless it lies in the clone."""
@@ -387,26 +420,19 @@ class Bubblewrap(Sandbox):
 
     bwrap: str
     form: Form
-    hidden: tuple[Path, ...]
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Make HOME, /tmp and a list of users beside the clone, which clears them away."""
-        before = self._make_home(clone)
-        try:
-            name = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            name = "agent"
-        (clone.folder / "passwd").write_text(f"{name}:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
-        return before
+        (clone.folder / "passwd").write_text(f"agent:x:{os.getuid()}:{os.getgid()}::{HOME}:/bin/sh\n")
+        return self._make_home(clone)
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
         """As the base says. UsageError for a program that lies where no agent may look."""
         places = self._places(words, clone, prompt)
         argv = build_argv(self.bwrap, self.form, places, clone.path)
-        folders = [name for name in self.environ.get("PATH", "").split(os.pathsep) if _has_programs(name, places)]
-        path = os.pathsep.join(dict.fromkeys((*folders, "/usr/local/bin", "/usr/bin", "/bin")))
-        inside = {"HOME": os.fspath(HOME), "TMPDIR": "/tmp", "PATH": path, "SHELL": "/bin/sh"}
-        return [*_entry(), *argv, *self._whole(words)], {**self._variables(), **inside}
+        path = os.pathsep.join((self.environ.get("PATH", os.defpath), "/usr/local/bin:/usr/bin:/bin"))
+        inside = self._variables(HOME=os.fspath(HOME), TMPDIR="/tmp", PATH=path)
+        return [*_entry(), *argv, *self._whole(words)], inside
 
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
         places = self._places(words, clone, prompt)
@@ -417,7 +443,10 @@ class Bubblewrap(Sandbox):
     def _places(self, words: Sequence[str], clone: Clone, prompt: Path) -> Places:
         search = self.environ.get("PATH", os.defpath)
         places = program_places(words, search, system_places(), self.hidden)
-        places = file_places(self._variables().values(), places, self.hidden)  # certificates
+        files = filter(_is_file, self.login.chosen(self.environ).values())  # certificates, keys
+        seen = (name for name in files if not _is_below(Path(name).resolve(), self.hidden))
+        for name in (*seen, *self.login.sees):
+            expose(Path(name), places, self.hidden)
         own, evidence = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}, clone.path / EVIDENCE_NAME
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in own.items()},
@@ -441,6 +470,7 @@ for word; do
     case $word in
     clone:*) [ -n "$(writable "$path")" ] || wrong "cannot write to $path: set TMPDIR to a folder that all may enter";;
     needed:*) [ -r "$path" ] || wrong "cannot read $path: install the agent outside of it, such as in /usr/local";;
+    seen:*) [ -r "$path" ] || wrong "cannot read $path: copy it to a folder that every user may read";;
     closed:*) if [ -r "$path" ] || [ -x "$path" ]; then wrong "can read $path: chmod 700 $path"; fi;;
     above:*) if [ -w "$path" ] && [ ! -k "$path" ]; then wrong "can write to $path: chmod o-w $path"; fi;;
     kept:*) found=$(writable "$path"); [ -z "$found" ] || wrong "can write to $found: chmod -R o-w $path";;
@@ -453,12 +483,11 @@ done
 class OtherUser(Sandbox):
     """`--sandbox user`: the agent has a uid of its own, which can neither change the checkout nor read runs/ or HOME.
 
-    Only root can start it. `closed`: folders that it must not enter. `kept`: folders in which it must not write.
+    Only root can start it. `closed`: folders that it must not enter.
     """
 
     uid: int
     closed: tuple[Path, ...]
-    kept: tuple[Path, ...]
 
     def furnish(self, clone: Clone) -> bytes | None:
         """Make HOME and a folder for temporary files beside the clone, and give all of them to the agent's uid."""
@@ -471,9 +500,9 @@ class OtherUser(Sandbox):
         return before
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
-        inside = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp", "SHELL": "/bin/sh"}
-        inside |= {"PATH": self.environ.get("PATH", os.defpath), "USER": "agent", "LOGNAME": "agent"}
-        return [*_entry(), *_as_user(self.uid), *self._whole(words)], {**self._variables(), **inside}
+        own = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp", "USER": "agent", "LOGNAME": "agent"}
+        inside = self._variables(PATH=self.environ.get("PATH", os.defpath), **own)
+        return [*_entry(), *_as_user(self.uid), *self._whole(words)], inside
 
     def end(self) -> list[str]:
         """End every process of the uid, then remove its files in folders where every user may write."""
@@ -482,12 +511,15 @@ class OtherUser(Sandbox):
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
         search = self.environ.get("PATH", os.defpath)
         places = program_places(words, search, {}, ())
-        paths = {
+        keys = (value for name, value in self.login.chosen(self.environ).items() if name not in _VARIABLES.split())
+        kept = (*self.hidden, Path(sysconfig.get_paths()["stdlib"]))  # it must not write there
+        paths: dict[str, Iterable[object]] = {
             "clone": [clone.path],
             "needed": [path for path, option in places.items() if option[0] == "--ro-bind"],
+            "seen": [*self.login.sees, *filter(_is_file, keys)],
             "closed": self.closed,
-            "above": dict.fromkeys(parent for path in self.kept for parent in path.parents),
-            "kept": [*self.kept, *(Path(folder) for folder in search.split(os.pathsep) if Path(folder).is_absolute())],
+            "above": dict.fromkeys(parent for path in kept for parent in path.parents),
+            "kept": [*kept, *self.login.sees, *filter(os.path.isabs, search.split(os.pathsep))],
         }
         return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
 
@@ -497,6 +529,11 @@ def _as_user(uid: int) -> list[str]:
     setpriv = shutil.which("setpriv", path=os.defpath) or "setpriv"
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+
+
+def _run_as(uid: int, seconds: float, *words: str) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        _run([*_as_user(uid), *words], seconds)
 
 
 def _processes_of(uid: int) -> list[psutil.Process]:
@@ -517,18 +554,14 @@ def end_user(uid: int) -> list[str]:
     while left := _processes_of(uid):
         if time.monotonic() > deadline:
             return sorted(map(describe, left))
-        with unblocked(), suppress(subprocess.TimeoutExpired):  # all at once: what forks cannot run ahead of that
-            kill = [*_as_user(uid), "/bin/sh", "-c", "kill -KILL -1"]
-            subprocess.run(kill, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=1.0)
+        _run_as(uid, 1.0, "/bin/sh", "-c", "kill -KILL -1")  # all at once: what forks cannot run ahead of that
         time.sleep(0.02)
     for folder in {tempfile.gettempdir(), *_SHARED}:
         with suppress(OSError):
             for path in Path(folder).iterdir():
                 if path.lstat().st_uid == uid:
                     remove_tree(path)
-    with unblocked(), suppress(subprocess.TimeoutExpired):  # it removes only what the uid may remove
-        remove = [*_as_user(uid), "ipcrm", "--all"]
-        subprocess.run(remove, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10.0)
+    _run_as(uid, 10.0, "ipcrm", "--all")  # it removes only what the uid may remove
     return []
 
 
@@ -552,14 +585,34 @@ def _free_uid(clone: Clone) -> int:
     raise UsageError(f"every uid from {_UIDS[0]} to {_UIDS[-1]} is taken", _FIX)
 
 
+def _checked(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
+    """The paths of --agent-sees. UsageError for a path that does not exist, or that shows what no agent may see."""
+    places = (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))
+    paths = list[str]()
+    for name in sees:
+        path = Path(name).expanduser().absolute()
+        real = Path(os.path.realpath(path))
+        if not real.is_file() and not real.is_dir():
+            raise UsageError(f"--agent-sees {name}: no such file or folder", "Give a path that exists.")
+        for place in places:
+            if any(p.is_relative_to(place) or place.is_relative_to(p) for p in (path, real)):
+                raise UsageError(
+                    f"--agent-sees {name} would show {place}, which no agent may see", "Copy what it needs."
+                )
+        paths.append(os.fspath(path))
+    return tuple(paths)
+
+
 def choose(
     setting: str, words: Sequence[str], login: Login, root: Path, environ: Mapping[str, str], clone: Clone
 ) -> Sandbox:
     """Return the sandbox that --sandbox `setting` asks for, tried with `words`; `auto`: the first that works.
 
-    Raises UsageError where that one does not work, or where `words` name what no agent may see.
+    Raises UsageError where that one does not work, or where `words` or --agent-sees name what no agent may see.
     """
-    given: dict[str, Any] = {"environ": environ, "login": login}
+    hidden = hidden_places(root, environ)
+    login = replace(login, sees=_checked(login.sees, (*hidden, clone.folder.parent)))
+    given: dict[str, Any] = {"environ": environ, "login": login, "hidden": hidden}
     causes = list[str]()
     for name, build in {"bwrap": _bubblewrap, "user": _other_user}.items():
         if setting in ("auto", name):
@@ -581,8 +634,7 @@ def _bubblewrap(
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     cause = "no program bwrap on PATH"
     for form in FORMS if bwrap else ():
-        hidden = hidden_places(root, given["environ"])
-        sandbox = Bubblewrap(**given, name="bwrap", bwrap=str(bwrap), form=form, hidden=hidden)
+        sandbox = Bubblewrap(**given, name="bwrap", bwrap=str(bwrap), form=form)
         wrong = sandbox.trial(words, clone)
         if wrong is None and not form.weakness:
             return sandbox
@@ -608,17 +660,9 @@ def _other_user(
         runs.chmod(0o700)
     cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")
     closed = [runs, home_of(environ), cache / "nightshift", *_folders_of(_DATA, environ)]
-    kept = (*hidden_places(root, environ), Path(sysconfig.get_paths()["stdlib"]))
-    sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed), kept=kept)
+    sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed))
     wrong = sandbox.trial(words, clone)
     return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
-
-
-def _has_programs(folder: str, places: Places) -> bool:
-    return Path(folder).is_absolute() and any(
-        place.parent == Path(folder) or (Path(folder).is_relative_to(place) and option[0] in ("--ro-bind", "--symlink"))
-        for place, option in places.items()
-    )
 
 
 # linux/audit.h's name of the machine, and the numbers of add_key, request_key and keyctl there.

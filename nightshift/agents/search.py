@@ -1,18 +1,19 @@
-"""A search without a language model: random draws, Optuna's TPE or a Gaussian process, from the ledger alone."""
+"""A search without a language model: Optuna's samplers over one space, from the ledger alone."""
 
 import importlib.util
 import random
-import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, FloatDistribution
 
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.history import load_configs
-from nightshift.agents.space import Dimension, SearchSpace
+from nightshift.agents.space import SearchSpace
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.records import Proposal
 from nightshift.config.train_toml import Config, diff, parse
@@ -21,25 +22,19 @@ from nightshift.errors import ConfigError, UsageError
 
 # Random experiments before a model is asked; Optuna's default of 10 is a good part of a night of 40.
 NUM_STARTUP = 8
-NUM_LOCAL, NUM_GLOBAL = 400, 100  # candidates of a Gaussian process
-_STEP = 0.18  # sd of a local change, of a box
-# Below the best quarter of the scores: worse is as bad. A process whose scale holds a collapse tells no good one from
-# a better one (benchmarks/proposers.py: without this the median night on the emulator finds 1.1 pp, not 4.9).
+NUM_CANDIDATES = 500  # of the Gaussian process
+# Below the best quarter of the scores: a worse score counts as this bad, so that the Gaussian process tells a good
+# score from a better one. Without this limit 37 nights of benchmarks/proposers.py gain 0.3 ± 0.4 pp less.
 _FAR = 0.10
-_STAYS_NEAR = 0.8  # of the numbers in a local change; the others go anywhere in their box
-_MAX_DRAWS = 20  # that change nothing
+_MAX_DRAWS = 20  # of which each changes nothing, or has keys that do not agree
 _MAX_HYPOTHESIS = 200
-_NUM_SAMPLES = 128  # of the best score so far, which noise hides
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchProposer:
-    """Changes one to three keys of the incumbent (space.py). `random` draws the values from their boxes; every other
-    proposer has to beat it. `tpe` draws them from Optuna's multivariate TPE (Watanabe 2023, arXiv:2304.11127). `search`
-    draws many changes and takes the one that a Gaussian process expects to improve most.
-
-    Everything is rebuilt from the ledger for every proposal.
+    """Changes one to three keys of the incumbent (space.py) to values from an Optuna sampler. `random` draws the values
+    from their boxes; every other proposer has to beat it. `tpe` draws them from TPE, key by key (Watanabe 2023,
+    arXiv:2304.11127). `search` draws many changes, and takes the one that a Gaussian process expects to improve most.
     """
 
     name: str
@@ -48,41 +43,34 @@ class SearchProposer:
     is_instant: ClassVar = True
 
     def __post_init__(self) -> None:
-        if self.name == "search" and importlib.util.find_spec("botorch") is None:
-            fix = "Install it: uv sync --extra search."
-            raise UsageError("--agent search needs BoTorch, which is not installed", fix)
+        if self.name == "search" and importlib.util.find_spec("scipy") is None:
+            raise UsageError("--agent search needs SciPy, which is not installed", "Run: uv sync --extra search.")
 
     def propose(self, context: Context) -> Proposing:
         yield from ()
         return (self.answer(context),)
 
     def answer(self, context: Context) -> Answer:
-        """One change; the same ledger and seed give the same change. A new direction is a random draw."""
+        """Return one change; the same ledger and seed give the same change. A new direction is a random draw."""
         space = space_of(context)
         # A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none.
-        own = f"{self.seed} {len(context.campaign.decided)} {len(context.refusals)}"
-        if in_flight := _open(context):
-            own += f" {context.number + len(context.waiting)}"
-        rng = random.Random(own)
-        begins_decay = space.begins_decay(rng)
-        is_random = self.name == "random" or context.new_direction or len(context.campaign.decided) < NUM_STARTUP
-        source = context.source
+        seed = f"{self.seed} {len(context.campaign.decided)} {len(context.refusals)}"
+        if context.in_flight or context.waiting:
+            seed += f" {context.number + len(context.waiting)}"
+        rng = random.Random(seed)
+        is_random = context.new_direction or len(context.campaign.decided) < NUM_STARTUP
+        draw = _DRAWS["random" if is_random else self.name]
+        cause = "no draw changed train.toml"
         for _ in range(_MAX_DRAWS):
-            if is_random:
-                params = space.change(rng, lambda dimension, now: _anywhere(dimension, rng), begins_decay)
-            elif self.name == "tpe":
-                asked = _tpe(context, space, in_flight, rng.getrandbits(32))
-                params = space.change(rng, lambda dimension, now, asked=asked: asked[dimension.name], begins_decay)  # type: ignore[misc]
-            else:
-                params = _best(context, space, in_flight, rng, begins_decay)
             try:
-                source = space.build(params)
+                source = space.build(draw(context, space, rng))
             except ConfigError as error:
-                return Answer(b"", cause=str(error))
-            if parse(source).hash != space.base.hash:
-                break
-        changes = "; ".join(change.line for change in diff(space.base, parse(source)))
-        return Answer(source, Proposal(description=shorten(f"{self.name}: {changes}", _MAX_HYPOTHESIS)))
+                cause = str(error)
+                continue
+            if changes := diff(space.base, parse(source)):
+                description = f"{self.name}: {'; '.join(change.line for change in changes)}"
+                return Answer(source, Proposal(description=shorten(description, _MAX_HYPOTHESIS)))
+        return Answer(b"", cause=cause)
 
 
 def space_of(context: Context) -> SearchSpace:
@@ -90,102 +78,67 @@ def space_of(context: Context) -> SearchSpace:
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
-    """Every decided config, riders included, with the posterior mean of its score, a fraction of 1. A crash counts as
-    the worst of them."""
+    """Return every decided config, riders included, with the posterior mean of its score, a fraction of 1. A crash
+    counts as the worst score, and no score as farther below the best ones than _FAR."""
     campaign = context.campaign
     means = {
         record.number: campaign.posterior.predict(record.run.changes)[0]
         for record in campaign.decided
-        if campaign.posterior is not None and record.score is not None
+        if campaign.posterior is not None and record.score is not None and record.number in context.configs
     }
-    worst = min((means[number] for number in context.configs if number in means), default=None)
-    return [] if worst is None else [(config, means.get(number, worst)) for number, config in context.configs.items()]
+    if not means:
+        return []
+    best = sorted(means.values())[-max(len(context.configs) // 4, 1) :]
+    least, worst = float(np.mean(best)) - _FAR, min(means.values())
+    return [(config, max(means.get(number, worst), least)) for number, config in context.configs.items()]
 
 
-def _open(context: Context) -> list[Config]:
-    """The configs that run now, or wait for a slot."""
-    in_flight = list(load_configs(context.ledger, context.in_flight).values())
-    return in_flight + [parse(waiting.source or b"") for waiting in context.waiting]
+def _random(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, float]:
+    return space.change(rng, {dimension.name: rng.random() for dimension in space.dimensions})
 
 
-def _tpe(context: Context, space: SearchSpace, in_flight: list[Config], seed: int) -> dict[str, Any]:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # The liar keeps proposals apart that are in flight at the same time.
-    sampler = optuna.samplers.TPESampler(
-        seed=seed, multivariate=True, n_startup_trials=NUM_STARTUP, constant_liar=bool(in_flight)
-    )
-    study, distributions = optuna.create_study(sampler=sampler, direction="maximize"), space.distributions
-    running = optuna.trial.TrialState.RUNNING
-    known: list[tuple[Config, dict[str, Any]]] = [(config, {"value": score}) for config, score in scores(context)]
-    for config, result in [*known, *((config, {"state": running}) for config in in_flight)]:
-        if (params := space.params(config)) is not None:
-            used = {name: distributions[name] for name in params}
-            study.add_trial(optuna.create_trial(params=params, distributions=used, **result))
+def _tpe(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, float]:
+    seed = rng.getrandbits(32)  # multivariate: 2.2 ± 0.5 pp less in 40 nights; the liar tells proposals in flight apart
+    sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
+    return space.change(rng, _ask(context, space, sampler))
+
+
+def _search(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, float]:
+    changes, base = [_random(context, space, rng) for _ in range(NUM_CANDIDATES)], space.places(space.base)
+    ranking = _Ranking([base | change for change in changes], rng.getrandbits(32))
+    _ask(context, space, ranking)
+    return changes[ranking.best]
+
+
+class _Ranking(optuna.samplers.GPSampler):
+    """Optuna's Gaussian process and its acquisition, the logarithm of the expected improvement (Ament et al. 2023,
+    arXiv:2310.20708), over given candidates alone. `best` is the index of the most promising one."""
+
+    def __init__(self, candidates: Sequence[Mapping[str, float]], seed: int) -> None:
+        super().__init__(seed=seed, n_startup_trials=1)
+        self.candidates = candidates
+        self.best = 0
+
+    def _optimize_acqf(self, acqf: Any, best_params: Any) -> Any:
+        """Override Optuna's own optimization over the whole cube; the first argument stands for as many trials."""
+        points = acqf.search_space.get_normalized_params(self.candidates, self.candidates)
+        self.best = int(acqf.eval_acqf_no_grad(points).argmax())
+        return points[self.best]
+
+
+_DRAWS = {"random": _random, "tpe": _tpe, "search": _search}
+
+
+def _ask(context: Context, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> dict[str, float]:
+    """Return the point of the unit cube that the sampler proposes, after the campaign's runs and those in flight."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a fit that fails keeps Optuna's first kernel
+    study = optuna.create_study(sampler=sampler, direction="maximize")
+    distributions: dict[str, BaseDistribution] = {each.name: FloatDistribution(0, 1) for each in space.dimensions}
+    in_flight = [*load_configs(context.ledger, context.in_flight).values()]
+    in_flight += [parse(answer.source) for answer in context.waiting if answer.source]
+    trials: list[tuple[Config, dict[str, Any]]] = [(config, {"value": score}) for config, score in scores(context)]
+    trials += [(config, {"state": optuna.trial.TrialState.RUNNING}) for config in in_flight]
+    for config, result in trials:
+        with suppress(ValueError):  # a config that has left the space
+            study.add_trial(optuna.create_trial(params=space.places(config), distributions=distributions, **result))
     return study.ask(distributions).params
-
-
-def _best(
-    context: Context, space: SearchSpace, in_flight: list[Config], rng: random.Random, begins_decay: bool
-) -> dict[str, Any]:
-    """The most promising of many changes, near and far. A crash counts as the worst measured score."""
-    runs = list[tuple[Config, float, float]]()  # with score and variance
-    seed_variance, configs = context.rules.decision.seed_sd**2, context.configs
-    for record in context.campaign.decided:
-        if record.number in configs and (evaluation := record.evaluation) is not None:
-            variance = seed_variance + evaluation.eval_stderr**2
-            runs.append((configs[record.number], evaluation.eval_score, variance))
-    worst = min(score for _, score, _ in runs)
-    measured = {config.hash for config, _, _ in runs}
-    runs += [(config, worst, seed_variance) for config in configs.values() if config.hash not in measured]
-    changes = [space.change(rng, lambda d, now: _near(d, now, rng), begins_decay) for _ in range(NUM_LOCAL)]
-    changes += [space.change(rng, lambda d, now: _anywhere(d, rng), begins_decay) for _ in range(NUM_GLOBAL)]
-    places, pending = [space.places(config) for config, _, _ in runs], [space.places(each) for each in in_flight]
-    candidates = np.array([space.places_with(params) for params in changes])
-    values, variances = (np.array([row[column] for row in runs]) for column in (1, 2))
-    values = np.maximum(values, np.sort(values)[-max(len(values) // 4, 1) :].mean() - _FAR)
-    pending_places = np.array(pending).reshape(len(pending), len(space.dimensions))
-    return changes[_most_promising(np.array(places), values, variances, pending_places, candidates)]
-
-
-def _most_promising(places: Floats, scores: Floats, variances: Floats, pending: Floats, candidates: Floats) -> int:
-    """The index of the candidate, (c, d), that a Gaussian process expects to improve most; the same arguments give the
-    same one.
-
-    `places` (n, d) and `pending` (m, d) lie in the unit cube as well, `scores` and the `variances` of their noise are
-    (n,). The process has BoTorch's own kernel and priors (Hvarfner et al. 2024, arXiv:2402.02229); the acquisition is
-    noisy log expected improvement (Ament et al. 2023, arXiv:2310.20708), which leaves aside what is in flight.
-    """
-    with warnings.catch_warnings(action="ignore"):  # of libraries about each other; BoTorch tries a failed fit again
-        import torch
-        from botorch.acquisition.logei import qLogNoisyExpectedImprovement
-        from botorch.fit import fit_gpytorch_mll
-        from botorch.models import SingleTaskGP
-        from botorch.models.transforms import Standardize
-        from botorch.sampling.normal import SobolQMCNormalSampler
-        from gpytorch.mlls import ExactMarginalLogLikelihood
-
-        known = (torch.tensor(values) for values in (places, scores[:, None], variances[:, None], pending, candidates))
-        x, y, noise, open_, asked = known
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = SingleTaskGP(x, y, noise, outcome_transform=Standardize(1))
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-            sampler = SobolQMCNormalSampler(torch.Size([_NUM_SAMPLES]), seed=0)
-            value = qLogNoisyExpectedImprovement(
-                model, x, sampler=sampler, X_pending=open_ if len(open_) else None, prune_baseline=True
-            )
-            with torch.no_grad():
-                return int(value(asked[:, None, :]).argmax())
-
-
-def _anywhere(dimension: Dimension, rng: random.Random) -> Any:
-    return dimension.at(rng.random())
-
-
-def _near(dimension: Dimension, now: Any, rng: random.Random) -> Any:
-    """Close to the present parameter, mostly; another choice."""
-    if now is None or dimension.is_choice or rng.random() > _STAYS_NEAR:
-        return _anywhere(dimension, rng)
-    if dimension.is_exponent:
-        return dimension.param(dimension.value(now + rng.choice((-1, 1))))
-    return dimension.at(min(max(dimension.place(now) + rng.gauss(0.0, _STEP), 0.0), 1.0))

@@ -1,9 +1,7 @@
-"""How long a training step takes under a config, learnt from the campaign's own runs.
+"""Predict how many steps a run makes in its budget, from the campaign's own runs.
 
-A schedule ends at max_steps and a run at its budget: who plans the one for the other needs the number of steps before
-the run. The logarithm of the seconds a step is linear in what drives them. The slopes before the first run are those of
-arithmetic on the embedded engine (benchmarks/slope.py), uncertain enough that another model and machine is learnt in a
-few runs.
+The logarithm of the seconds per step is linear in what drives them. The slopes before the first run are those of
+arithmetic on the embedded engine (benchmarks/slope.py). Their sd let a few runs teach another model and machine.
 """
 
 from __future__ import annotations
@@ -21,25 +19,16 @@ from nightshift.campaign.records import Result
 from nightshift.config.train_toml import Config
 from nightshift.config.values import Value
 
-NOISE_SD = 0.1  # of one run, in the logarithm: how soon it learns decides how much of a batch is trained on
+NOISE_SD = 0.1  # of the logarithm of one run's seconds per step
 LEAST_STEPS = 10  # of a plan: below that no schedule has a shape
-_TOKENS = 512  # of a completion where train.toml sets no most
-# What drives the seconds of a step: mean and sd of its slope before the first run.
-_PRIOR = {
-    "constant": (0.0, 10.0),
-    "log batch": (0.9, 0.2),
-    "log batch, squared": (0.0, 0.05),
-    "log group, where groups without an advantage are left out": (0.2, 0.15),  # of small groups more are
-    "they are trained on": (0.9, 0.5),
-    "temperature": (0.7, 0.4),
-    "log tokens of a completion": (0.3, 0.3),
-    "muon": (0.2, 0.2),
-    "log learning rate": (-0.1, 0.1),
-}
+_TOKENS = 512  # of a completion, if train.toml sets no maximum
+# Of each driver's slope before the first run, in the order of _drivers.
+_MEANS = np.array([0.0, 0.9, 0.2, 0.9, 0.7, 0.3, 0.2, -0.1])
+_SDS = np.array([10.0, 0.2, 0.15, 0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 class Plan(NamedTuple):
-    """Steps that a run is expected to make in its budget, and the sd of the logarithm of that."""
+    """The steps that a run is expected to make in its budget, and the sd of their logarithm."""
 
     num_steps: float
     log_sd: float
@@ -47,7 +36,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Throughput:
-    """A belief over the slopes, Gaussian: `mean` (k,), `covariance` (k, k)."""
+    """A Gaussian belief over the slopes: `mean` (k,), `covariance` (k, k)."""
 
     mean: NDArray[np.float64]
     covariance: NDArray[np.float64]
@@ -55,15 +44,12 @@ class Throughput:
 
     @classmethod
     def of(cls, runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Throughput:
-        """From runs with their configs; a run on a busy machine says less, one that made no step nothing."""
-        means, sds = np.array([*_PRIOR.values()]).T
-        precision, pull = np.diag(sds**-2), means * sds**-2
+        """Fit runs with their configs. A run under CPU contention counts less, and a run without a step not at all."""
+        precision, pull = np.diag(_SDS**-2), _MEANS * _SDS**-2
         for config, run in runs:
             if seconds := step_seconds(run):
-                drivers, variance = (
-                    _drivers(config.resolved),
-                    NOISE_SD**2 + (run.contention.taken if run.contention else 0.0) ** 2,
-                )
+                drivers = _drivers(config.resolved)
+                variance = NOISE_SD**2 + (run.contention.taken if run.contention else 0.0) ** 2
                 precision += np.outer(drivers, drivers) / variance
                 pull += drivers * math.log(seconds) / variance
         covariance = np.linalg.inv(precision)
@@ -76,7 +62,7 @@ class Throughput:
 
 
 def step_seconds(run: Result) -> float | None:
-    """Of a step, on the budget's clock; where that was not measured, on the wall's; None without one."""
+    """Return the seconds per step on the budget's clock, or on the wall's if only that was measured."""
     if run.contention and run.contention.step_seconds:
         return run.contention.step_seconds
     seconds, num_steps = run.training.training_seconds, run.training.num_steps
@@ -84,21 +70,20 @@ def step_seconds(run: Result) -> float | None:
 
 
 def throughput_of(context: Context) -> Throughput:
-    known = [record for record in context.campaign.decided if record.number in context.configs]
-    runs = [(context.configs[record.number], record.result) for record in known if record.result]
+    results = {record.number: record.result for record in context.campaign.decided}
+    runs = [(config, result) for number, config in context.configs.items() if (result := results[number])]
     return Throughput.of(runs, context.rules.budget_seconds)
 
 
 def _drivers(resolved: Mapping[str, Any]) -> NDArray[np.float64]:
-    """In the order of _PRIOR, each about 0 under the shipped train.toml."""
+    """Return what drives the seconds per step, each about 0 under the shipped train.toml."""
     tokens = resolved.get("orchestrator.train.sampling.max_completion_tokens") or _TOKENS
     batch = resolved.get("orchestrator.batch_size") or resolved["orchestrator.token_batch_size"] / tokens
-    log_batch, is_whole = math.log(batch / 256), not resolved["orchestrator.train.filter_zero_advantages"]
+    is_whole = not resolved["orchestrator.train.filter_zero_advantages"]
     return np.array([
         1.0,
-        log_batch,
-        log_batch**2,
-        0.0 if is_whole else math.log(resolved["orchestrator.group_size"] / 4),
+        math.log(batch / 256),
+        0.0 if is_whole else math.log(resolved["orchestrator.group_size"] / 4),  # small groups are left out more often
         float(is_whole),
         (resolved["orchestrator.train.sampling.temperature"] or 1.0) - 1.0,
         math.log(tokens / _TOKENS),

@@ -28,12 +28,9 @@ class Kind(StrEnum):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the proposers random, tpe and search look for values of a key.
+    """Where random, tpe and search look for values of a key; a power of two is searched by its exponent."""
 
-    A share is one of the steps that the run is expected to make; a power of two is searched by its exponent.
-    """
-
-    scale: Literal["choice", "log", "linear", "power of two", "share"] = "choice"
+    scale: Literal["choice", "log", "linear", "power of two"] = "choice"
     low: float = 0.0
     high: float = 0.0
     choices: tuple[Value, ...] = ()

@@ -6,7 +6,6 @@ train.toml is the incumbent's all the time. A run is the incumbent with one new 
 night's last runs measure baseline and incumbent only. While the agent cannot be asked, the slots run proposals of tpe.
 """
 
-import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -83,6 +82,8 @@ MAX_TRIES = 3  # of one config that ends in failures of machinery
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with the baseline unless its last run is younger
 MAX_REFUSALS = 8  # of proposals in a row
 PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of infrastructure in a row, or proposals without an edit
+_ANSWER_SECONDS = 60.0  # what an agent is taken to need for its first answer
+_LOOK_SECONDS = 30.0  # between two looks at what a night has to do
 _FILL_PAUSE_SECONDS = 60.0  # after a proposal of tpe that was refused
 
 
@@ -95,6 +96,7 @@ class _Work:
     context: Context
     incumbent: Config
     kept: tuple[Change, ...]
+    began: float  # on the clock
     answers: tuple[Answer, ...] | None = None  # None while it goes on
 
 
@@ -122,6 +124,7 @@ class Night:
         self._has_news = self._is_end_sent = False  # since the last summary; of the notification
         self._failures = list[str]()  # causes of infrastructure failures in a row
         self._begins_at = self._proposes_at = self._fills_at = 0.0  # on the clock: nothing of the kind before that
+        self._answer_seconds = _ANSWER_SECONDS  # that the agent took last
         self._over: Stop | None = None  # what cannot be gone on after
         # An agent tells not all dollars; infrastructure lost all runs of a proposal.
         self._is_unpriced_told = self._is_given_up = False
@@ -225,8 +228,9 @@ class Night:
         self._tell_news()  # a page takes a second: not before what waits was started, and an agent asked
         setup, executor, before = self._setup, self._setup.executor, self._signs
         due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
-        pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at())
-        until = min((time for time in pauses if time > setup.clock()), default=math.inf)
+        look_at = setup.clock() + _LOOK_SECONDS  # whether a run ends soon, so that a proposal is due
+        pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at(), look_at)
+        until = min(time for time in pauses if time > setup.clock())
         while self._signs == before:
             setup.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
@@ -257,6 +261,16 @@ class Night:
         executor = self._setup.executor
         return max(executor.num_slots - len(executor.in_flight()), 0)
 
+    def _num_ahead(self) -> int:
+        """Proposals to hold ready for slots that are not free yet. An agent works while runs train: for all runs that
+        end before it could answer twice. A search is asked ahead at several slots only, which it would fill in turn."""
+        setup, now = self._setup, self._setup.now()
+        if self._proposer.is_instant:
+            return 0 if setup.executor.num_slots == 1 else (setup.executor.num_slots + 1) // 2
+        seconds = run_seconds(self._own(), setup.rules.budget_seconds)
+        ages = [(now - datetime.fromisoformat(record.started)).total_seconds() for record in setup.in_flight]
+        return max(sum(seconds - age < 2 * self._answer_seconds for age in ages), 1)
+
     def _num_wanted(self, num_ahead: int) -> int:
         """How many proposals are missing for the slots that are free, and for the `num_ahead` that are free next."""
         own, num_queued, num_slots = self._own(), len(self._not_started()), self._setup.executor.num_slots
@@ -273,19 +287,18 @@ class Night:
         campaign = setup.campaign(self.state.branch)
         if campaign.baseline is None:
             return False
-        if self._work is None and setup.clock() >= max(self._proposes_at, self._asks_at()):
-            # Agents work while runs train, so that slots that get free do not wait for them.
-            is_late = proposer.is_instant and setup.executor.num_slots == 1
-            if num := self._num_wanted(0 if is_late else (setup.executor.num_slots + 1) // 2):
-                self._note(f"{proposer.name} proposes experiment {self._ledger.next_number():04d}")
-                self._work = self._open(proposer, campaign, num)
-                self._advance()
+        is_due = self._work is None and setup.clock() >= max(self._proposes_at, self._asks_at())
+        if is_due and (num := self._num_wanted(self._num_ahead())):
+            self._note(f"{proposer.name} proposes experiment {self._ledger.next_number():04d}")
+            self._work = self._open(proposer, campaign, num)
+            self._advance()
         if self._work is not None and self._work.answers is not None:
             work, self._work = self._work, None
             self._take(work, work.answers or ())
             return True
-        filler, is_due = self._filler, setup.clock() >= self._fills_at
-        if self.state.unavailable and filler and is_due and self._num_wanted(0):
+        filler, now = self._filler, setup.clock()
+        is_away = self.state.unavailable is not None or now < self._proposes_at
+        if is_away and filler and now >= self._fills_at and self._num_wanted(0):
             work = self._open(filler, campaign, 1)
             self._take(work, complete(work.proposing))
             return True
@@ -311,8 +324,9 @@ class Night:
             self._take(work, work.answers)
             return
         try:
-            while work is not None:
+            if work is not None:
                 work.proposing.send(True)
+                work.proposing.close()
         except StopIteration as end:
             for answer in end.value:
                 self._pay(answer)
@@ -431,7 +445,7 @@ class Night:
             direction=self._direction(),
             num_proposals=num,
         )
-        return _Work(proposer.propose(context), proposer, context, incumbent, kept)
+        return _Work(proposer.propose(context), proposer, context, incumbent, kept, setup.clock())
 
     def _rider(self, campaign: Campaign, queued: Sequence[Answer]) -> Change | None:
         """The discarded change that the next run measures again; `queued` run before it."""
@@ -470,6 +484,8 @@ class Night:
         if answers[0].unavailable is not None:
             self._cannot_ask(answers[0].unavailable)
             return
+        if not is_fill:
+            self._answer_seconds = self._setup.clock() - work.began
         if self.state.unavailable is not None and not is_fill:
             self._note(f"{proposer.name} answers again")
             self._update(unavailable=None)

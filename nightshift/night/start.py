@@ -13,7 +13,7 @@ from nightshift.agents.availability import Meaning, next_question
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
 from nightshift.agents.direction import read_direction
-from nightshift.agents.presets import SEARCHES
+from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
@@ -78,12 +78,14 @@ def night(
 
 
 def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
-    """Ask each agent of a night one question. Returns what is waited for first, None if all of them answer.
+    """Ask each agent that is known by name one question. Returns what is waited for first, None if all of them answer.
 
-    Raises UsageError with the remedy if an agent needs the user, who is still there.
+    A command of your own is not asked: it may take any prompt for a proposal. Raises UsageError with the remedy if an
+    agent needs the user, who is still there.
     """
     folder, unavailable = setup.ledger.runs_dir / "agent", None
     agents = proposer.agents if isinstance(proposer, AgentProposer | TeamProposer) else ()
+    agents = tuple(agent for agent in agents if agent.name in PRESETS)
     for agent in {agent.command: agent for agent in agents}.values():
         folder.mkdir(parents=True, exist_ok=True)
         found = agent.question(read_source(setup.root / CONFIG_NAME), folder)

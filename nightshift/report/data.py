@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import NamedTuple
 
+import msgspec
+
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
@@ -35,6 +37,8 @@ from nightshift.config import train_toml
 from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import Comparison, read_comparisons
+from nightshift.files import read_file
+from nightshift.text import clean
 
 MEASURED = (Verdict.KEEP, Verdict.DISCARD, Verdict.MEASURED)
 Span = tuple[datetime, datetime]
@@ -151,6 +155,7 @@ class Morning:
     cost: Cost
     elsewhere: tuple[Comparison, ...]  # of this branch, on validation splits
     notes: tuple[str, ...]
+    night: tuple[str, ...] = ()  # the direction of its last night, and why the agent cannot be asked now
 
     @property
     def baseline(self) -> Experiment | None:
@@ -262,7 +267,39 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         campaign_cost(ledger.runs_dir, shown),
         tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == branch),
         (*notes, *unread),
+        _night_lines(ledger, branch),
     )
+
+
+class _Unavailable(msgspec.Struct):
+    meaning: str
+    text: str
+    asks_at: str
+
+
+class _Night(msgspec.Struct):
+    """What the page says of night.json, which the night writes."""
+
+    branch: str
+    direction: str = ""
+    cause: str | None = None
+    unavailable: _Unavailable | None = None
+
+
+def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
+    """The direction of the branch's last night; why its agent cannot be asked, while the night goes on."""
+    try:
+        night = msgspec.json.decode(read_file(ledger.runs_dir / "night.json"), type=_Night)
+    except (OSError, ValueError, RecursionError):  # no night, or a damaged one, which `status` names
+        return ()
+    if night.branch != branch:
+        return ()
+    lines = [f"Direction: {clean(night.direction, 1_500)}"] if night.direction else []
+    if night.unavailable is not None and night.cause is None:
+        away = night.unavailable
+        cause = f"{clean(away.meaning)}: {clean(away.text, 300)}"
+        lines.append(f"Waiting for the agent: {cause}; asked again at {clean(away.asks_at)}")
+    return tuple(lines)
 
 
 def counted(count: int, noun: str = "experiment") -> str:

@@ -31,7 +31,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
     missing = [f"Not in git: {morning.uncommitted}"] if morning.uncommitted else []
     isolation = [f"{morning.isolation}."] if morning.isolation else []
-    for line in (certificate_line(morning), *missing, *isolation, *elsewhere_lines(morning)):
+    for line in (certificate_line(morning), *missing, *isolation, *morning.night, *elsewhere_lines(morning)):
         lines += [markdown(line, 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None

@@ -20,7 +20,7 @@ import pytest
 
 from nightshift.agents.agent import Agent
 from nightshift.agents.clone import Clone
-from nightshift.agents.presets import PRESETS
+from nightshift.agents.presets import PRESETS, login_of
 from nightshift.agents.sandbox import LANDLOCK_CREATE_RULESET, choose
 from nightshift.campaign.git import Repo
 from nightshift.errors import Interrupted
@@ -217,8 +217,10 @@ def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_
     user.write("home/bin/claude", RENEWING.format(python=user.python)).chmod(0o755)
     ended = user.run("claude", PATH=f"{user.home}/bin:{user.environ['PATH']}")
     assert (ended["cause"], ended["notes"]) == (None, []), ended
-    flags = "'-p', '--output-format', 'json', '--permission-mode', 'acceptEdits', '--settings'"
-    assert f"read planted {{'model': 'mine'}} [{flags}" in ended["log"]
+    preset = PRESETS["claude"]
+    flags = shlex.split(preset.command.replace("{own}", preset.own[1]))[1:]
+    assert flags[-1] == '{"sandbox":{"enabled":false}}'
+    assert f"read planted {{'model': 'mine'}} {flags}" in ended["log"]
     own = user.home / ".claude"
     assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
     assert (own / "settings.json").read_text() == '{"model": "mine"}'
@@ -237,15 +239,54 @@ def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path:
     sandbox = choose("bwrap", ["claude"], PRESETS["claude"].login, user.root, environ, clone)
     agent = Agent("claude", ("claude",), 600.0, clone, sandbox)
 
-    def is_stopping() -> bool:
-        if (clone.folder / "home" / ".claude" / "projects").exists():
-            raise Interrupted("stopped")
-        return False
-
+    work = agent.run(b"lr = 1\n", "", tmp_path / "log")
+    next(work)
+    wait_for(lambda: next(work) is None and (clone.folder / "home" / ".claude" / "projects").exists())
     with pytest.raises(Interrupted):
-        agent.run(b"lr = 1\n", "", tmp_path / "log", is_stopping)
+        work.throw(Interrupted("stopped"))
     clone.clear()
     assert "renewed" in own.read_text()
+
+
+def looked(user: User, sandbox: str, sees: Path, script: str) -> str:
+    """What a shell in the sandbox prints that may see a path and two variables of the user's."""
+    (user.folder / "temporary").mkdir(exist_ok=True)
+    environ = {**user.environ, "TZ": "Asia/Tokyo", "HF_TOKEN": "mine"}
+    clone = Clone(Repo(user.root), user.folder / "temporary")
+    login = login_of("my own", environ, ["HF_TOKEN"], [str(sees)])
+    chosen = choose(sandbox, ["sh"], login, user.root, environ, clone)
+    clone.open(b"")
+    try:
+        chosen.furnish(clone)
+        prompt = clone.folder / "prompt.txt"
+        prompt.touch()
+        words, variables = chosen.enclose(["sh", "-c", script], clone, prompt)
+        return subprocess.run(words, env=variables, cwd="/", stdout=subprocess.PIPE, text=True).stdout
+    finally:
+        chosen.end()
+        clone.clear()
+
+
+SEEN = """cd {0}; cat docs/notes docs/link; echo no > docs/new || echo read-only; ls other 2>/dev/null || echo nothing
+echo $TZ $HF_TOKEN $AWS_SECRET_ACCESS_KEY; date -d @0 +%H"""
+
+
+def seen_folder(user: User) -> Path:
+    """A folder of the user's behind a link, with one beside it."""
+    user.write("real/notes", "mine\n")
+    (user.folder / "real" / "link").symlink_to("notes")
+    (user.folder / "other").mkdir(mode=0o700)
+    (user.folder / "other" / "key").touch()
+    (user.folder / "docs").symlink_to("real")
+    return user.folder / "docs"
+
+
+def test_a_path_that_you_name_is_seen_and_not_written_to_and_a_variable_goes_in(tmp_path: Path) -> None:
+    user = furnished(tmp_path, (), sys.executable)
+    told = looked(user, "bwrap", seen_folder(user), SEEN.format(tmp_path))
+    assert told == "mine\nmine\nread-only\nnothing\nUTC mine\n00\n"
+    file = user.write("other/one", "a file\n")
+    assert looked(user, "bwrap", file, f"cat {file}; ls {file.parent}") == "a file\none\n"
 
 
 def test_where_proc_is_refused_bubblewrap_is_weaker_says_so_and_holds_the_rest(tmp_path: Path) -> None:
@@ -361,5 +402,5 @@ def test_doctor_asks_an_agent_one_question_in_a_sandbox(checkout: Path) -> None:
     code, stdout, stderr = nightshift(root, "doctor", "--engine", "trl", "--agent", "sh -c 'cat; pwd; echo $HOME'")
     assert "all       agent         ok       sh: '/agent' (sandbox: bwrap)" in stdout, (code, stdout, stderr)
     code, stdout, _ = nightshift(root, "doctor", "--engine", "trl", "--agent", "sh -c 'echo no credit; exit 3'")
-    assert "PROBLEM  sh: exit code 3; its last words: no credit (sandbox: bwrap)" in stdout
+    assert "PROBLEM  sh: billing: no credit (sandbox: bwrap)" in stdout
     assert code == 2

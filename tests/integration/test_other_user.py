@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -18,8 +19,9 @@ from nightshift.agents.clone import Clone
 from nightshift.agents.presets import PRESETS
 from nightshift.agents.sandbox import OtherUser, choose, end_user
 from nightshift.campaign.git import Repo
+from nightshift.errors import UsageError
 from tests.checkouts import ROOT, small_checkout
-from tests.integration.test_in_sandbox import RENEWING, TOKEN, User, furnished
+from tests.integration.test_in_sandbox import RENEWING, SEEN, TOKEN, User, furnished, looked, seen_folder
 from tests.night_checkout import finish, furnish, nightshift, problems, records, start, state, whole_night
 from tests.waiting import wait_for
 
@@ -213,6 +215,24 @@ def test_a_program_that_the_uid_cannot_read_is_named_with_the_remedy(user: User)
     program.chmod(0o755)
     refused = user.run("mine", sandbox="user", PATH=f"{program.parent}:/usr/bin:/bin")["refused"]
     assert f" cannot read {program}: install the agent outside of it, such as in /usr/local" in refused
+
+
+def test_a_path_that_you_name_is_read_if_the_uid_can_and_not_written_to(user: User) -> None:
+    docs = seen_folder(user)
+    assert looked(user, "user", docs, SEEN.format(user.folder)) == "mine\nmine\nread-only\nnothing\nUTC mine\n00\n"
+    for mode, reason in ((0o777, f"can write to {docs}: chmod -R o-w {docs}"), (0o700, f"cannot read {docs}: copy it")):
+        docs.chmod(mode)
+        with pytest.raises(UsageError, match=f"^--sandbox user: uid .* {re.escape(reason)}"):
+            looked(user, "user", docs, "true")
+
+
+def test_a_key_that_a_variable_of_the_login_names_has_to_be_readable(user: User) -> None:
+    key, prepared = user.write("home/key.json", "{}"), user.write("bin/claude", f"#!{PYTHON}\n")
+    prepared.chmod(0o755)
+    given = {"PATH": f"{prepared.parent}:/usr/bin:/bin", "GOOGLE_APPLICATION_CREDENTIALS": str(key)}
+    assert user.run("claude", sandbox="user", **given)["cause"] is None
+    refused = user.run("claude", sandbox="user", CLAUDE_CODE_USE_VERTEX="1", **given)["refused"]
+    assert f" cannot read {key}: copy it to a folder that every user may read" in refused
 
 
 def test_two_checkouts_have_agents_of_different_uids(folder: Path, root: Path) -> None:

@@ -206,13 +206,13 @@ def test_a_word_is_found_below_the_tables_of_its_framework_and_a_guess_is_plausi
 
 def test_search_ranges_are_of_values_that_the_keys_take() -> None:
     boxes = {key.path: search_box(key.path) for key in KEYS if search_box(key.path)}
-    assert len(boxes) >= 25
+    assert len(boxes) >= 20
     for path, box in boxes.items():
         key = find_key(path)
         assert key is not None
         assert box is not None
         assert (box.low < box.high) is (box.scale != "choice")
-        for end in box.choices or ((box.low, box.high) if box.scale != "share" else ()):
+        for end in box.choices or (box.low, box.high):
             accept(key, int(end) if key.kind is Kind.INT and isinstance(end, float) else end)
 
 

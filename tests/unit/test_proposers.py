@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agents.base import Context, Proposer
+from nightshift.agents.base import Answer, Context, Proposer
 from nightshift.agents.search import SearchProposer, scores, space_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import diff, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.trl.engine import TrlEngine
@@ -34,7 +35,7 @@ def before(context: Context) -> Campaign:
 
 
 def propose(proposer: Proposer, context: Context) -> bytes:
-    proposal = proposer.propose(context, lambda: False)
+    proposal = proposer.answer(context)
     assert proposal.cause is None
     assert proposal.source is not None
     return proposal.source
@@ -57,9 +58,9 @@ def test_the_same_ledger_and_seed_give_the_same_proposal_and_nothing_else_does(n
 def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_changes(name: str, tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6"])
     for attempt in range(5):
-        proposal = SearchProposer(name, 0).propose(replace(context, refusals=("x",) * attempt), lambda: False)
+        proposal = SearchProposer(name, 0).answer(replace(context, refusals=("x",) * attempt))
         changed = parse(proposal.source)
-        assert space_of(context).params(changed) is not None
+        assert space_of(context).places(changed).keys() == USED
         assert b"# poor" in proposal.source  # comments stay
         changes = diff(parse(context.source), changed)
         assert {change.key for change in changes} <= USED
@@ -68,7 +69,7 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    tell(ledger, {}, 0.35)
+    tell(ledger, {}, 0.54)
     tell(ledger, {LR: 3e-6}, 0.60)
     rider = tell(ledger, {GROUP: 8}, 0.55).run.new
     tell(ledger, {TEMPERATURE: 0.9}, 0.62, rider=rider)
@@ -78,9 +79,17 @@ def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Pa
     posterior = context.campaign.posterior
     expected = [posterior.predict(record.run.changes)[0] for record in context.campaign.decided[:4]]
     assert list(means) == [*expected, min(expected)]
-    assert expected == pytest.approx([0.35, 0.60, 0.55, 0.61], abs=0.025)
+    assert expected == pytest.approx([0.54, 0.60, 0.55, 0.61], abs=0.025)
     assert [config.get(GROUP) for config in configs] == [4, 4, 8, 8, 4]  # with the rider
     assert configs[1].get(LR) == 3e-6
+
+
+def test_a_score_far_below_the_best_counts_as_less_far(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for score, rate in ((0.35, None), (0.60, 3e-6), (0.02, 1e-4)):
+        tell(ledger, {} if rate is None else {LR: rate}, score)
+    least, best, lost = (score for _, score in scores(context_after(ledger)))
+    assert least == lost == pytest.approx(best - 0.10)
 
 
 def test_tpe_and_search_learn_where_the_learning_rate_is_good_and_random_does_not(tmp_path: Path) -> None:
@@ -100,6 +109,32 @@ def test_what_the_engine_uses_is_asked_of_the_engine(tmp_path: Path) -> None:
     used = used_keys(TrlEngine(ARITHMETIC_TRL, tmp_path, {}), parse(BASELINE))
     assert {"trainer.optim.lr", "trainer.optim.momentum", "max_steps", "trainer.scheduler.warmup_steps"} <= used
     assert used.isdisjoint({"trainer.loss.kl_tau", "orchestrator.max_off_policy_steps", "trainer.model.lora"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rates", [[], ["3e-6"] + [f"{n}e-5" for n in range(1, 10)]], ids=["baseline", "ten runs"])
+def test_proposals_in_flight_or_waiting_give_other_proposals(name: str, rates: list[str], tmp_path: Path) -> None:
+    """So that several slots are filled, right after the baseline too."""
+    context = context_of(tmp_path, rates)
+    proposed = list[bytes]()
+    for number in range(3):
+        proposed.append(propose(SearchProposer(name, 5), context))
+        context = replace(context, waiting=(*context.waiting, Answer(proposed[-1], number=number)))
+    running = replace(context, waiting=(), in_flight=context.campaign.decided[-1:])
+    assert len({*proposed, propose(SearchProposer(name, 5), running)}) == 4
+    empty = replace(context, waiting=(Answer(None),))
+    assert propose(SearchProposer(name, 5), empty)
+
+
+def test_keys_that_do_not_agree_are_drawn_again(tmp_path: Path) -> None:
+    """The batch of this incumbent is divisible by few group sizes of the space."""
+    context = context_of(tmp_path, [])
+    source = set_values(context.source, {"orchestrator.batch_size": 66, GROUP: 6})
+    context = replace(context, source=source, used_keys=frozenset({GROUP}))
+    groups = {parse(propose(SearchProposer("random", seed), context)).get(GROUP) for seed in range(20)}
+    assert groups == {2}
+    stuck = replace(context, source=set_values(source, {"orchestrator.batch_size": 65, GROUP: 5}))
+    assert "do not divide a batch of 65" in (SearchProposer("random", 0).answer(stuck).cause or "")
 
 
 def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:

@@ -433,6 +433,15 @@ def test_proposers_in_the_emulator() -> None:
     )
 
 
+def test_the_search_with_optuna_against_the_one_with_botorch() -> None:
+    compared = result("proposers_botorch")
+    leads = [row["search"] - row["botorch"] for row in compared["rows"]]
+    stderr = statistics.stdev(leads) / math.sqrt(len(leads))
+    assert compared["nights"] == len(leads)
+    told = f"In {len(leads)} nights with riders it gains {statistics.fmean(leads):.1f} ± {stderr:.1f} pp more than the"
+    assert told in " ".join(MEASURED.split())
+
+
 def test_both_agents_of_the_comparison_are_recorded() -> None:
     nights = {night["name"]: night for night in result("recorded_nights")["nights"]}
     assert nights.keys() == {"random-0", "tpe-0"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.clone import Clone
+from nightshift.agents.presets import PRESETS, login_of
 from nightshift.agents.sandbox import (
     FORMS,
     MAX_BYTES,
@@ -29,7 +30,7 @@ from nightshift.errors import UsageError
 from tests.conftest import git
 
 TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
-CODEX = Login(("OPENAI_*",), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",))
+CODEX = Login("OPENAI_*", ".codex/auth.json", ".codex/config.toml", ((".codex", "CODEX_HOME"),))
 USR: Places = {Path("/usr"): ("--ro-bind", "/usr")}
 
 
@@ -129,6 +130,70 @@ def test_of_a_users_script_the_file_is_shown_and_of_the_checkouts_python_no_libr
             shown(command, root / ".venv/bin", (root,))
 
 
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ('#!/bin/sh\nexec "{0}/real/claude" "$@"\n', "real/claude"),
+        ("#!/usr/bin/env bash\nexport A=1\nexec {0}/real/claude --x\n", "real/claude"),
+        ('#!/bin/sh -e\nexec "{0}/local/node_modules/.bin/claude" "$@"\n', "local/node_modules/.bin/claude"),
+        ('#!/bin/sh\nexec node "$basedir/.pnpm/c@1/node_modules/c/cli.js"\n', "bin/.pnpm/c@1/node_modules/c/cli.js"),
+        ("#!/bin/sh\n# cmd-shim-target={0}/store/v11/links/c/cli.js\n", "store/v11/links/c/cli.js"),
+    ],
+)
+def test_the_programs_that_a_shell_script_names_are_shown_with_their_packages(tmp_path, text, target):
+    program(tmp_path / "bin/claude", text.format(tmp_path))
+    real = program(tmp_path / target, "#!/usr/bin/env node\n")
+    node = program(tmp_path / "bin/node", "\x7fELF")
+    (tmp_path / "private").write_text("not a program")
+    top = next((top for top in real.parents if top.name in (".pnpm", "links")), None)
+    package = top or next((top for top in real.parents if top.name == "node_modules"), real)
+    assert shown("claude -p", tmp_path / "bin") == bound(tmp_path / "bin/claude", package, node)
+
+
+def test_a_script_that_is_not_of_a_shell_and_a_file_that_is_no_program_show_nothing(tmp_path: Path) -> None:
+    other, key = program(tmp_path / "other/tool"), tmp_path / "key"
+    key.write_text("private")
+    for text in (
+        f"#!/usr/bin/python3\nopen('{other}')\n",
+        f"#!/bin/sh\ncat {key} {tmp_path}/none {tmp_path}\n",
+        f"{other}",
+    ):
+        script = program(tmp_path / "bin/agent", text)
+        assert shown("agent", tmp_path / "bin") == bound(script)
+    program(tmp_path / "bin/agent", f"#!/bin/sh\nexec {other}\n")
+    with pytest.raises(UsageError, match="other/tool lies where no agent may look"):
+        shown("agent", tmp_path / "bin", (tmp_path / "other",))
+
+
+@pytest.mark.parametrize(
+    ("manager", "shim"),
+    [
+        ("mise", "mise"),
+        ("volta", "volta-shim"),
+        ("asdf", "asdf"),
+        ("asdf", '#!/usr/bin/env bash\n# asdf-plugin: nodejs 22\nexec asdf exec "claude" "$@"\n'),
+        ("asdf", '#!/bin/bash\nexec "/opt/asdf/bin/asdf" exec "claude" "$@"\n'),
+    ],
+)
+def test_a_shim_is_refused_with_the_way_out_and_the_program_behind_it_is_taken(tmp_path, manager, shim):
+    (tmp_path / "shims").mkdir()
+    for name in ("claude", "node"):
+        if "\n" in shim:
+            program(tmp_path / "shims" / name, shim)
+        else:
+            (tmp_path / "shims" / name).symlink_to(program(tmp_path / "lib" / shim, "\x7fELF"))
+    fix = "Put the folder of `{0} which {1}` first on PATH."
+    with pytest.raises(UsageError) as refused:
+        shown("claude -p", tmp_path / "shims")
+    assert refused.value.cause == f"claude is a shim of {manager}, which does not work in the sandbox"
+    assert refused.value.fix == fix.format(manager, "claude")
+    script = program(tmp_path / "install/claude", "#!/usr/bin/env node\n")
+    with pytest.raises(UsageError, match=f"node is a shim of {manager}"):
+        shown(f"{script} -p", tmp_path / "shims")
+    script.write_text("#!/bin/sh\n")
+    assert shown(f"{script} -p", tmp_path / "shims") == bound(script)
+
+
 def test_what_is_hidden_is_covered_wherever_it_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "usr/src/checkout/runs").mkdir(parents=True)
     places: Places = {Path("/usr"): ("--ro-bind", str(tmp_path / "usr")), Path("/bin"): ("--symlink", "usr/bin")}
@@ -162,7 +227,7 @@ def test_a_separate_git_folder_is_hidden_and_not_the_folder_around_it(tmp_path: 
     assert home not in hidden
 
 
-def login_of(tmp_path: Path) -> tuple[dict[str, str], Path]:
+def codex_login(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """A user's environment with a login, and the new home."""
     (tmp_path / "home/.codex").mkdir(parents=True)
     (tmp_path / "home/.codex/auth.json").write_bytes(TOKEN)
@@ -173,7 +238,7 @@ def login_of(tmp_path: Path) -> tuple[dict[str, str], Path]:
 
 
 def test_a_renewed_token_comes_back_and_nothing_else_does(tmp_path: Path) -> None:
-    environ, inside = login_of(tmp_path)
+    environ, inside = codex_login(tmp_path)
     before = CODEX.copy_in(environ, inside)
     assert sorted(path.name for path in (inside / ".codex").iterdir()) == ["auth.json", "config.toml"]
     assert stat.S_IMODE((inside / ".codex/auth.json").stat().st_mode) == 0o600
@@ -190,7 +255,7 @@ def test_a_renewed_token_comes_back_and_nothing_else_does(tmp_path: Path) -> Non
 
 
 def test_a_login_elsewhere_and_one_that_is_a_link_are_found_and_written_where_they_are(tmp_path: Path) -> None:
-    environ, inside = login_of(tmp_path)
+    environ, inside = codex_login(tmp_path)
     (tmp_path / "home/.codex").rename(tmp_path / "dotfiles")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/auth.json").symlink_to(tmp_path / "dotfiles/auth.json")
@@ -235,11 +300,11 @@ def folder_as_link(path: Path) -> None:
     ],
 )
 def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_path, spoil, cause):
-    environ, inside = login_of(tmp_path)
+    environ, inside = codex_login(tmp_path)
     before = CODEX.copy_in(environ, inside)
     spoil(inside / ".codex/auth.json")
     (note,) = CODEX.take_back(environ, inside, before)
-    assert note.startswith("the auth.json that it left was not taken back: ")
+    assert note.startswith("the .codex/auth.json that it left was not taken back: ")
     assert "\n" not in note
     assert re.search(cause, note), note
     own = tmp_path / "home/.codex"
@@ -248,7 +313,7 @@ def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_
 
 
 def test_a_token_that_the_user_renewed_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    environ, inside = login_of(tmp_path)
+    environ, inside = codex_login(tmp_path)
     before = CODEX.copy_in(environ, inside)
     (inside / ".codex/auth.json").write_bytes(RENEWED)
     (tmp_path / "home/.codex/auth.json").write_bytes(b'{"tokens": 7}')
@@ -268,6 +333,118 @@ def test_without_a_login_nothing_is_copied_and_nothing_comes_back(tmp_path: Path
     assert not (tmp_path / ".codex").exists()
 
 
+@pytest.mark.parametrize("agent", PRESETS)
+def test_the_files_of_each_preset_go_in_from_where_they_are_and_its_credential_comes_back(tmp_path, agent):
+    login, environ = PRESETS[agent].login, {"HOME": str(tmp_path / "home")}
+    names = [login.credential, *login.settings.split()]
+    inside = {name: tmp_path / "inside" / name for name in names}
+    places = [tmp_path / "home" / name for name in names]
+    for is_moved in (False, True):
+        if is_moved:
+            environ |= {variable: str(tmp_path / variable) for _, variable in login.folders}
+            moved = {folder: tmp_path / variable for folder, variable in login.folders}
+            places = [
+                next(new / Path(n).relative_to(old) for old, new in moved.items() if Path(n).is_relative_to(old))
+                for n in names
+            ]
+        for name, place in zip(names, places, strict=True):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(TOKEN if name == login.credential else name.encode())
+        before = login.copy_in(environ, tmp_path / "inside")
+        assert before == TOKEN
+        assert [inside[name].read_bytes() for name in names] == [TOKEN, *(name.encode() for name in names[1:])]
+        for path in inside.values():
+            path.write_bytes(RENEWED)
+        assert login.take_back(environ, tmp_path / "inside", before) == ()
+        assert [place.read_bytes() for place in places] == [RENEWED, *(name.encode() for name in names[1:])]
+
+
+SECRETS = """
+    HF_TOKEN WANDB_API_KEY GITHUB_TOKEN SSH_AUTH_SOCK AWS_SECRET_ACCESS_KEY AZURE_CLIENT_SECRET
+    GOOGLE_APPLICATION_CREDENTIALS GEMINI_SANDBOX NODE_OPTIONS
+"""
+LET_IN = {
+    "claude": "ANTHROPIC_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_FOUNDRY_API_KEY CLAUDE_CODE_SKIP_BEDROCK_AUTH AWS_REGION",
+    "codex": "CODEX_API_KEY OPENAI_BASE_URL AZURE_OPENAI_API_KEY OPENROUTER_API_KEY AWS_BEARER_TOKEN_BEDROCK",
+    "gemini": "GEMINI_API_KEY GEMINI_MODEL GEMINI_DEFAULT_AUTH_TYPE GOOGLE_GEMINI_BASE_URL GOOGLE_VERTEX_BASE_URL "
+    "CODE_ASSIST_ENDPOINT GOOGLE_CLOUD_PROJECT",
+    "opencode": "OPENROUTER_API_KEY ANTHROPIC_API_KEY AZURE_RESOURCE_NAME AZURE_API_KEY AWS_BEARER_TOKEN_BEDROCK "
+    "GOOGLE_VERTEX_PROJECT GOOGLE_GENERATIVE_AI_API_KEY",
+    "pi": "OPENROUTER_API_KEY AZURE_OPENAI_BASE_URL GEMINI_API_KEY GOOGLE_CLOUD_PROJECT ANTHROPIC_OAUTH_TOKEN",
+    "qwen": "OPENAI_API_KEY OPENAI_BASE_URL OPENAI_MODEL DASHSCOPE_API_KEY BAILIAN_CODING_PLAN_API_KEY",
+}
+
+
+@pytest.mark.parametrize("agent", PRESETS)
+def test_a_preset_lets_in_what_its_program_needs_and_no_other_secret(agent: str) -> None:
+    wanted = dict.fromkeys(LET_IN[agent].split(), "x")
+    assert PRESETS[agent].login.chosen(wanted | dict.fromkeys(SECRETS.split(), "x")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("agent", "switch", "names"),
+    [
+        ("claude", "CLAUDE_CODE_USE_BEDROCK", "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE"),
+        ("claude", "CLAUDE_CODE_USE_VERTEX", "CLOUD_ML_REGION GOOGLE_APPLICATION_CREDENTIALS"),
+        ("claude", "CLAUDE_CODE_USE_FOUNDRY", "AZURE_CLIENT_SECRET AZURE_TENANT_ID"),
+        ("gemini", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("opencode", "GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("pi", "GOOGLE_CLOUD_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),
+    ],
+)
+def test_the_secrets_of_a_cloud_go_in_while_the_program_is_told_to_use_it(agent, switch, names):
+    environ = dict.fromkeys(names.split(), "x")
+    login = PRESETS[agent].login
+    assert login.chosen(environ) == {}
+    assert login.chosen({**environ, switch: ""}).keys() <= {switch}
+    assert login.chosen({**environ, switch: "1"}) == {**environ, switch: "1"}
+
+
+def test_a_variable_that_you_name_goes_in_and_one_that_is_not_set_is_refused() -> None:
+    environ = {"HF_TOKEN": "t", "GH_TOKEN": "g", "ANTHROPIC_API_KEY": "a"}
+    assert login_of("claude", environ, ["HF_TOKEN"]).chosen(environ) == {"HF_TOKEN": "t", "ANTHROPIC_API_KEY": "a"}
+    assert login_of("my own", environ, ["GH_TOKEN"]).chosen(environ) == {"GH_TOKEN": "g", "ANTHROPIC_API_KEY": "a"}
+    with pytest.raises(UsageError, match=r"^--agent-env HF_TOKE: no such variable is set\. Export it\.$"):
+        login_of("claude", environ, ["HF_TOKE"])
+
+
+@pytest.mark.parametrize("sandbox", ["none", "auto"])
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("home/none", "no such file or folder"),
+        ("home/pipe", "no such file or folder"),
+        ("home/loop", "no such file or folder"),
+        ("checkout", "would show {0}/checkout, which no agent may see"),
+        ("checkout/train.toml", "would show {0}/checkout, which"),
+        ("checkout/.git/HEAD", "would show {0}/checkout"),
+        ("disk/runs/0001", "would show {0}/disk/runs, which"),
+        ("disk", "would show {0}/disk/runs, which"),
+        ("link", "would show {0}/checkout"),
+        ("home", "would show {0}/home/.cache, which"),
+        ("data/test.jsonl", "would show {0}/data, which"),
+        ("temporary", "would show {0}/temporary/nightshift-"),
+        ("/", "would show {0}/checkout"),
+        ("/proc/self/environ", "would show /proc, which"),
+    ],
+)
+def test_a_path_that_shows_what_no_agent_may_see_is_refused(checkout, tmp_path, path, reason, sandbox):
+    for name in ("home/.cache", "data", "disk/runs/0001", "temporary"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data/test.jsonl").touch()
+    os.mkfifo(tmp_path / "home/pipe")
+    (tmp_path / "home/loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to("checkout/train.toml")
+    root = checkout.rename(tmp_path / "checkout")
+    (root / "runs").symlink_to(tmp_path / "disk/runs")
+    environ = {"HOME": str(tmp_path / "home"), "PATH": os.defpath, "NIGHTSHIFT_GSM8K": str(tmp_path / "data")}
+    login = login_of("codex", environ, (), [str(tmp_path / path)])
+    with pytest.raises(
+        UsageError, match=re.escape(f"--agent-sees {tmp_path / path}") + ".*" + re.escape(reason.format(tmp_path))
+    ):
+        choose(sandbox, ["sh"], login, root, environ, Clone(Repo(root), tmp_path / "temporary"))
+
+
 def test_variables_go_in_by_a_list(checkout: Path, tmp_path: Path) -> None:
     environ = {"OPENAI_API_KEY": "1", "LANG": "C", "https_proxy": "p", "HOME": str(tmp_path), "PATH": os.defpath}
     others = {"ANTHROPIC_API_KEY": "2", "LC_SECRET": "3", "SSH_AUTH_SOCK": "s", "DBUS_SESSION_BUS_ADDRESS": "d"}
@@ -278,7 +455,7 @@ def test_variables_go_in_by_a_list(checkout: Path, tmp_path: Path) -> None:
     sandbox = Bubblewrap(login=CODEX, bwrap="/bin/bwrap", form=FORMS[0], **given)  # type: ignore[arg-type]
     words, inside = sandbox.enclose(["sh", "-c", "true"], clone, clone.folder / "prompt.txt")
     clone.clear()
-    own = {"HOME": "/agent", "TMPDIR": "/tmp", "SHELL": "/bin/sh", "PATH": inside["PATH"]}
+    own = {"HOME": "/agent", "TMPDIR": "/tmp", "SHELL": "/bin/sh", "TZ": "UTC", "PATH": inside["PATH"]}
     assert inside == {"OPENAI_API_KEY": "1", "LANG": "C", "https_proxy": "p", **own}
     assert set(inside["PATH"].split(":")) <= {"/bin", "/usr/bin", "/usr/local/bin", "/usr/sbin", "/sbin"}
     assert "2" not in words

@@ -93,7 +93,7 @@ def _distribution(path: str, values: Sequence[Value]) -> BaseDistribution:
     if len(numbers) < len(values):
         return CategoricalDistribution([*dict.fromkeys(map(_choice, values))])
     box = BOXES.get(path)
-    is_box = box is not None and box.scale not in (Scale.CHOICE, Scale.SHARE)
+    is_box = box is not None and box.scale is not Scale.CHOICE
     bounds = [*numbers, *([box.low, box.high] if box is not None and is_box else [])]
     low, high = min(bounds), max(bounds)
     is_log = box is not None and box.scale in (Scale.LOG, Scale.POWER_OF_TWO) and low > 0
