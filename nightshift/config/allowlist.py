@@ -94,7 +94,6 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
 _TABLES = frozenset(table for key in KEYS for table in tables_around(key.path.split(".")))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is Kind.TABLE)
-_LEAVES = frozenset(key.leaf for key in KEYS)
 _LOCKED = {path: lock for lock in LOCKS for path in lock.paths}
 _LOCKED_FORMER = {path: lock for lock in LOCKS for path in lock.former}
 _LOCKED_OTHERS = {word: lock for lock in LOCKS for word in lock.others}
@@ -175,7 +174,7 @@ def find_renamed(path: tuple[str, ...]) -> Renamed | None:
         word = ".".join(path[start:])
         if word in _OTHERS:
             return _OTHERS[word]
-    if path[-1] in _LEAVES:
+    if _plain(path[-1]) in _LEAVES:
         return None
     return next((renamed for word, renamed in WORDS.items() if word.endswith(f".{dotted}")), None)
 
@@ -186,10 +185,9 @@ def suggest(path: tuple[str, ...]) -> list[str]:
     Returns:
         At most MAX_SUGGESTIONS paths; none if more keys are as plausible.
     """
-    *tables, leaf = ".".join(path)[-200:].split(".")
-    leaves = [known for known in _LEAVES if _plain(known) == _plain(leaf)]
-    leaves = leaves or difflib.get_close_matches(leaf, _LEAVES, cutoff=0.75)
-    paths = [key.path for key in KEYS if key.leaf in leaves and _fits(tables, key.table)]
+    *tables, leaf = (_plain(name) for name in ".".join(path)[-200:].split("."))
+    leaves = [leaf] if leaf in _LEAVES else difflib.get_close_matches(leaf, _LEAVES, cutoff=0.75)
+    paths = [key.path for key in KEYS if _plain(key.leaf) in leaves and _fits(tables, key.table)]
     return paths if len(paths) <= MAX_SUGGESTIONS else []
 
 
@@ -199,13 +197,11 @@ def _plain(name: str) -> str:
 
 def _fits(tables: list[str], table: str) -> bool:
     """True if the written tables are, misspelt or not, some of a key's tables in the same order."""
-    segments = iter(table.split("."))
-    return all(any(_is_similar(segment, name) for segment in segments) for name in tables)
+    segments = iter(_plain(segment) for segment in table.split("."))
+    return all(any(difflib.get_close_matches(segment, [name], cutoff=0.75) for segment in segments) for name in tables)
 
 
-def _is_similar(name: str, other: str) -> bool:
-    return _plain(name) == _plain(other) or bool(difflib.get_close_matches(name, [other], cutoff=0.75))
-
+_LEAVES = frozenset(_plain(key.leaf) for key in KEYS)
 
 # -- which keys apply, and their defaults -------------------------------------------------------------
 

@@ -30,14 +30,13 @@ class TrainTomlError(ConfigError):
 
     def __init__(self, name: str, problems: Sequence[Problem], lines: Mapping[tuple[str, ...], int]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: lines.get(problem.path, 0)))
-        numbers = [lines.get(problem.path) for problem in self.problems]
-        places = [name if number is None else f"{name}:{number}" for number in numbers]
+        places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in self.problems]
         super().__init__(f"{places[0]}: {self.problems[0].cause}", self.problems[0].fix)
-        if len(problems) > 1:
-            pairs = list(zip(places, self.problems, strict=True))[:MAX_SHOWN]
-            texts = [f"{place}: {problem.cause}. {problem.fix}" for place, problem in pairs]
-            more = [f"{name}: {len(problems) - MAX_SHOWN:,} more"] if len(problems) > MAX_SHOWN else []
-            self.args = ("\n".join([f"{name} has {len(problems):,} problems:", *texts, *more]),)
+        texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, self.problems, strict=True)]
+        if len(texts) > MAX_SHOWN:
+            texts[MAX_SHOWN:] = [f"{name}: {len(texts) - MAX_SHOWN} more"]
+        if len(texts) > 1:
+            self.args = ("\n".join([f"{name} has {len(problems)} problems:", *texts]),)
 
 
 @dataclass(frozen=True)
