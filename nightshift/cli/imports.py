@@ -80,7 +80,9 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         if not (root / "environments" / name / "pyproject.toml").is_file():
             notes.append(f"environment {name} is not in environments/; docs/environments.md says how to add it")
     if names and not notes:
-        settings["environments"] = json.dumps(names)
+        settings["environments"] = (
+            f"{json.dumps(names)}  # of this checkout: prompts and rewards may differ from theirs"
+        )
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings |= {"model": json.dumps(model), "revision": json.dumps(revision or "")}

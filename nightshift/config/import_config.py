@@ -157,7 +157,7 @@ def environments(tree: Mapping[str, Any]) -> tuple[str, ...]:
 
 def environment_name(entry: Mapping[str, Any]) -> str:
     """The name of an entry of a list of environments, as environments/ spells names; "" if the entry has none."""
-    candidates = [at(entry, path) for path in ("name", "id", "env.taskset.id", "taskset.id")]
+    candidates = [at(entry, path) for path in ("env.taskset.id", "taskset.id", "id", "name")]
     name = next((name for name in candidates if isinstance(name, str)), "")
     return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
 

@@ -108,11 +108,8 @@ def line_numbers(text: str) -> dict[tuple[str, ...], int]:
 
 def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The path of every key below `path` in a tree of tables, down to MAX_DEPTH segments."""
-    if isinstance(node, list):
-        for item in node:
-            yield from _paths_in(item, path)
-    elif isinstance(node, dict) and len(path) < MAX_DEPTH:
-        for name, value in node.items():
+    for table in node if isinstance(node, list) else [node]:
+        for name, value in table.items() if isinstance(table, dict) and len(path) < MAX_DEPTH else ():
             yield (*path, name)
             yield from _paths_in(value, (*path, name))
 
