@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -63,14 +63,20 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _read(path: Path) -> _File:
     file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
     for name, row in file.keys.items():
-        key = msgspec.structs.replace(row, path=name)
+        changes: dict[str, Any] = {"path": name}
         if row.only_if is not None:
-            values = tuple(None if value == "None" else value for value in row.only_if[1])
-            key = msgspec.structs.replace(key, only_if=(row.only_if[0], values))
+            changes["only_if"] = (row.only_if[0], _without_text(row.only_if[1]))
+        if row.search is not None:
+            changes["search"] = msgspec.structs.replace(row.search, choices=_without_text(row.search.choices))
         if row.default is not None:
-            key = msgspec.structs.replace(key, default=accept(key, row.default))
-        file.keys[name] = key
+            changes["default"] = accept(row, row.default)
+        file.keys[name] = msgspec.structs.replace(row, **changes)
     return file
+
+
+def _without_text(values: Iterable[Value]) -> tuple[Value, ...]:
+    """The values with None in place of "None", because TOML has no null."""
+    return tuple(None if value == "None" else value for value in values)
 
 
 _FILE = _read(Path(__file__).with_name("allowlist.toml"))

@@ -213,7 +213,8 @@ def test_search_ranges_are_of_values_that_the_keys_take() -> None:
         assert box is not None
         assert (box.low < box.high) is (box.scale != "choice")
         for end in box.choices or (box.low, box.high):
-            accept(key, int(end) if key.kind is Kind.INT and isinstance(end, float) else end)
+            value = "None" if end is None else end
+            accept(key, int(value) if key.kind is Kind.INT and isinstance(value, float) else value)
 
 
 def test_a_key_follows_its_selector_and_its_table() -> None:
