@@ -55,7 +55,9 @@ def import_command(file: Path) -> None:
             if name in blobs and repo.differs(name, blobs[name]):
                 raise UsageError(f"{name} has changes that are not committed", f"Commit them, or: git checkout {name}.")
         rules, notes = carried_rules(imported, root, num_gpus(os.environ))
-        files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
+        files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source}
+        if rules != read_file(root / RULES_NAME):
+            files[RULES_NAME] = rules
         for name, data in files.items():
             try:
                 write_atomically(root / name, data)
