@@ -6,6 +6,7 @@ fold takes them over, so that a decision whose commit was not possible stays und
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -43,6 +44,13 @@ class Campaign:
         campaign = cls()
         campaign.update(events_of(records, branch, rules_hash))
         return campaign
+
+    def copy(self) -> Campaign:
+        """The campaign as it is now, which later updates do not change."""
+        made = copy.copy(self)
+        made.posterior = self.posterior and self.posterior.copy()
+        made.decided, made.first_proposals = [*self.decided], {**self.first_proposals}
+        return made
 
     def update(self, events: Sequence[tuple[bool, Record]]) -> None:
         """Fold what came since; all of it, if what was folded before is not the beginning of `events`."""

@@ -84,7 +84,7 @@ MAX_REFUSALS = 8  # of proposals in a row
 PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of infrastructure in a row, or proposals without an edit
 _ANSWER_SECONDS = 60.0  # what an agent is taken to need for its first answer
 _LOOK_SECONDS = 30.0  # between two looks at what a night has to do
-_FILL_PAUSE_SECONDS = 60.0  # after a proposal of tpe that was refused
+_FILL_PAUSE_SECONDS = 60.0  # after MAX_REFUSALS proposals of tpe in a row
 
 
 @dataclass(slots=True)
@@ -124,6 +124,7 @@ class Night:
         self._has_news = self._is_end_sent = False  # since the last summary; of the notification
         self._failures = list[str]()  # causes of infrastructure failures in a row
         self._begins_at = self._proposes_at = self._fills_at = 0.0  # on the clock: nothing of the kind before that
+        self._fill_refusals = tuple[str, ...]()  # in a row
         self._answer_seconds = _ANSWER_SECONDS  # that the agent took last
         self._over: Stop | None = None  # what cannot be gone on after
         # An agent tells not all dollars; infrastructure lost all runs of a proposal.
@@ -415,6 +416,7 @@ class Night:
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Begin the next `num` proposals, which are changes of the incumbent of this moment."""
+        campaign = campaign.copy()  # an agent may think while experiments are decided
         setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
         now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
         kept, by_user = incumbent_now(campaign, setup)
@@ -436,7 +438,7 @@ class Night:
             ledger=self._ledger,
             rider=rider,
             used_keys=used_keys(setup.engine, incumbent),
-            refusals=state.refusals,
+            refusals=self._fill_refusals if proposer is self._filler else state.refusals,
             in_flight=in_flight,
             waiting=tuple(queued),
             flips=tuple(f"{f.name}: {f.fixed} fixed, {f.broken} broken of {f.num_examples}" for f in flips),
@@ -504,6 +506,7 @@ class Night:
             notes = tuple(note for answer in answers for note in answer.proposal.notes)
             self._refuse("; ".join(causes), notes, is_fill=is_fill, is_edited=answers[0].source is not None)
             return
+        self._fill_refusals = () if is_fill else self._fill_refusals
         for cause in causes:
             self._note(f"proposal refused: {cause}")
         notes = (*self.state.notes, *taken[0].proposal.notes, *(f"proposal refused: {cause}" for cause in causes))
@@ -581,7 +584,9 @@ class Night:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
         self._note(f"proposal refused: {cause}")
         if is_fill:
-            self._fills_at = self._setup.clock() + _FILL_PAUSE_SECONDS
+            self._fill_refusals = (*self._fill_refusals, cause)
+            if len(self._fill_refusals) >= MAX_REFUSALS:
+                self._fill_refusals, self._fills_at = (), self._setup.clock() + _FILL_PAUSE_SECONDS
             return
         refusals = (*self.state.refusals, cause)
         notes = (*self.state.notes, *notes, f"proposal {len(refusals)} refused: {cause}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
+from nightshift.agents.brief import compose
 from nightshift.campaign.records import Job, Proposal, Record, Result
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
@@ -224,6 +226,7 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
     assert "the slots run proposals of tpe meanwhile" in waits[0]
     assert setup.reporter.notes.count("thinker answers again") == 3
     assert night.state.unavailable is None
+    print(*setup.reporter.notes, sep="\n")
     refused = [note for note in setup.reporter.notes if note.startswith("proposal refused")]
     assert {note for note in refused if "nonsense" in note}
     assert all("limit" not in note and "logged" not in note for note in refused)
@@ -240,32 +243,39 @@ def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, cloc
     assert len(proposer.asked_at) < 40
 
 
-def test_a_direction_that_is_edited_is_obeyed_by_the_next_proposal(setup: Setup, clock: Clock) -> None:
+def test_ten_of_ten_proposals_stay_within_a_direction_and_an_edit_holds_at_once(setup: Setup, clock: Clock) -> None:
     class Obedient(Thinker):
+        """A stand-in that reads the brief, as an agent does, and changes what its first section allows."""
+
         def answer(self, context: Context) -> Answer:
             self.num += 1
-            key = context.direction.removeprefix("only ")
-            assert key in (DECAY, NORM)
-            return Answer(set_values(context.source, {key: 0.1 + 0.01 * self.num}), Proposal(description=key))
+            [table] = re.findall(r"^> only (\S+)$", compose(context), re.MULTILINE)
+            key, value = {
+                "trainer.scheduler": ("trainer.scheduler.min_lr", 1e-8 * self.num),
+                "trainer.optim": (DECAY, 0.1 + 0.01 * self.num),
+            }[table]
+            values = {"trainer.scheduler.type": "cosine", key: value} if table == "trainer.scheduler" else {key: value}
+            return Answer(set_values(context.source, values), Proposal(description=f"{key} {value}"))
 
     path = setup.root.parent / "direction.md"
-    path.write_text(f"only {DECAY}")
+    path.write_text("only trainer.scheduler")
+    edit_at = {"0011": "only trainer.optim"}
 
     class Editing(Timed):
         def result(self, folder: Path) -> Result:
-            if folder.name == "0005":
-                path.write_text(f"only {NORM}")
+            if folder.name in edit_at:
+                path.write_text(edit_at[folder.name])
             return super().result(folder)
 
     proposer = Obedient(clock, 15.0)
     proposer.is_instant = True  # asked when the slot is free
-    night, _, _ = a_night(setup, Editing(1, clock), proposer, experiments=10, direction=str(path))
-    changed = [list(record.run.new.keys) for record in setup.ledger.records()[1:] if record.run.new]
-    assert changed == [[DECAY]] * 4 + [[NORM]] * 5
-    assert night.state.direction == f"only {NORM}"
-    lines = (setup.ledger.runs_dir / "journal.jsonl").read_text()
-    assert lines.count('"event":"direction","file":"direction.txt"') == 2
-    assert load(setup.ledger).direction == f"only {NORM}"
+    night, _, _ = a_night(setup, Editing(1, clock), proposer, experiments=13, direction=str(path))
+    tables = [{key.rpartition(".")[0] for key in r.run.new.keys} for r in setup.ledger.records()[1:] if r.run.new]
+    assert tables == [{"trainer.scheduler"}] * 10 + [{"trainer.optim"}] * 2
+    assert night.state.direction == "only trainer.optim"
+    journal = (setup.ledger.runs_dir / "journal.jsonl").read_text()
+    assert journal.count('"event":"direction","file":"direction.txt"') == 2
+    assert load(setup.ledger).direction == "only trainer.optim"
 
 
 def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
