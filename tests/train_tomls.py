@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from nightshift.config.train_toml import parse
+from nightshift.config.train_toml import MAX_SHOWN, parse
 from nightshift.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -24,15 +24,19 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 
 def refusal(source: bytes | str) -> str:
-    """The one line with which a train.toml is refused."""
+    """The lines with which a train.toml is refused: one, or a heading and one for each problem."""
     with pytest.raises(ConfigError) as caught:
         parse(source.encode() if isinstance(source, str) else source)
     message = str(caught.value)
-    assert_one_clean_line(message)
+    assert_clean_lines(message)
     return message
 
 
-def assert_one_clean_line(message: str) -> None:
-    assert message
-    assert all(32 <= ord(char) < 127 for char in message), message
-    assert len(message) <= 500
+def assert_clean_lines(message: str) -> None:
+    heading, *problems = message.split("\n")
+    assert len(problems) != 1
+    assert len(problems) <= MAX_SHOWN + 1
+    for line in (heading, *problems):
+        assert line
+        assert all(32 <= ord(char) < 127 for char in line), message
+        assert len(line) <= 600

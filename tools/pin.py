@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import click
 
-from nightshift.config.allowlist import ANY, SHARED, is_inner, lock, variants
+from nightshift.config.allowlist import ALIASES, ANY, find_key, is_inner, lock
 from nightshift.engines.prime_rl.installation import Pins
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
@@ -202,7 +202,7 @@ def look_up(root: Path, pins: Pins) -> tuple[list[Finding], list[str]]:
     schema = Schema(root)
     findings = [_look_up(row, schema, pins) for row in rows()]
     names = (path.replace(f".{ANY}", ".x") for path in schema.lines)
-    new = {n for n in names if not (variants(n) or is_inner(n) or lock(tuple(n.split("."))) or n in SHARED)}
+    new = {n for n in names if not (find_key(n) or is_inner(n) or lock(tuple(n.split("."))) or n in ALIASES)}
     return findings, sorted(new)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
-from nightshift.config.allowlist import KEYS, variants
+from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, changed_keys, diff, parse, spelled
 from nightshift.config.values import Kind, Value, accept, shorten
@@ -65,8 +65,9 @@ def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
     values: dict[str, Any] = dict(baseline.values)
     for change in kept:
         values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
-    is_off = {key for key, value in values.items() if value is None and variants(key)[0].default is None}
-    return {key: value for key, value in values.items() if value is not ABSENT and key not in is_off}
+    unset = {key.path for key in KEYS if key.default is None}
+    is_absent = {path for path, value in values.items() if value is ABSENT or (value is None and path in unset)}
+    return {path: value for path, value in values.items() if path not in is_absent}
 
 
 def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
@@ -244,13 +245,13 @@ def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, .
 
 def _value(key: str, text: str) -> Value:
     """The value that `Change.keys` holds as text: strings without quotes, a table as `on`."""
-    entries = variants(key)
-    if not entries:
+    row = find_key(key)
+    if row is None:
         raise ConfigError(f"{shorten(clean(key), 80)} is no open key")
     value: Any = text
     with suppress(tomllib.TOMLDecodeError):
         value = tomllib.loads(f"value = {text}")["value"]
-    return accept(entries[0], {} if entries[0].kind is Kind.TABLE and text == "on" else value)
+    return accept(row, {} if row.kind is Kind.TABLE and text == "on" else value)
 
 
 def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -138,10 +138,16 @@ class Repo:
 
     def commit_config(self, head: Head, config: bytes, message: str) -> Head:
         """Commit train.toml on top of `head`; return the new head. UsageError if the branch has moved."""
+        return self.commit_files(head, {CONFIG_NAME: config}, message)
+
+    def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
+        """Commit files at the top of the checkout, by name, as `commit_config` does."""
         now = self._commit_on(head.branch)
         if now != head.commit:
-            raise UsageError(f"{head.branch} moved to {now[:7]} while train.toml was committed", "Run it again.")
-        return Head(head.branch, self._commit(head.branch, now, config, message))
+            raise UsageError(
+                f"{head.branch} moved to {now[:7]} while {', '.join(files)} was committed", "Run it again."
+            )
+        return Head(head.branch, self._commit(head.branch, now, files, message))
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """The commits after `head.commit` that change train.toml, oldest first, a merge as one commit.
@@ -193,12 +199,13 @@ class Repo:
             raise UsageError(f"the checkout moved from {branch} to {now.branch or 'a detached HEAD'}")
         return now.commit
 
-    def _commit(self, branch: str, parent: str, config: bytes, message: str) -> str:
-        """One commit on top of `parent` that changes train.toml only, and the same in the index."""
-        blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
+    def _commit(self, branch: str, parent: str, files: Mapping[str, bytes], message: str) -> str:
+        """One commit on top of `parent` that changes these files only, and the same in the index."""
+        write_blob = ("hash-object", "-w", "--stdin", "--no-filters")
+        blobs = {name: self._git(*write_blob, stdin=data).strip() for name, data in files.items()}
         listed = self._git("ls-tree", "-z", "--full-tree", parent).split("\0")[:-1]
-        entries = [entry for entry in listed if entry.partition("\t")[2] != CONFIG_NAME]
-        entries.append(f"100644 blob {blob}\t{CONFIG_NAME}")
+        entries = [entry for entry in listed if entry.partition("\t")[2] not in blobs]
+        entries += [f"100644 blob {blob}\t{name}" for name, blob in blobs.items()]
         tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{entry}\0" for entry in entries))).strip()
         identity = []  # the author: what the person configured for this checkout or for all, else our own
         for key, ours in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
@@ -207,7 +214,8 @@ class Repo:
         commit = self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
         # First the index: with an older one, the user's next commit would take the change back. What else than a lock
         # is wrong with an index is not worth failing a verdict.
-        self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{CONFIG_NAME}")
+        for name, blob in blobs.items():
+            self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
         # Compare-and-swap: a commit that somebody made this instant is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, parent)
         return commit

@@ -19,32 +19,38 @@ from nightshift.files import disk_error, remove_tree, write_atomically
 if TYPE_CHECKING:
     from nightshift.report.export.story import Story
 
-_FORMS = {"csv": ".csv", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model"}
+_FORMS = {
+    "csv": ".csv", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model", "rl.toml": "-rl.toml",
+}  # fmt: skip
+_TEXTS = ("csv", "rl.toml")  # that go to stdout
+_OF_ONE = ("model", "rl.toml")  # of one experiment
 
 
 @click.command("export", cls=Command)
 @click.option("--to", "form", type=click.Choice([*_FORMS]), required=True, help="What opens it.")
-@click.option("--output", help="File, or new folder; - writes csv to stdout. Default: in runs/export.")
+@click.option("--output", help="File, or new folder; - writes csv or rl.toml to stdout. Default: in runs/export.")
 @click.option("--branch", help="The campaign. Default: the branch checked out, else that of the last one.")
-@click.option("--experiment", type=click.IntRange(min=1), help="model: of another experiment than the incumbent.")
+@click.option(
+    "--experiment", type=click.IntRange(min=1), help="model, rl.toml: of another experiment than the incumbent."
+)
 @at_work("reading the records")
 def export_command(form: str, output: str | None, branch: str | None, experiment: int | None) -> None:
-    """Write a campaign as a table, offline W&B runs or TensorBoard events; or its model.
+    """Write a campaign as a table, offline W&B runs or TensorBoard events; or its model or config.
 
     csv has a column for every key; model the incumbent's weights, with a card that says how they were made and what is
-    certified of them.
+    certified of them; rl.toml a config that prime-rl itself runs, with what nightshift import kept in imported.toml.
     """
     from nightshift.campaign.git import Repo
-    from nightshift.report.export.story import Story, as_csv
+    from nightshift.report.export.story import Story
 
     root = run.process_root()
     story = Story.of(Ledger(root), branch, Repo(root).head().branch)
-    if experiment is not None and form != "model":
-        raise UsageError(f"--experiment {experiment} is for --to model", "Leave it out.")
+    if experiment is not None and form not in _OF_ONE:
+        raise UsageError(f"--experiment {experiment} is for --to {' and '.join(_OF_ONE)}", "Leave it out.")
     if output == "-":
-        if form != "csv":
-            raise UsageError(f"--output -: {form} is no text", "Name a place for it.")
-        print_whole(as_csv(story).decode().removesuffix("\n"))
+        if form not in _TEXTS:
+            raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
+        print_whole(_text(form, story, root, experiment).decode().removesuffix("\n"))
     else:
         path = Path(output) if output else root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
         if output:
@@ -57,7 +63,8 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
             _write(form, story, root, fresh, experiment)
             remove_tree(path)
             fresh.rename(path)
-        what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
+        of_one = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
+        what = of_one.get(form, f"{len(story.experiments)} experiments")
         print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:
         print_error(note)
@@ -67,7 +74,6 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
     from nightshift.report.export.event_files import write_events
     from nightshift.report.export.model import copy_model
     from nightshift.report.export.private import Private
-    from nightshift.report.export.story import as_csv
     from nightshift.report.export.wandb_runs import write_runs
 
     if form == "wandb":
@@ -81,7 +87,14 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
         raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, as_csv(story))
+        write_atomically(target, _text(form, story, root, experiment))
     except OSError as error:
         raise disk_error(error, target) from None
     return path
+
+
+def _text(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
+    from nightshift.report.export.rl_toml import as_rl_toml
+    from nightshift.report.export.story import as_csv
+
+    return as_rl_toml(story, experiment, root) if form == "rl.toml" else as_csv(story)

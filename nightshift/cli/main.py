@@ -15,6 +15,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
 from nightshift.cli import run
 from nightshift.cli.exports import export_command
+from nightshift.cli.imports import import_command
 from nightshift.cli.output import print_found, print_lines, print_text
 from nightshift.cli.progress import TerminalReporter, at_work, reporting
 from nightshift.cli.shell import (
@@ -44,6 +45,7 @@ def commands() -> None:
 
 
 commands.add_command(export_command)
+commands.add_command(import_command)
 
 
 @commands.command()

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
-_UNWRAPPED = 10_000  # columns: what prints it knows how many there are
 
 
 def run(root: Path, request: Request) -> int:
@@ -42,7 +41,7 @@ def run(root: Path, request: Request) -> int:
         unused = {key.path for key in KEYS} - used_keys(engine, standard)
         lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
         lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-        print_lines([*lines, describe_keys(unused, _UNWRAPPED)])
+        print_lines([*lines, *describe_keys(unused, engine.name)])
         return ExitCode.MEASURED
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
     if request.detach:

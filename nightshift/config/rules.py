@@ -1,7 +1,7 @@
 """What all experiments of a campaign share: frozen constants and the bytes of the code that measures.
 
 Two results compare only if they carry the same rules hash. Nothing in train.toml can change a value
-here; a value here that train.toml also names is a locked key (see allowlist.py). Which rules hold: rules_toml.py.
+here; a value here that train.toml also names is a locked key (see allowlist.toml). Which rules hold: rules_toml.py.
 
 `Rules.measuring` lists the measuring files: they are hashed into every record, and may not change while a campaign
 lives (experiment/integrity.py). A path is a file, or a folder with all below it where it ends with a slash.
@@ -32,6 +32,8 @@ MEASURING_CODE = (
     "nightshift/campaign/posterior.py",
     "nightshift/campaign/scores.py",
     "nightshift/config/allowlist.py",
+    "nightshift/config/allowlist.toml",
+    "nightshift/config/checks.py",
     "nightshift/config/decision_rules.py",
     "nightshift/config/toml_edit.py",
     "nightshift/config/toml_text.py",

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants, Scale
-from nightshift.config.rules import RULES_NAME, Decoding, EnvironmentRules, Rules, TasksetRules
+from nightshift.config.rules import RULES_NAME, EnvironmentRules, Rules, TasksetRules
 from nightshift.config.toml_text import line_of
 from nightshift.errors import UsageError
 from nightshift.files import read_file
@@ -170,42 +170,16 @@ MODELS = "models/"  # what lies there knows the formats of a few environments on
 ANY_MODEL = "any"
 _REMOVED = ("early_stop", "score_last")  # keys of 0.2
 
-_PRIME_RL = Rules(
-    name="prime-rl",
-    engine="prime-rl",
-    model="Qwen/Qwen2.5-0.5B-Instruct",
-    model_revision="7ae557604adf67be50417f59c2c2f167def9a775",
-    environments=(),
-    num_gpus=2,
-    budget_seconds=600.0,
-    startup_seconds=300.0,
-    evaluation_seconds=300.0,
-    decoding=Decoding(max_completion_tokens=1024),
-    decision=RuleConstants(),
-    max_completion_tokens=2048,
-)
-_TRL = replace(
-    _PRIME_RL,
-    name="trl",
-    engine="trl",
-    num_gpus=1,
-    evaluation_seconds=600.0,  # transformers completes more slowly than vLLM
-    decoding=Decoding(max_completion_tokens=1024, batch_size=128),
-)
-_TRL_ON_CPU = replace(
-    _TRL,
-    model="models/arithmetic-base",
-    model_revision=None,
-    num_gpus=0,
-    budget_seconds=60.0,
-    budget_clock="cpu",
-    startup_seconds=120.0,
-    evaluation_seconds=120.0,
-    decoding=Decoding(max_completion_tokens=64),
-    max_completion_tokens=64,
-    learning_rate_scale=20.0,
-)
-_SETUPS = (_PRIME_RL, _TRL, _TRL_ON_CPU)  # what a machine can do best comes first
+
+def _setup(row: dict[str, Any]) -> Rules:
+    return msgspec.convert({"model_revision": None, "environments": (), "decision": {}} | row, Rules)
+
+
+_SETUPS_NAME = Path(__file__).with_name("setups.toml")
+_SETUPS = tuple(
+    map(_setup, msgspec.toml.decode(_SETUPS_NAME.read_bytes())["setups"])
+)  # what a machine can do best first
+REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.model_revision}
 
 
 class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nightshift.config.allowlist import default
-from nightshift.config.toml_text import MAX_LINE, statements
+from nightshift.config.toml_text import MAX_LINE, header_path, statements
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
 
@@ -92,18 +92,10 @@ def _insert(text: str, table: str, line: str) -> str:
     ends: dict[str, int] = {}  # of the last statement of each table
     name = ""
     for start, end in statements(text):
-        name = _header_name(text[start:end]) if text[start:end].lstrip()[0] == "[" else name
+        if text[start:end].lstrip()[0] == "[":
+            name = ".".join(header_path(tomllib.loads(text[start:end])))
         ends[name] = end
     if table and table not in ends:
         return f"{text}\n[{table}]\n{line}\n".rstrip("\n") + "\n"
     place = ends.get(table, 0)
     return f"{text[:place]}{line}\n{text[place:]}" if line else text
-
-
-def _header_name(header: str) -> str:
-    """The dotted name of a table header."""
-    node, names = tomllib.loads(header), []
-    while node:
-        [(name, node)] = node.items()
-        names.append(name)
-    return ".".join(names)

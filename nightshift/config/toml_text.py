@@ -1,12 +1,12 @@
 """train.toml as bytes and text: read it safely, parse it, find the line of a key.
 
-tomllib reports no positions of values. Positions are only asked of text that tomllib has parsed, so a
-small scanner that tells strings, comments and brackets apart is enough to cut it into statements.
+tomllib reports no positions of values. Positions are only looked up in text that tomllib has parsed, so a small
+scanner of strings, comments and brackets is enough to cut the text into statements.
 """
 
 import re
 import tomllib
-from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from nightshift.errors import ConfigError
 from nightshift.files import read_file
 
 MAX_BYTES = 64 * 1024
-# tomllib takes time in the square of the number of dots in a key: 19 s for a line of 64 KiB.
-MAX_LINE = 1000
+MAX_LINE = 1000  # tomllib takes quadratic time in the dots of a key: 19 s for one line of 64 KiB
+MAX_DEPTH = 12  # segments of a path that has a line number; the deepest open key has 8
 
 _TOKEN = re.compile(
-    r'"""(?:\\[\s\S]|[^\\])*?"{3,5}'  # multi-line strings may end in quotes of their own
+    r'"""(?:\\[\s\S]|[^\\])*?"{3,5}'  # a multi-line string may end in quotes of its own
     r"|'''[\s\S]*?'{3,5}"
     r'|"(?:\\.|[^"\\\n])*"'
     r"|'[^'\n]*'"
@@ -30,7 +30,7 @@ _TOKEN = re.compile(
 
 
 def read_source(path: Path) -> bytes:
-    """The bytes of a regular file, read through one descriptor: what is checked is what is trained."""
+    """The bytes of a regular file, read through one descriptor: the checked bytes are the bytes that train."""
     try:
         return read_file(path, MAX_BYTES)
     except OSError as error:
@@ -38,11 +38,15 @@ def read_source(path: Path) -> bytes:
         raise ConfigError(f"{path.name} cannot be read: {reason}", f"Restore it: git checkout {path.name}") from None
 
 
-def document(source: bytes, name: str) -> tuple[str, dict[str, Any]]:
-    """The text of a train.toml, and what it says. ConfigError for what is too large, binary or no TOML."""
+def document(source: bytes, name: str, max_bytes: int = MAX_BYTES) -> tuple[str, dict[str, Any]]:
+    """The text and the tables of a TOML file.
+
+    Raises:
+        ConfigError: the file is too large, binary, or no TOML.
+    """
     restore = f"Restore it: git checkout {name}"
-    if len(source) > MAX_BYTES:
-        raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", restore)
+    if len(source) > max_bytes:
+        raise ConfigError(f"{name} has {len(source):,} bytes, more than {max_bytes:,}", restore)
     try:
         text = source.decode()
     except UnicodeDecodeError as error:
@@ -59,19 +63,19 @@ def document(source: bytes, name: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{name} is nested too deeply", "Write plain [table] headers and keys.") from None
     except tomllib.TOMLDecodeError as error:
         message, _, place = str(error).rpartition(" (at ")
-        found = re.match(r"line (\d+)", place)
-        number = int(found[1]) if found else 1 + text.rstrip().count("\n")
-        said = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
+        match = re.match(r"line (\d+)", place)
+        number = int(match[1]) if match else 1 + text.rstrip().count("\n")
+        reason = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
         raise ConfigError(
-            f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {said}",
+            f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}",
             "Correct the line: text in double quotes, true and false in lower case, every key and table once.",
         ) from None
 
 
 def statements(text: str) -> list[tuple[int, int]]:
-    """Where each key with its value, and each table header, of a valid TOML text stands.
+    """The span (start, end) of each `key = value` and each table header in a valid TOML text, as whole lines.
 
-    As (start, end), in order: whole lines, and `end` is behind the newline. Blank lines and comments belong to none.
+    Blank lines and comments are in no span.
     """
     ends, depth = [], 0
     for token in _TOKEN.finditer(text):
@@ -82,20 +86,44 @@ def statements(text: str) -> list[tuple[int, int]]:
     return [(start, end) for start, end in spans if text[start:end].strip() and text[start:end].lstrip()[0] != "#"]
 
 
-def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """The line of a valid TOML text on which the key or table at `path` begins; None if it is not there.
+def line_numbers(text: str) -> dict[tuple[str, ...], int]:
+    """The line on which each key and each table of a valid TOML text begins, down to MAX_DEPTH segments.
 
-    A prefix of whole statements is valid TOML too, and once a key has appeared it stays: bisect over
-    prefixes for the first that has it.
+    In a list of tables it is the line in the first one.
     """
-    spans = statements(text)
-    index = bisect_left(spans, True, key=lambda span: _has(tomllib.loads(text[: span[1]]), path))
-    return text.count("\n", 0, spans[index][0]) + 1 if index < len(spans) else None
+    lines: dict[tuple[str, ...], int] = {}
+    header: tuple[str, ...] = ()
+    number, position = 1, 0
+    for start, end in statements(text):
+        number += text.count("\n", position, start)
+        position = start
+        tree = tomllib.loads(text[start:end])
+        is_header = text[start:end].lstrip()[0] == "["
+        if is_header:
+            header = header_path(tree)
+        for path in _paths_in(tree, () if is_header else header):
+            lines.setdefault(path, number)
+    return lines
 
 
-def _has(node: Any, path: tuple[str, ...]) -> bool:
-    for segment in path:
-        if not isinstance(node, dict) or segment not in node:
-            return False
-        node = node[segment]
-    return True
+def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The path of every key below `path` in a tree of tables, down to MAX_DEPTH segments."""
+    for table in node if isinstance(node, list) else [node]:
+        for name, value in table.items() if isinstance(table, dict) and len(path) < MAX_DEPTH else ():
+            yield (*path, name)
+            yield from _paths_in(value, (*path, name))
+
+
+def header_path(tree: dict[str, Any]) -> tuple[str, ...]:
+    """The path that a table header names, from its own tree; it may have hundreds of segments."""
+    path: list[str] = []
+    node: Any = tree
+    while node and node != [{}]:
+        [(name, node)] = node.items()
+        path.append(name)
+    return tuple(path)
+
+
+def line_of(text: str, path: tuple[str, ...]) -> int | None:
+    """The line of a valid TOML text on which the key or table at `path` begins; None if it is not there."""
+    return line_numbers(text).get(path)

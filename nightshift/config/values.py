@@ -1,69 +1,91 @@
-"""One value of train.toml: its type, its range, its spelling."""
+"""The description of one key of train.toml, the check of one value, and the spelling of values in messages."""
 
 import json
 import re
-from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from nightshift.errors import ConfigError
 
-# None is TOML's missing null, written "None"; a dict is a table that is switched on (its keys are
-# entries of their own, so the dict itself stays empty).
+# None is written "None" in train.toml, because TOML has no null. A dict is a table that switches something on; the keys
+# of the table have values of their own, so the dict stays empty.
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | dict[str, Any] | None
 
-LIMIT = 1e15  # beyond any sane value; keeps huge integers out of float()
+MAX_NUMBER = 1e15  # keeps huge integers out of float()
 
 
 class Kind(StrEnum):
-    """What may stand right of the equals sign."""
+    """The type of a key's value."""
 
     INT = "integer"
     FLOAT = "number"
-    BOOL = "true or false"
-    CHOICE = "text"
+    BOOL = "boolean"
+    CHOICE = "choice"
     LIST = "list"
     TABLE = "table"  # its presence switches something on
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One open key of a TOML table, with prime-rl's default.
+class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where random, tpe and search look for values of a key; a power of two is searched by its exponent."""
 
-    `minimum`/`maximum` are inclusive, `above`/`below` exclusive bounds. `choices` are the texts
-    allowed; for a number, in addition to numbers. `only_if` names the key that selects a variant and the
-    values under which this key exists.
-    """
+    scale: Literal["choice", "log", "linear", "power of two"] = "choice"
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[Value, ...] = ()
 
-    leaf: str
-    kind: Kind
-    default: Value
+
+class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
+    """One row of allowlist.toml, which explains the fields at its head."""
+
     meaning: str
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    below: float | None = None
+    kind: Kind
+    engines: tuple[str, ...]
+    path: str = ""
+    default: Value = None
+    default_for: dict[str, Value] = {}
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    above: int | float | None = None
+    below: int | float | None = None
+    at_most: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    engine_choices: dict[str, tuple[str, ...]] = {}
     nullable: bool = False
-    only_if: tuple[str, tuple[Value, ...]] | None = None
-    table: str = ""
+    only_if: tuple[str, tuple[str | None, ...]] | None = None
+    by_preset: bool = False
+    search: Search | None = None
+    aliases: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()
+    others: dict[str, tuple[str, ...]] = {}
+    near: tuple[str, ...] = ()
 
     @property
-    def path(self) -> str:
-        """The dotted path, in prime-rl's names."""
-        return f"{self.table}.{self.leaf}" if self.table else self.leaf
+    def leaf(self) -> str:
+        """The last segment of the path."""
+        return self.path.rpartition(".")[2]
 
     @property
-    def allowed(self) -> str:
+    def table(self) -> str:
+        """The path without its last segment."""
+        return self.path.rpartition(".")[0]
+
+    def choices_of(self, engine: str) -> tuple[str, ...]:
+        """The texts that an engine can train with; "" is any engine."""
+        return self.engine_choices.get(engine, self.choices)
+
+    def allowed(self, engine: str = "") -> str:
         """Type, range and choices in words, e.g. `number above 0, at most 1 or "None"`."""
         match self.kind:
             case Kind.TABLE:
                 return "[table]" + (' or "None"' if self.nullable else "")
             case Kind.CHOICE:
-                return " | ".join(self.choices)
+                return " | ".join(self.choices_of(engine))
             case Kind.LIST:
                 return f"list of {len(self.choices)} names"
+            case Kind.BOOL:
+                return "true or false"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
         words = [f"{word} {number_text(bound)}" for word, bound in bounds.items() if bound is not None]
         if self.minimum is not None and self.maximum is not None:
@@ -72,31 +94,93 @@ class Key:
         return " or ".join([f"{self.kind} {', '.join(words)}".strip(), *map(quoted, texts)])
 
 
-class Problem(ConfigError):
-    """A reason to refuse the file, with the key to point at; without one, `cause` continues `key = value ...`."""
+def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
+    """Return the value in its canonical type: None for "None", float for a number, a sorted tuple for a list.
 
-    def __init__(self, cause: str, fix: str, path: tuple[str, ...] = ()) -> None:
-        super().__init__(cause, fix)
-        self.path = path
+    `path`: how the file names the key, where the user chose a part of the name.
+
+    Raises:
+        ConfigError: the type is wrong, or the value is outside the range or the choices.
+    """
+    if value == "None" and key.nullable:
+        return None
+    if isinstance(value, str) and value in key.choices and key.kind is not Kind.LIST:
+        return value
+    match key.kind:
+        case Kind.BOOL if isinstance(value, bool):
+            return value
+        case Kind.TABLE if value == {}:
+            return {}
+        case Kind.LIST if isinstance(value, list | tuple) and value and all(item in key.choices for item in value):
+            if len(set(value)) == len(value):
+                return tuple(sorted(value))  # the order has no meaning
+        case Kind.FLOAT if _in_range(key, value):
+            return float(value) + 0.0  # + 0.0 turns -0.0 into 0.0
+        case Kind.INT if isinstance(value, int) and _in_range(key, value):
+            return value
+    path = path or tuple(key.path.split("."))
+    fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
+    if key.kind is Kind.TABLE:
+        fix = f"To switch it on, write [{'.'.join(path)}]" + f'; off: write {path[-1]} = "None"' * key.nullable
+    raise ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
+
+
+def is_accepted(key: Key, value: Any) -> bool:
+    """True if `accept` takes the value."""
+    try:
+        accept(key, value)
+    except ConfigError:
+        return False
+    return True
+
+
+def _in_range(key: Key, value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -MAX_NUMBER <= value <= MAX_NUMBER  # false for nan
+        and (key.minimum is None or value >= key.minimum)
+        and (key.maximum is None or value <= key.maximum)
+        and (key.above is None or value > key.above)
+        and (key.below is None or value < key.below)
+    )
+
+
+def instead(key: Key, value: Any) -> Value:
+    """Return a value to write instead: the number that the user meant, where that is clear, else the default."""
+    if key.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, str | float):
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if _in_range(key, number) and (key.kind is Kind.FLOAT or number.is_integer()):
+            return int(number) if key.kind is Kind.INT else number
+    return int(key.minimum or 1) if key.default is None else key.default
+
+
+def spelled_out(path: tuple[str, ...], value: Any) -> str:
+    """`key = value`, where hostile names and values are escaped and shortened."""
+    names = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else quoted(name) for name in path]
+    return f"{shorten('.'.join(names), 80)} = {value_text(value)}"
 
 
 def number_text(number: float) -> str:
-    """A number as a person writes it: 3e-6, 0.01, 256."""
+    """A number as people write it: 3e-6, 0.01, 256."""
     return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", repr(number))
 
 
 def value_text(value: Any, limit: int = 60) -> str:
-    """A value as train.toml spells it; printable ASCII on one line, at most `limit` characters."""
+    """A value as train.toml spells it: printable ASCII on one line, at most `limit` characters."""
     match value:
         case None:
-            text = quoted("None")
+            text = '"None"'
         case bool():
             text = str(value).lower()
         case dict():
             text = "a table" if value else "{}"
         case list() | tuple():
-            flat = ("[...]" if isinstance(item, list) else value_text(item, limit) for item in value[:20])
-            text = f"[{', '.join(flat)}]"
+            items = ("[...]" if isinstance(item, list) else value_text(item, limit) for item in value[:20])
+            text = f"[{', '.join(items)}]"
         case str():
             text = quoted(value[: limit + 1])
         case int() | float():
@@ -107,64 +191,10 @@ def value_text(value: Any, limit: int = 60) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """At most `limit` characters, with `...` where something was cut."""
+    """At most `limit` characters, ending in `...` where something was cut."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def quoted(text: str) -> str:
-    """A string in quotes and printable ASCII, so that look-alike letters and control codes show."""
+    """A string in quotes and printable ASCII: control characters and look-alike letters become visible."""
     return json.dumps(text).replace("\x7f", "\\u007f")
-
-
-def accept(key: Key, value: Any) -> Value:
-    """The value in its canonical type: None for "None", float for a number key, sorted tuple for a list.
-
-    Raises:
-        Problem: wrong type, or outside the key's range or choices.
-    """
-    with suppress(ValueError):
-        return _canonical(key, value)
-    fix = f"Write {key.leaf} = {value_text(_instead(key, value), 120)}"
-    if key.kind is Kind.TABLE:
-        fix = f"To switch it on, write [{key.path}]" + (f'; off: write {key.leaf} = "None"' if key.nullable else "")
-    raise Problem(f"is not allowed ({key.allowed})", fix)
-
-
-def _canonical(key: Key, value: Any) -> Value:
-    match key.kind, value:
-        case _, "None" if key.nullable:
-            return None
-        case ((Kind.INT | Kind.FLOAT | Kind.CHOICE), str()) if value in key.choices:
-            return value
-        case Kind.BOOL, bool():
-            return value
-        case Kind.TABLE, dict() if not value:
-            return {}
-        case Kind.LIST, list() | tuple() if value and all(item in key.choices for item in value):
-            if len(set(value)) == len(value):
-                return tuple(sorted(value))  # their order means nothing
-        case ((Kind.INT | Kind.FLOAT), int() | float()) if not isinstance(value, bool) and _is_inside(key, value):
-            if key.kind is Kind.FLOAT:
-                return float(value) + 0.0  # + 0.0 turns -0.0 into 0.0
-            if isinstance(value, int):
-                return value
-    raise ValueError
-
-
-def _is_inside(key: Key, value: float) -> bool:
-    return (
-        -LIMIT <= value <= LIMIT  # and so is no nan
-        and (key.minimum is None or value >= key.minimum)
-        and (key.maximum is None or value <= key.maximum)
-        and (key.above is None or value > key.above)
-        and (key.below is None or value < key.below)
-    )
-
-
-def _instead(key: Key, value: Any) -> Value:
-    """What to write: the number that was meant, where that is clear, else the default or the least."""
-    with suppress(ValueError):
-        if isinstance(value, str | float) and key.kind in (Kind.INT, Kind.FLOAT):
-            number = float(value)
-            return _canonical(key, int(number) if key.kind is Kind.INT and number.is_integer() else number)
-    return int(key.minimum or 1) if key.default is None else key.default

@@ -196,13 +196,13 @@ class Engine(Protocol):
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:
-    """Every open key but those of which the engine says that it does not use them.
+    """The open keys that the engine uses: those of the allow-list, without those that have no effect under its rules.
 
-    It is asked with a file that spells out every key that applies to `config`; what applies to other
-    variants only is taken for used.
+    The engine is asked about the latter with a file that writes every key that applies to `config`.
     """
 
     from nightshift.config.allowlist import KEYS
 
     spelled_out = replace(config, values=config.resolved)
-    return frozenset(key.path for key in KEYS) - set(engine.validate(spelled_out).unused)
+    used = {key.path for key in KEYS if engine.name in key.engines}
+    return frozenset(used - {*engine.validate(spelled_out).unused})

@@ -72,10 +72,12 @@ LOCKED: dict[str, tuple[str, str, Sequence[str]]] = {
 NUM_SPELLINGS = sum(len(texts) for _, _, texts in LOCKED.values())
 
 
-def refused_in_one_line(c: Checkout, word: str = "") -> Finding:
-    """Run what is there: refused in one printable line that holds `word`, or else unclear."""
+def refused_in_clean_lines(c: Checkout, word: str = "") -> Finding:
+    """Run what is there: refused in one printable line that holds `word`, or one for each problem; or else unclear."""
     finding = c.judge(ended := c.run())
-    is_clean = ended.stderr.count("\n") == 1 and ended.stderr.rstrip("\n").isprintable() and word in ended.stderr
+    lines = ended.stderr.rstrip("\n").split("\n")
+    has_heading = len(lines) == 1 or lines[0] == f"train.toml has {len(lines) - 1} problems:"
+    is_clean = has_heading and all(line.isprintable() for line in lines) and word in ended.stderr
     return finding if finding.outcome != "refused" or is_clean else Finding("unclear", ended.stderr)
 
 
@@ -84,7 +86,7 @@ def each_refused(c: Checkout, kinds: Sequence[str], make: Callable[[str], object
     findings = []
     for kind in kinds:
         make(kind)
-        findings.append(refused_in_one_line(c, word))
+        findings.append(refused_in_clean_lines(c, word))
         if findings[-1].outcome != "refused":
             return Finding(findings[-1].outcome, f"{kind}: {findings[-1].evidence}")
     return Finding("refused", f"{len(kinds)} kinds, such as {kinds[0]!r}: {findings[0].evidence}")

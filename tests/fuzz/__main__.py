@@ -1,4 +1,4 @@
-"""A thousand mutated train.toml through the front door: each is valid, or one line and exit code 2.
+"""A thousand mutated train.toml through the front door: each is valid, or a line a problem and exit code 2.
 
 \b
     uv run --group dev python -m tests.fuzz                 1,000 in this process and 30 as whole processes
@@ -8,7 +8,7 @@ The mutants come from hypothesis, by class (mutants.py). In this process they go
 the moment before an experiment would start (--dry-run); the 30 go through run.py with a stand-in for the
 process that trains (tests/stand_in_run.py), and those that are accepted train and are recorded.
 
-Wrong is: an exception; another exit code than 0 or 2; a refusal of more or less than one printable line; a word on
+Wrong is: an exception; another exit code than 0 or 2; a refusal without a printable line for each problem; a word on
 stdout at a refusal; a file that was changed, made or touched; and an accepted file that is not valid. Valid is
 judged here anew (oracle.py): every key open, of its type, in its bounds; no locked name; the rules between batch,
 group, lengths and steps; the same config after a rewrite; settings that both engines take as JSON.
@@ -118,9 +118,11 @@ def complaint(answer: Answer) -> str | None:
         return None
     if code != 2:
         return f"exit code {code}"
-    line = stderr.removesuffix("\n")
-    if stdout or not line.isprintable() or not 20 <= len(line) <= MAX_LINE:
-        return f"not one printable line: {stdout + stderr!r}"
+    lines = stderr.removesuffix("\n").split("\n")
+    is_readable = all(line.isprintable() and 20 <= len(line) <= MAX_LINE for line in lines)
+    has_heading = len(lines) == 1 or lines[0].endswith(" problems:")
+    if stdout or not is_readable or not has_heading:
+        return f"not printable lines: {stdout + stderr!r}"
     return None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.commits import incumbent_config
-from nightshift.config.allowlist import KEYS, LOCKS, SHARED
+from nightshift.config.allowlist import FORMER, KEYS, LOCKS
 from nightshift.config.train_toml import parse
 from nightshift.config.values import Key, Kind
 from nightshift.engines.prime_rl.config import effective
@@ -20,7 +20,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, UsageError
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
-_PREFIXES = {prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED)
+_PREFIXES = {path for lock in LOCKS for path in lock.paths} | set(FORMER)
 LOCKED_ANYWHERE = {prefix.removeprefix("*.") for prefix in _PREFIXES if prefix.startswith("*.")}
 LOCKED = {prefix for prefix in _PREFIXES if not prefix.startswith("*.")}
 PROMPT_TOKENS = 448  # room for a question of GSM8K

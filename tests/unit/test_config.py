@@ -10,7 +10,7 @@ from nightshift.config.train_toml import diff, parse
 from nightshift.errors import ConfigError
 from tests.fuzz.mutants import CLASSES
 from tests.fuzz.oracle import doubts
-from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_one_clean_line, refusal
+from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_clean_lines, refusal
 
 
 def added(line: str) -> str:
@@ -42,9 +42,9 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
         (SMALL.decode() + "nesterov = True\n", 'train.toml:9: "nesterov = True" is not TOML', "in lower case"),
         (SMALL.decode() + "lr = 1e-6\n", 'train.toml:9: "lr = 1e-6" is not TOML', "every key and table once"),
         (added("optim.lr = 1e-6"), "train.toml:1: optim.lr = 1e-6 is unknown", "trainer.optim.lr"),
-        (added('model.name = "gpt2"'), 'train.toml:1: model.name = "gpt2" is locked by the rules', "Delete it"),
-        (added("trainer.gc.interval = 1"), "train.toml:1: trainer.gc.interval = 1 is locked by the e", "Delete it"),
-        (added("trainer.max_steps = 9"), "train.toml:1: trainer.max_steps = 9 is unknown", "Write max_steps at"),
+        (added('model.name = "gpt2"'), 'train.toml:1: model.name = "gpt2" is locked by', "Delete [model]; "),
+        (added("trainer.gc.interval = 1"), "train.toml:1: trainer.gc.interval = 1 is l", "Delete [trainer.gc]; "),
+        (added("trainer.max_steps = 9"), "train.toml:1: trainer.max_steps = 9 is now max_", "steps = 9 at the top"),
         (SMALL.replace(b"3e-6", b'"3e-6"'), 'train.toml:8: trainer.optim.lr = "3e-6" is not allowed', "lr = 3e-6"),
         (SMALL.replace(b"64", b"64.0"), "train.toml:4: orchestrator.batch_size = 64.0 is not allowed", "_size = 64"),
         (SMALL.replace(b"3e-6", b"nan"), "train.toml:8: trainer.optim.lr = nan is not allowed", "lr = 1e-6"),
@@ -66,9 +66,7 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
     ],
 )  # fmt: skip
 def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, start: str, fix: str) -> None:
-    message = refusal(source)
-    assert message.startswith(start)
-    assert fix in message
+    assert [line for line in refusal(source).split("\n") if line.startswith(start) and fix in line]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("trainer.scheduler = {type = 'linear', warmup_steps = 0, decay_steps = 0}", "both 0"),
         ("trainer.scheduler = {type = 'linear', decay_steps = 0, min_lr = 1e-3}", "min_lr 0.001 exceeds lr 3e-6"),
         ("trainer.scheduler.warmup_steps = 3", "has no effect with trainer.scheduler.type = \"constant\""),
-        ("orchestrator.token_batch_size = 4096", "orchestrator.batch_size = 64 cannot stand beside"),
+        ("orchestrator.token_batch_size = 4096", "_batch_size = 4096. Delete one of the two"),
         ("orchestrator.concurrency.max_inflight = 3", "group_size 4 exceeds max_inflight 3"),
         ("orchestrator.concurrency = {min_inflight = 9, initial_inflight = 8}", "min_inflight 9 exceeds initial"),
         ("orchestrator.concurrency.max_inflight = \"None\"", "is not allowed"),
@@ -112,7 +110,7 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
             "no pool has a weight above 0",
         ),
         ("orchestrator.train.source.curriculum.sampler.pools.a = {weight = 1, threshold = 1}", "difficulty_pool"),
-        ("orchestrator.train.source = [{curriculum = {}}]", "is not a table. Write [orchestrator.train.source]"),
+        ("orchestrator.train.source = [{curriculum = {}}]", "is a list of tables. Write [orchestrator.train.sou"),
     ],
 )  # fmt: skip
 def test_rules_between_keys(lines: str, cause: str) -> None:
@@ -147,7 +145,7 @@ def test_rae_needs_no_group() -> None:
 )  # fmt: skip
 def test_every_spelling_of_a_locked_key_is_refused(text: str) -> None:
     message = refusal(f"orchestrator.group_size = 4\n{text}\n")
-    assert "is locked by the rules" in message or "orchestrator.train.source = [a table] is not a table" in message
+    assert "is locked by the rules" in message or "[[orchestrator.train.source]] is a list of tables" in message
 
 
 def test_the_name_of_a_gate_cannot_be_the_pattern_of_names() -> None:
@@ -238,12 +236,12 @@ def test_defaults_follow_the_variant() -> None:
 @pytest.mark.parametrize("mutants", CLASSES)
 @settings(FUZZ, max_examples=40)
 @given(st.data())
-def test_a_mutated_file_is_valid_or_refused_in_one_line(mutants: str, data: st.DataObject) -> None:
+def test_a_mutated_file_is_valid_or_refused_in_clean_lines(mutants: str, data: st.DataObject) -> None:
     source = data.draw(CLASSES[mutants]())
     try:
         parsed = parse(source)
     except ConfigError as error:
-        assert_one_clean_line(str(error))
+        assert_clean_lines(str(error))
     else:
         assert parsed.values.keys() <= {*parsed.resolved}
         assert list(doubts(source)) == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, SOURCE, variants
+from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, SOURCE, find_key
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective
@@ -46,7 +46,7 @@ def forced() -> dict[str, Any]:
     launch = Launch(settings=effective(parse(_FULL), rules, prompt_tokens=1), seed=0, ports=Ports(1, 2, 3, 4), **place)
     values = {**dict(leaves(launch.tree)), **{f"inference.{k}": v for k, v in leaves(launch.inference_json)}}
     values = {re.sub(r"\[\d+\]", "", path): value for path, value in values.items()}
-    return {k: v for k, v in values.items() if not variants(k) and (not k.startswith(_OWN) or k == f"{_OWN}id")}
+    return {k: v for k, v in values.items() if not find_key(k) and (not k.startswith(_OWN) or k == f"{_OWN}id")}
 
 
 PINS = Pins.read(ROOT / "pyproject.toml")
@@ -83,12 +83,12 @@ def classes(prefix: str, paths: list[str], name: str) -> Iterator[str]:
             entry = f"{path}.*" if is_mapping else path
             yield from classes(entry, [each for each in below if each != f"{path}.*"], inner)
         fields[child] = f"dict[str, {inner}]" if is_mapping else f"{inner} | None" if below else "Literal['x'] | int"
-    variants = [f"{name}{choice}" for choice in choices] or [name]
-    for variant in variants:
+    find_key = [f"{name}{choice}" for choice in choices] or [name]
+    for variant in find_key:
         yield f"class {variant}(BaseConfig):"
         yield from (f"    {child}: {kind} = None" for child, kind in fields.items())
     if choices:
-        yield f"{name} = Annotated[{' | '.join(variants)}, Field(discriminator='type')]"
+        yield f"{name} = Annotated[{' | '.join(find_key)}, Field(discriminator='type')]"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from nightshift.config.toml_text import line_of
 from nightshift.config.train_toml import Change, Config, changes_of, diff, load, parse
 from nightshift.errors import ConfigError, ExitCode
 from tests.prime_rl_plans import open_configs
-from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_one_clean_line
+from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_clean_lines
 
 LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
@@ -178,7 +178,7 @@ def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load(path)
         assert caught.value.exit_code == ExitCode.USAGE
-        assert_one_clean_line(str(caught.value))
+        assert_clean_lines(str(caught.value))
         return str(caught.value)
 
     path = tmp_path / "train.toml"

@@ -107,7 +107,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     _check_length(config, rules)
     values: dict[str, Any] = {**with_preset(config, rules.memory), **fixed(rules, prompt_tokens)}
     if values[_INFLIGHT] is None:
-        values[_INFLIGHT] = _bound(values)
+        values[_INFLIGHT] = most_inflight(values)
         values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
@@ -133,7 +133,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     return _nested(values)
 
 
-def _bound(values: Mapping[str, Any]) -> int:
+def most_inflight(values: Mapping[str, Any]) -> int:
     """The most rollouts in flight where train.toml does not say: each batch of them makes rollouts a version older.
 
     Measured over 600 s with prime-rl's own bound of 1,024, sixteen batches there: the number in flight grew until every

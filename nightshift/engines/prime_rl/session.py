@@ -27,7 +27,7 @@ from nightshift.campaign.records import (
     Training,
     Weights,
 )
-from nightshift.config.allowlist import SHARED, is_inner, lock, variants
+from nightshift.config.allowlist import ALIASES, find_key, is_inner, lock
 from nightshift.config.rules import Decoding
 from nightshift.config.toml_text import line_of
 from nightshift.config.train_toml import Config
@@ -115,7 +115,7 @@ def _path(loc: Sequence[str | int], config: Config | None) -> tuple[str, ...]:
         if isinstance(segment, str) and not _is_tag(segment, path, config):
             path = (*path, segment)
     name = ".".join(path)
-    return tuple(SHARED[name].split(".")) if name in SHARED else path
+    return tuple(ALIASES[name].path.split(".")) if name in ALIASES else path
 
 
 def _is_tag(segment: str, path: tuple[str, ...], config: Config | None) -> bool:
@@ -123,7 +123,7 @@ def _is_tag(segment: str, path: tuple[str, ...], config: Config | None) -> bool:
     if path and segment == (config.resolved if config else {}).get(f"{'.'.join(path)}.type"):
         return True
     here = ".".join((*path, segment))
-    return bool(path) and segment in _ENGINE_TAGS and not variants(here) and not is_inner(here)
+    return bool(path) and segment in _ENGINE_TAGS and find_key(here) is None and not is_inner(here)
 
 
 SETTLE_SECONDS = 1.0  # after a death, and after the end

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.records import Weights
-from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO
+from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
@@ -55,7 +55,7 @@ _NUM_THREADS = 1
 # prepare.py has fetched everything: a trainer that asks a hub would only wait for it.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-# What means the same here, by the name of the setting; everything else in train.toml is named as unused.
+# The keys of train.toml outside of tables with variants, by the name of the trainer's setting.
 _SETTINGS = {
     "batch_size": "orchestrator.batch_size",
     "group_size": "orchestrator.group_size",
@@ -65,18 +65,8 @@ _SETTINGS = {
     "max_steps": "max_steps",
     "seq_len": "seq_len",
 }
-# The same for the tables that have variants, and their keys by `type`.
+# The tables with variants: their keys are those of the allow-list that this engine uses.
 _TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
-_LEAVES: dict[str, tuple[str, ...]] = {
-    "adamw": ("lr", "weight_decay", "max_norm", "betas1", "betas2"),
-    "sgd": ("lr", "weight_decay", "max_norm", "momentum", "nesterov"),
-    "muon": ("lr", "weight_decay", "max_norm", "mu", "betas1", "betas2"),
-    "constant": (),
-    "linear": ("warmup_steps", "decay_steps", "min_lr"),
-    "cosine": ("warmup_steps", "min_lr"),
-    "grpo": (),
-    "max_rl": (),
-}
 
 
 class TrlEngine:
@@ -175,28 +165,26 @@ class TrlEngine:
 
         Raises ConfigError for an optimizer, schedule or algorithm that TRL cannot express.
         """
-        settings: dict[str, Any] = {}
-        used = set(_SETTINGS.values())
+        settings: dict[str, Any] = {name: config.get(path) for name, path in _SETTINGS.items()}
+        unused = {path for path in config.values if not uses(self.name, path)}
         for name, table in _TABLES.items():
-            kind = config.get(f"{table}.type")
-            if kind not in _LEAVES:
+            keys = [key for key in KEYS if key.table == table and uses(self.name, key.path)]
+            settings[name] = {key.leaf: config.get(key.path) for key in keys if key.path in config.resolved}
+            kind = settings[name]["type"]
+            if kind not in keys[0].choices_of(self.name):
                 cause = f'train.toml: {table}.type = "{kind}" has no equal in TRL'
                 raise ConfigError(cause, "Write another type, or use --engine prime-rl.")
-            settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in _LEAVES[kind]}
-            used |= {f"{table}.{leaf}" for leaf in ("type", *_LEAVES[kind])}
-        settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
         if pools := difficulty_pools(config, self.rules):
             settings["difficulty_pools"] = pools
-        used |= {key for key in config.values if key.startswith(f"{CURRICULUM}.sampler.")}
         if ratio := ratios(config, self.rules):
             settings["ratio"] = ratio
-            used |= {key for key in config.values if key.startswith(f"{RATIO}.")}
         if other := opponent(config, self.rules):
             if other["type"] == "previous" and self.rules.memory == TOO_SMALL_FOR_TWO:
                 fix = 'Write type = "self" or "pool".'
                 raise above_cap(config, self.rules.memory, f"{OPPONENT}.type", "no second model beside the policy", fix)
             settings["opponent"] = other
-            used |= {f"{OPPONENT}.{leaf}" for leaf in other}
+        without_effect = (*(() if ratio else (RATIO,)), *(() if other else (OPPONENT,)))
+        unused |= {path for path in config.values if path.startswith(tuple(f"{table}." for table in without_effect))}
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
         scale, scaled = self.rules.learning_rate_scale, []
@@ -213,8 +201,8 @@ class TrlEngine:
         cap = min(cap, longest)
         if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
             settings["max_completion_tokens"] = cap
-            used.remove(_SETTINGS["max_completion_tokens"])
-        return Effective(settings, tuple(key for key in config.values if key not in used), tuple(scaled))
+            unused.add(length)
+        return Effective(settings, tuple(path for path in config.values if path in unused), tuple(scaled))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The trainer's command line and what its spec.json would hold; and what is missing here."""

@@ -1,0 +1,285 @@
+"""nightshift import: what becomes of each key of another config; and the way back with export --to rl.toml."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nightshift.cli import run
+from nightshift.cli.main import commands
+from nightshift.config.import_config import import_config, model_name
+from nightshift.config.rules_toml import rules_here
+from nightshift.config.train_toml import TrainTomlError, load, parse
+from nightshift.engines.prime_rl.config import effective
+from nightshift.errors import ConfigError
+from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
+from nightshift.report.export.story import Story
+from tests.checkouts import ROOT, git
+from tests.rules import GSM8K_PRIME_RL
+from tests.stand_in_campaign import BRANCH, build
+
+TODAY = b"""\
+max_steps = 20
+seq_len = 2048
+trainer.model.seq_len = 4096
+[model]
+name = "an-owner/a-model"
+[deployment]
+num_train_gpus = 2
+[orchestrator]
+batch_size = 128
+[orchestrator.train.sampling]
+max_completion_tokens = 128
+[orchestrator.renderer]
+name = "default"
+[[orchestrator.train.source]]
+name = "gsm8k"
+group_size = 16
+[orchestrator.train.source.env.taskset]
+id = "gsm8k"
+[orchestrator.train.source.curriculum.gates.mixed]
+[trainer.optim]
+lr = 3e-6
+[ckpt]
+"""
+OLDER = b"""\
+max_steps = 20
+[monitors.wandb]
+project = "x"
+[orchestrator]
+batch_size = 64
+rollouts_per_example = 8
+oversampling_factor = 2.0
+[orchestrator.sampling]
+max_tokens = 512
+top_p = 0.9
+[[orchestrator.pre_batch_filters]]
+type = "zero_advantage"
+[[orchestrator.train.env]]
+id = "an-owner/an-environment@1.0"
+[trainer.loss]
+kl_tau = 0.01
+[trainer.optim]
+betas_1 = 0.8
+eps = 1e-8
+"""
+AUTORESEARCH = b"""\
+inference_gpu_ids = [0]
+trainer_gpu_ids = [1]
+max_steps = 20
+[wandb]
+offline = true
+[model]
+name = "Qwen/Qwen2.5-0.5B-Instruct"
+[orchestrator]
+batch_size = 256
+rollouts_per_example = 4
+[orchestrator.eval]
+interval = 10
+[[orchestrator.env]]
+id = "an-owner/gsm8k"
+[trainer.loss]
+type = "default"
+token_mask_high = 5.0
+[trainer.optim]
+lr = 3e-6
+[inference]
+"""
+HOSTED = b"""\
+model = "an-owner/a-model"
+batch_size = 128
+rollouts_per_example = 8
+lora_alpha = 32
+max_inflight_rollouts = 96
+[sampling]
+max_tokens = 1024
+enable_thinking = false
+[[env]]
+id = "an-owner/reverse-text"
+"""
+DIALECTS = {"today": TODAY, "older": OLDER, "autoresearch": AUTORESEARCH, "hosted": HOSTED}
+GATES = "orchestrator.train.source.curriculum.gates"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "left_out"),
+    [
+        (
+            "today",
+            {"max_steps": 20, "seq_len": 2048, "orchestrator.batch_size": 128, "orchestrator.group_size": 16,
+             "orchestrator.train.sampling.max_completion_tokens": 128, f"{GATES}.mixed": {}, "trainer.optim.lr": 3e-6},
+            {"model.name": "rules", "deployment.num_train_gpus": "harness", "orchestrator.renderer.name": "rules",
+             "orchestrator.train.source.name": "rules", "orchestrator.train.source.env.taskset.id": "rules",
+             "ckpt": "harness",
+             "trainer.model.seq_len": ""},
+        ),
+        (
+            "older",
+            {"max_steps": 20, "orchestrator.batch_size": 64, "orchestrator.group_size": 8,
+             "orchestrator.concurrency.max_inflight": 128, f"{GATES}.zero_advantage": {},
+             "orchestrator.train.sampling.max_completion_tokens": 512, "trainer.loss.kl_tau": 0.01},
+            {"monitors.wandb.project": "harness", "orchestrator.sampling.top_p": "nobody",
+             "orchestrator.train.env.id": "rules",
+             "trainer.optim.betas_1": "", "trainer.optim.eps": "nobody"},
+        ),
+        (
+            "autoresearch",
+            {"max_steps": 20, "orchestrator.batch_size": 256, "orchestrator.group_size": 4, "trainer.optim.lr": 3e-6,
+             "trainer.loss.kl_tau": 0.0},
+            {"inference_gpu_ids": "harness", "trainer_gpu_ids": "harness", "wandb.offline": "harness",
+             "model.name": "rules",
+             "orchestrator.eval.interval": "rules", "orchestrator.env.id": "rules", "trainer.loss.token_mask_high": "",
+             "trainer.loss.type": ""},
+        ),
+        (
+            "hosted",
+            {"max_steps": 100, "orchestrator.batch_size": 128, "orchestrator.group_size": 8, "trainer.optim.lr": 1e-4,
+             "orchestrator.train.sampling.max_completion_tokens": 1024, "orchestrator.concurrency.max_inflight": 96,
+             "trainer.model.lora": {}, "trainer.model.lora.alpha": 32.0},
+            {"model": "rules", "sampling.enable_thinking": "nobody", "env.id": "rules"},
+        ),
+    ],
+)  # fmt: skip
+def test_research_keys_are_translated_and_every_other_key_has_an_owner(
+    name: str, values: dict[str, object], left_out: dict[str, str]
+) -> None:
+    imported = import_config(DIALECTS[name], "rl.toml")
+    assert dict(parse(imported.train_toml("rl.toml")).values) == values
+    owners = {".".join(problem.path): problem.lock.owner if problem.lock else "" for problem in imported.left_out}
+    assert owners == left_out
+    report = "\n".join(imported.report())
+    assert all(path in report for path in owners)
+
+
+def test_values_that_mean_something_else_are_not_copied_and_are_said() -> None:
+    report = "\n".join(
+        import_config(AUTORESEARCH.replace(b"[trainer.loss]", b"[trainer.loss]\nkl_tau = 0.01"), "x").report()
+    )
+    assert "trainer.loss.kl_tau = 0.01 is not copied: it weighted the log ratio inside the advantage" in report
+    assert "trainer.loss.kl_tau = 0.0: the default of prime-rl before March 2026 (today 0.001)" in report
+    report = "\n".join(import_config(TODAY, "x").report())
+    assert "trainer.model.seq_len = 4096 is not copied: seq_len is 2048 already" in report
+    alone = import_config(b"[orchestrator]\nbatch_size = 64\n[trainer.scheduler]\nwarmup_steps = 5\n", "x")
+    assert parse(alone.train_toml("x")).get("orchestrator.group_size") == 4
+    assert "orchestrator.group_size = 4, added" in "\n".join(alone.report())
+    assert "trainer.scheduler.warmup_steps = 5 has no effect" in "\n".join(alone.report())
+
+
+def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
+    with pytest.raises(TrainTomlError) as caught:
+        parse(AUTORESEARCH)
+    heading, *lines = str(caught.value).split("\n")
+    assert heading == "train.toml has 8 problems:"
+    assert [line.split(":")[1] for line in lines] == ["1", "2", "5", "7", "10", "12", "14", "17"]
+    assert "rollouts_per_example = 4 is now orchestrator.group_size. Write group_size = 4 under [orch" in lines[4]
+    many = "".join(f"a{number} = 1\n" for number in range(300))
+    with pytest.raises(TrainTomlError, match=r"\ntrain\.toml: 151 more$"):
+        parse(many.encode())
+
+
+def test_a_deep_table_has_a_line_and_gives_none_to_another_key() -> None:
+    deep = ".".join("a" * 300)
+    with pytest.raises(ConfigError, match=r"\ntrain\.toml:2: a\.a\.a") as caught:
+        parse(f"\n[{deep}]\nx = 1\n[{deep[:21]}.b]\nx = 2\n".encode())
+    assert "\ntrain.toml:4: a.a.a.a.a.a.a.a.a.a.a.b = a table is unknown" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_the_way_back_trains_the_same(name: str) -> None:
+    imported = import_config(DIALECTS[name], "rl.toml")
+    config = parse(imported.train_toml("rl.toml"))
+    exported = rl_toml(config, DIALECTS[name])
+    again = parse(import_config(exported, "rl.toml").train_toml("rl.toml"))
+    without_gates = {path: value for path, value in config.values.items() if name != "older" or GATES not in path}
+    assert {path: again.get(path) for path in without_gates} == without_gates
+    tree = tomllib.loads(exported.decode())
+    assert tree.get("model", {}).get("name", "") == model_name(imported.tree)
+    if name == "today":
+        assert effective(again, GSM8K_PRIME_RL, 448) == effective(config, GSM8K_PRIME_RL, 448)
+        [source] = tree["orchestrator"]["train"]["source"]
+        assert source == {"name": "gsm8k", "env": {"taskset": {"id": "gsm8k"}}, "curriculum": {"gates": {"mixed": {}}}}
+        assert tree["deployment"] == {"num_train_gpus": 2}
+        assert tree["ckpt"] == {}
+    else:
+        assert b"# left out: all of imported.toml but its model" in exported
+
+
+def test_keys_of_nightshift_alone_are_left_out_or_written_as_prime_rl_has_them() -> None:
+    ratio = b"[orchestrator.train.ratio]\ngsm8k = 3.0\nmath = 1.0\n[orchestrator.train.opponent]\ntype = 'pool'\n"
+    exported = rl_toml(parse(b"[orchestrator]\ngroup_size = 4\n" + ratio), TODAY)
+    tree = tomllib.loads(exported.decode())["orchestrator"]
+    assert [source["ratio"] for source in tree["train"]["source"]] == [3.0]
+    assert tree["concurrency"]["max_inflight"] == 256
+    head = exported.decode().split("\n\n")[0]
+    assert "# left out: orchestrator.train.ratio.math\n# left out: orchestrator.train.opponent.type" in head
+
+
+# -- the commands -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "checkout"
+    root.mkdir()
+    for name in ("train.toml", "rules.toml", "run.py"):
+        shutil.copy(ROOT / name, root)
+    for name in ("environments", "models"):
+        (root / name).symlink_to(ROOT / name)
+    git(root, "init", "--quiet", "--initial-branch", "main")
+    git(root, "add", "train.toml", "rules.toml", "run.py")
+    git(root, "commit", "--quiet", "-m", "Begin")
+    monkeypatch.chdir(root)
+    return root
+
+
+def answer(*words: str) -> str:
+    return " ".join(CliRunner().invoke(commands, ["import", *words]).output.split())
+
+
+def test_import_writes_and_commits_what_it_carries_over(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.toml").write_bytes(AUTORESEARCH)
+    output = answer(str(tmp_path / "theirs.toml"))
+    assert 'rules.toml: environments = ["gsm8k"]' in output
+    assert load(checkout / "train.toml").get("orchestrator.batch_size") == 256
+    rules = rules_here(checkout, None, 0)
+    assert (rules.environment_names, rules.model) == (("gsm8k",), "Qwen/Qwen2.5-0.5B-Instruct")
+    assert (checkout / "imported.toml").read_bytes() == AUTORESEARCH
+    assert git(checkout, "log", "-1", "--format=%s", "--stat").split()[:2] == ["Import", "theirs.toml"]
+    assert git(checkout, "status", "--porcelain", "--untracked-files=no") == ""
+
+
+def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.toml").write_bytes(HOSTED)
+    before = (checkout / "rules.toml").read_bytes()
+    output = answer(str(tmp_path / "theirs.toml"))
+    assert "environment reverse_text is not in environments/" in output
+    assert 'model = "an-owner/a-model" needs its commit on the hub' in output
+    assert (checkout / "rules.toml").read_bytes() == before
+
+
+def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.toml").write_bytes(TODAY)
+    assert "cannot be read: No such file" in answer("nowhere.toml")
+    (checkout / "train.toml").write_text("# mine\n")
+    assert "train.toml has changes that are not committed" in answer(str(tmp_path / "theirs.toml"))
+    assert (checkout / "train.toml").read_text() == "# mine\n"
+    git(checkout, "checkout", "--quiet", "train.toml")
+    git(checkout, "checkout", "--quiet", "-b", "autoresearch/x")
+    assert "autoresearch/x is a campaign" in answer(str(tmp_path / "theirs.toml"))
+    assert not (checkout / "imported.toml").exists()
+
+
+def test_export_writes_the_incumbent_for_prime_rl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story.of(build(tmp_path, 12, num_examples=100), BRANCH, "main")
+    (tmp_path / "imported.toml").write_bytes(TODAY)
+    tree = tomllib.loads(as_rl_toml(story, None, tmp_path).decode())
+    first = story.configs[story.shown.records[0].number]
+    assert tree["orchestrator"]["group_size"] == first.get("orchestrator.group_size")
+    assert tree["deployment"] == {"num_train_gpus": 2}
+    monkeypatch.setattr(run, "process_root", lambda: tmp_path)
+    text = CliRunner().invoke(commands, ["export", "--to", "rl.toml", "--output", "-", "--experiment", "1"]).output
+    assert tomllib.loads(text)["trainer"]["optim"]["lr"] == first.get("trainer.optim.lr")
