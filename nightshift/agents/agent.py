@@ -29,7 +29,7 @@ from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
 from nightshift.agents.evidence import evidence
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
-from nightshift.agents.usage import Log, said
+from nightshift.agents.usage import Log, summary_of
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
 from nightshift.config.toml_text import read_source
@@ -204,7 +204,7 @@ class Agent:
 
         def look(output: str) -> None:
             nonlocal words
-            words = said(output).words
+            words = summary_of(output).words
 
         def what() -> str:
             return f"asking {self.name} whether it can be reached" + (f"; it says: {words}" if words else "")
@@ -275,15 +275,15 @@ class Agent:
                 if not survivors:  # also when the night is stopped now: a token may be renewed
                     notes = self.sandbox.take_back(self.clone, credential)
             log.cut()
-        last, told = said(log.end)
+        last_words, cost = summary_of(log.end)
         exit_code = None if cause or survivors else child.poll()
         if survivors:
             cause = f"could not be stopped: {', '.join(survivors)}"
         elif cause is not None or exit_code != 0:
-            cause = (cause or child.exit_cause()) + (f"; its last words: {last}" if last else "")
-        cost = replace(told, seconds=max(self.clock() - began, 0.0))
+            cause = (cause or child.exit_cause()) + (f"; its last words: {last_words}" if last_words else "")
+        cost = replace(cost, seconds=max(self.clock() - began, 0.0))
         reset = codex_reset(self.clone.folder / "home", began_at) if cause and not survivors else None
-        return Ending(cause, exit_code, log.end, last, cost, notes, live, reset, self._zone)
+        return Ending(cause, exit_code, log.end, last_words, cost, notes, live, reset, self._zone)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
         """Its answers and, where it `edits`, the train.toml of each; one answer without a train.toml if there is none.

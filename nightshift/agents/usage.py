@@ -34,7 +34,7 @@ _STACK = re.compile(r"[{}\[\])^~|]{1,80}$|Node\.js v\d|(?:code|errno|syscall|sta
 _NODE_ERROR = re.compile(r"(?:Uncaught )?\w{0,60}Error(?: \[\w+\])?: ")
 
 
-class Said(NamedTuple):
+class Summary(NamedTuple):
     """The last words of a program, one plain line, and the cost that it reported, without seconds."""
 
     words: str
@@ -98,13 +98,13 @@ def read_output(output: str) -> Output:
     return Output(rows, plain, len(output) >= MAX_LOG_BYTES)
 
 
-def said(output: str) -> Said:
+def summary_of(output: str) -> Summary:
     """Return the last words and the cost. Without known JSON: the last line that tells something, and no cost."""
     return summarize(read_output(output))
 
 
-def summarize(printed: Output) -> Said:
-    """Do what `said` does, with an output that was read."""
+def summarize(printed: Output) -> Summary:
+    """Do what `summary_of` does, with an output that was read."""
     rows, lines, is_cut = printed
     words, num_threads, costs = "", 0, dict[tuple[str, object], Cost]()  # by program and conversation
     for number, row in enumerate(rows):
@@ -121,7 +121,7 @@ def summarize(printed: Output) -> Said:
     total = together(costs.values()) or Cost()
     if is_cut and any(program in ("opencode", "message") for program, _ in costs):
         total = replace(total, at_least=FIGURES)  # the steps before are not known
-    return Said(clean(words or last_line(lines), MAX_WORDS), total)
+    return Summary(clean(words or last_line(lines), MAX_WORDS), total)
 
 
 def read_event(row: Mapping[str, Any]) -> Event | None:

@@ -22,7 +22,7 @@ from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, open_regular, read_file
-from nightshift.text import clean, local
+from nightshift.text import ANSI, clean, local
 from nightshift.waiting import lasted
 
 _LONG = ("effective", "scores")  # they fill screens: see record.json
@@ -145,26 +145,30 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
 
 
 def follow_night(root: Path, timeout_seconds: float | None) -> int:
-    """Print what the night says until it is over, then its summary; 0 if a stop rule or the user ended it, 1 if it
-    could not go on, 124 while it still runs. UsageError if there is none, or if it was cut off."""
+    """Print what a detached night says from now until it is over, and its summary. UsageError if there was no night, or
+    if it was cut off.
+
+    Returns: 0 if a stop rule or the user ended the night, 1 if it could not go on, 124 while it still runs.
+    """
     from nightshift.night.state import load
     from nightshift.night.summary import SUMMARY_NAME
 
-    ledger, offset = Ledger(root), None  # of what was there before nothing is printed
+    ledger, offset, has_followed = Ledger(root), None, False
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
     with reporting("waiting for the night", "the night goes on; nobody waits for it any more"):
         while True:
+            is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
             state = load(ledger)
             if state is None:
                 raise UsageError("no night was started here yet", "Start one: uv run nightshift night --agent tpe.")
-            is_on = ledger.is_running()
             with suppress(FileNotFoundError), open_regular(log) as file:
-                file.seek(0, os.SEEK_END if offset is None else os.SEEK_SET)
-                file.seek(offset or file.tell())
-                if lines := file.read(_MAX_FOLLOWED).decode(errors="replace").splitlines():
-                    print_lines([clean(line) for line in lines])
+                file.seek(0, os.SEEK_END) if offset is None else file.seek(offset)
+                text = ANSI.sub("", file.read(_MAX_FOLLOWED).decode(errors="replace")).rstrip("\n")
                 offset = file.tell()
+                if text:
+                    print_text("".join(character for character in text if character.isprintable() or character == "\n"))
+                    has_followed = True
             if not is_on:
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -172,7 +176,8 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
             time.sleep(_LOOK_SECONDS)
     if state.cause is None:
         raise UsageError("the night was cut off", "Run the same command again to resume.")
-    print_text(read_file(ledger.runs_dir / SUMMARY_NAME).decode(errors="replace").rstrip())
+    if not has_followed:  # else the summary was the last that the night printed
+        print_text(read_file(ledger.runs_dir / SUMMARY_NAME).decode(errors="replace").rstrip())
     return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
 
 

@@ -58,12 +58,15 @@ def night(
         end_earlier(Clone(Repo(root)), reporter.note)
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
+        if request.agent in SEARCHES and request.direction is not None:
+            raise UsageError(f"--direction: {request.agent} reads no text", "Leave --direction out, or name an agent.")
         direction = read_direction(root, request.direction)  # the user is still there to put it right
         require_ready(setup, setup.executor.free_slots)
         setup.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, setup)
-        state = replace(begin(request, setup), sandbox=proposer.sandbox, unavailable=unavailable)
-        state = replace(state, direction=direction.text)
+        state = replace(
+            begin(request, setup), sandbox=proposer.sandbox, direction=direction.text, unavailable=unavailable
+        )
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
         elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):

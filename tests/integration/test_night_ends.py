@@ -41,6 +41,8 @@ def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> N
     assert code == 0, stderr
     assert "experiment 0004: " in followed
     assert followed.rstrip().endswith((root / "runs" / "night.txt").read_text().rstrip())
+    assert followed.count("stopped:      4 experiments are done") == 1
+    assert nightshift(root, "wait", "--night") == (0, (root / "runs" / "night.txt").read_text(), "")
     assert "stopped:      4 experiments are done" in followed
     assert len(records(root)) == 4
     wait_for(lambda: not psutil.pid_exists(pid) or not is_alive(psutil.Process(pid)))
@@ -75,3 +77,9 @@ def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> 
     assert code == 0, stderr
     assert "certificate:  not certified: nothing was kept" in stdout
     assert not (root / "runs" / "certify").exists()
+
+
+def test_a_search_refuses_a_direction_which_it_cannot_read(root: Path) -> None:
+    code, _, stderr = whole_night(root, agent="tpe", direction="only the rate, please", experiments=2)
+    assert (code, "--direction: tpe reads no text. Leave --direction out, or name an agent." in stderr) == (2, True)
+    assert not (root / "runs" / "night.json").exists()

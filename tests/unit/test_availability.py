@@ -23,7 +23,7 @@ from nightshift.agents.availability import (
     read_ending,
     read_live,
 )
-from nightshift.agents.usage import said
+from nightshift.agents.usage import summary_of
 from tests.waiting import assert_linear
 
 DATA = Path(__file__).parents[1] / "data"
@@ -116,7 +116,7 @@ def test_tokens_dollars_and_last_words_of_real_programs(program: str, cost: tupl
     runs = [run for run in RUNS if run["program"] == program and run["case"] in ("ok", "ok-tools", "ok-stream")]
     assert runs
     for run in runs:
-        words, told = said(run["output"])
+        words, told = summary_of(run["output"])
         assert words == "I raised trainer.optim.lr and wrote hypothesis.txt."
         assert (told.tokens_in, told.tokens_out) == cost[:2]
         assert told.dollars == (None if cost[2] is None else pytest.approx(cost[2]))
@@ -161,7 +161,7 @@ def test_a_program_that_is_missing_needs_the_user(exit_code: int) -> None:
 def test_of_a_stack_trace_the_line_with_the_error_is_shown() -> None:
     trace = "/a/b.js:7\n  throw error;\n  ^\n\nError: Cannot find module 'x'\n    at f (/a/b.js:7:3)\n"
     trace += "    at g (/a/b.js:9:3) {\n  code: 'MODULE_NOT_FOUND',\n  requireStack: []\n}\n\nNode.js v20.20.2\n"
-    assert said(trace).words == "Error: Cannot find module 'x'"
+    assert summary_of(trace).words == "Error: Cannot find module 'x'"
     answer = read_ending(trace, 1, NOW)
     assert (answer.meaning, answer.text) == (Meaning.PROGRAM, "Error: Cannot find module 'x'")
 
