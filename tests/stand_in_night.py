@@ -33,7 +33,7 @@ from nightshift.cli import output  # noqa: E402
 from nightshift.cli.progress import TerminalReporter  # noqa: E402
 from nightshift.cli.run import start_detached  # noqa: E402
 from nightshift.cli.shell import in_one_line  # noqa: E402
-from nightshift.cli.status import has_trained  # noqa: E402
+from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.toml_edit import set_values  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.executors.slots import own_cores  # noqa: E402
@@ -108,7 +108,7 @@ def main() -> None:
     asked = json.loads(sys.argv[2])
     if "--detach" in sys.argv:  # as cli/main.py does it
         ledger = Ledger(Path(sys.argv[1]))
-        sys.exit(start_detached(ledger, partial(has_trained, ledger, time.time()), 60.0, "nightshift wait --night"))
+        sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), 60.0, "nightshift wait --night"))
     pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
         start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()

@@ -48,9 +48,10 @@ def read_direction(root: Path, given: str | None) -> Direction:
     path = root / given
     if os.path.lexists(path):
         return _direction(_read(path), given)
-    if given.isascii() and len(given.split()) == 1:  # a mistyped name, or a file that was removed during the night
+    is_word = given.isascii() and len(given.split()) == 1
+    if is_word or given.lower().endswith((".md", ".txt")):  # a mistyped name, or a file removed during the night
         fix = 'Name a file, or write a sentence: --direction "only trainer.scheduler".'
-        raise UsageError(f"{OPTION} {given}: there is no such file, and one word is no direction", fix)
+        raise UsageError(f"{OPTION} {given}: no such file, and a file name or one word is no direction", fix)
     return _direction(given, OPTION)
 
 

@@ -6,7 +6,7 @@ no evidence. So no answer judges one hypothesis and sells the next.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nightshift.agents.agent import STOPPED, Agent
 from nightshift.agents.base import Answer, Context, Proposing
@@ -52,12 +52,14 @@ The hypothesis:
 {refusals}"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TeamProposer:
     """Asks a strategist, then an implementer; both may be the same program."""
 
     strategist: Agent
     implementer: Agent
+    # Of a strategist whose implementer could not be asked, with the direction and incumbent that it was made for.
+    _waiting: tuple[str, bytes, Answer] | None = field(default=None, init=False)
     is_instant = False
 
     @property
@@ -82,13 +84,18 @@ class TeamProposer:
         if last.run.new is not None and last.proposal.lesson is None and last.proposal.proposer == self.name:
             answers += yield from self.strategist.ask(reflection(last), context, files, "outcome")
         outcome = answers[0] if answers else Answer(None)
+        asked, made_for, waiting = outcome, (context.direction, context.source), self._waiting
         if outcome.unavailable is None and STOPPED not in (outcome.cause or ""):
-            answers += yield from self.strategist.ask(strategy(context), context, files, "hypothesis")
-        answer = asked = answers[-1]
+            if waiting is None or waiting[:2] != made_for:
+                answers += yield from self.strategist.ask(strategy(context), context, files, "hypothesis")
+                waiting = (*made_for, answers[-1])
+            asked, self._waiting = waiting[2], None
+        answer = asked
         if asked is not outcome and not asked.cause and asked.proposal.description:
             answers += yield from self.implementer.ask(implementation(context, asked), context, {})
             made = answers[-1]
             answer = replace(asked, source=made.source, cause=made.cause, unavailable=made.unavailable)
+            self._waiting = (*made_for, asked) if made.unavailable else None
         elif not asked.cause:
             answer = replace(asked, cause=f"{self.strategist.name} gave no hypothesis")
         answer = replace(

@@ -30,7 +30,7 @@ from nightshift.cli.shell import (
     hexadecimal,
     num_slots,
 )
-from nightshift.cli.status import Status, follow_night, has_trained, wait_for_verdict
+from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
@@ -211,7 +211,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
     if detach:
         ledger, since = Ledger(root), time.time()
         with at_work("waiting for the first run to train"):
-            has_begun = partial(has_trained, ledger, since)
+            has_begun = partial(is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
         exit_code = night(root, request, reporter, print_text, notify, allow_sleep)

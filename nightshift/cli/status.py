@@ -181,8 +181,13 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
 
 
-def has_trained(ledger: Ledger, since: float) -> bool:
-    """Whether a run in flight that began after `since`, in seconds since 1970, has made a step or more."""
+def is_under_way(ledger: Ledger, since: float) -> bool:
+    """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
+    from nightshift.night.state import STATE_NAME, load
+
+    path = ledger.runs_dir / STATE_NAME
+    if path.exists() and path.stat().st_mtime > since and (state := load(ledger)) and state.unavailable:
+        return True
     return any(
         path.stat().st_mtime > since
         for place in ("*", "certify/*/*")

@@ -175,14 +175,22 @@ class Night:
                     cancel(self._setup)
 
     def _certify(self) -> str:
-        """Train baseline and incumbent afresh, as `nightshift certify` does; the line that says what came of it."""
+        """Train baseline and incumbent afresh, as `nightshift certify` does. Return the line that says the result."""
         setup, deadline = self._setup, self.state.deadline
+        try:
+            tasks = certify.tasks(setup, self.state.request.certify)
+        except (UsageError, EngineError) as error:
+            return f"not certified: {error}"
+        for comparison in certify.read_comparisons(self._ledger):  # a kill came after it, before night.json
+            is_recent = datetime.fromisoformat(comparison.created) >= parse_time(self.state.started)
+            if is_recent and comparison.plan.split == "test" and comparison.plan.configs == tasks[0].plan.configs:
+                return certified_line(comparison)
         seconds = run_seconds(self._own(), setup.rules.budget_seconds)
         needed = certificate_seconds(self.state, seconds) - seconds  # the last run of the night may have been slow
         if deadline is not None and setup.now() + timedelta(seconds=needed) > deadline:
             return f"not certified: the hours left are too few for its {2 * (self.state.request.certify or 0)} runs"
         try:
-            [comparison] = certify.certify(certify.tasks(setup, self.state.request.certify))
+            [comparison] = certify.certify(tasks)
         except (UsageError, EngineError) as error:
             return f"not certified: {error}"
         except Interrupted:
@@ -512,6 +520,10 @@ class Night:
         answers = [answer.with_proposal(proposer=name, sandbox=proposer.sandbox) for answer in answers]
         if not is_fill:
             self._pay(answers[0])
+        for answer in answers:
+            if answer.lesson and (record := self._ledger.record(last.number)).proposal.lesson is None:
+                outcome = {"reported_outcome": answer.reported_outcome, "lesson": answer.lesson}
+                self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
         if STOPPED in (answers[0].cause or ""):
             return
         if answers[0].unavailable is not None:
@@ -522,10 +534,6 @@ class Night:
         if self.state.unavailable is not None and not is_fill:
             self._note(f"{proposer.name} answers again")
             self._update(unavailable=None)
-        for answer in answers:
-            if answer.lesson and (record := self._ledger.record(last.number)).proposal.lesson is None:
-                outcome = {"reported_outcome": answer.reported_outcome, "lesson": answer.lesson}
-                self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
         taken, causes, is_overtaken = list[Answer](), list[str](), True
         for answer in answers:
             try:
@@ -621,8 +629,8 @@ class Night:
         self._note(f"proposal refused: {cause}")
         if is_fill:
             self._fill_refusals = (*self._fill_refusals, cause)
-            if len(self._fill_refusals) >= MAX_REFUSALS:
-                self._fill_refusals, self._fills_at = (), self._setup.clock() + _FILL_PAUSE_SECONDS
+            if len(self._fill_refusals) % MAX_REFUSALS == 0:  # their number is part of the next draw's seed
+                self._fills_at = self._setup.clock() + _FILL_PAUSE_SECONDS
             return
         refusals = (*self.state.refusals, cause)
         notes = (*self.state.notes, *notes, f"proposal {len(refusals)} refused: {cause}")

@@ -70,6 +70,11 @@ def test_a_night_ends_with_a_certificate(root: Path) -> None:
     assert f"certificate:  {line}" in stdout
     assert len([*(root / "runs" / "certify" / "0001").glob("*-*/run.json")]) == 4
     assert f"certificate: {line}" in nightshift(root, "status")[1]
+    killed = {**state(root), "certificate": None, "cause": None}  # after comparison.json, before night.json
+    (root / "runs" / "night.json").write_text(json.dumps(killed))
+    code, stdout, stderr = whole_night(root, agent="random", proposer="lr", experiments=3, certify=2)
+    assert (code, state(root)["certificate"]) == (0, line), stderr
+    assert [path.name for path in (root / "runs" / "certify").iterdir()] == ["0001"]
 
 
 def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> None:

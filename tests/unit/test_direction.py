@@ -74,7 +74,8 @@ def test_what_cannot_be_a_direction_is_refused(tmp_path: Path) -> None:
         "gone": "No such file",
         "pipe": "it is no regular file",
         ".": "cannot be read: it is no regular file",
-        "diretion.md": r"--direction diretion\.md: there is no such file",
+        "diretion.md": r"--direction diretion\.md: no such file",
+        "my direction.md": r"--direction my direction\.md: no such file",
     }.items():
         with pytest.raises(UsageError, match=cause):
             read_direction(tmp_path, given)

@@ -337,10 +337,13 @@ def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
     proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock)
     setup = replace(setup, executor=executor)
     state = NightState(NightRequest("thinker", hours=2.0), CAMPAIGN, setup.rules_hash, START.isoformat(), 1)
-    night = Night(state, setup, proposer, lambda text: None, notifier=Sent(), filler=Repeats(clock))
+    filler = Repeats(clock)
+    night = Night(state, setup, proposer, lambda text: None, notifier=Sent(), filler=filler)
     stop = night.run()
     assert stop.cause.startswith("2 hours are over"), stop
     assert len([note for note in setup.reporter.notes if note.startswith("proposal refused")]) > MAX_REFUSALS
+    seeds = [len(context.refusals) for context in filler.contexts]
+    assert seeds == [*range(len(seeds))]  # else tpe would draw the same proposals after each pause
     assert undecided(night.state, setup.ledger.records()) == ()
 
 

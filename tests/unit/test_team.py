@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from nightshift.agents.base import Answer, Context
+from nightshift.agents.agent import complete
+from nightshift.agents.availability import Availability, Meaning
+from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.notebook import (
     MAX_BYTES,
@@ -16,8 +19,8 @@ from nightshift.agents.notebook import (
     notebook,
     predicted,
 )
-from nightshift.agents.team import implementation, members, reflection, strategy
-from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
+from nightshift.agents.team import TeamProposer, implementation, members, reflection, strategy
+from nightshift.campaign.records import Action, Change, Cost, Decision, Judgement, Proposal, Record, Run
 from nightshift.errors import UsageError
 from tests import campaigns
 from tests.campaigns import a_record, a_result, context_after, replace
@@ -135,6 +138,32 @@ def context_of(root: Path, num_experiments: int = 3) -> Context:
         texts = {"lesson": f"{r.number} {HOSTILE}" * 9, "mechanism": HOSTILE * 9, "reported_outcome": HOSTILE}
         context.ledger.write(replace(r, prediction="+1 pp", **texts))
     return context_after(context.ledger, flips=("arithmetic: 12 fixed, 9 broken of 1000",) * 50)
+
+
+class Member:
+    """A stand-in for an agent of a team: gives its answers in turn."""
+
+    def __init__(self, name: str, *answers: Answer) -> None:
+        self.name, self.answers = name, [*answers]
+
+    def ask(self, *arguments: object) -> Proposing:
+        yield
+        return (self.answers.pop(0),)
+
+
+def test_a_hypothesis_is_not_paid_twice_while_its_implementer_cannot_be_asked(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    cost = Proposal(cost=Cost(seconds=1.0, dollars=0.4))
+    first, second = (Answer(None, structs.replace(cost, description=text)) for text in ("raise lr", "lower lr"))
+    away = Answer(None, cost, cause="limit", unavailable=Availability(Meaning.LIMIT, "limit"))
+    written = Answer(b"lr = 1", cost)
+    team = TeamProposer(Member("a", first, second), Member("b", away, away, written, written))
+    dollars = []
+    for description, is_away in (("raise lr", True), ("raise lr", True), ("raise lr", False), ("lower lr", False)):
+        [answer] = complete(team.propose(context))
+        assert (answer.proposal.description, answer.unavailable is not None) == (description, is_away)
+        dollars.append(answer.proposal.cost.dollars)
+    assert dollars == pytest.approx([0.8, 0.4, 0.4, 0.8])
 
 
 def test_after_sixty_experiments_all_is_within_its_bound(tmp_path: Path) -> None:
