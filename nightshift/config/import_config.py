@@ -59,7 +59,7 @@ class Import:
     def leave_out(self, path: str, cause: str) -> None:
         """Take a key and the keys below it out of the values."""
         self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
-        self.left_out.append(Problem(tuple(path.split(".")), cause, ""))
+        self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
 
     def report(self) -> list[str]:
         """The changed keys, then the keys that were left out, by owner."""
