@@ -18,7 +18,6 @@ from nightshift.config.allowlist import (
     is_name,
     lock,
     lock_of_word,
-    resolve,
     suggest,
     tables_around,
 )
@@ -46,20 +45,11 @@ class Problem(NamedTuple):
     is_guess: bool = False
 
 
-def check(tree: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, Value], list[Problem]]:
-    """Check the tables of a train.toml.
-
-    Returns:
-        The values of its open keys (another name of a key counts as the key), every open key that applies, with
-        defaults, and every problem.
-    """
-    values, problems = read_values(tree)
-    resolved = resolve(values)
-    return values, resolved, [*problems, *rule_problems(values, resolved, problems)]
-
-
 def read_values(tree: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem]]:
-    """Return the values of the open keys in a file's tables, and the problems of single keys."""
+    """Return the values of the open keys in a train.toml, and the problems of single keys.
+
+    Another name of a key counts as the key.
+    """
     values: dict[str, Value] = {}
     by_path: dict[Path, Problem] = {}
     for problem in islice(_walk(tree, (), values), MAX_PROBLEMS):
@@ -72,6 +62,7 @@ def rule_problems(
 ) -> list[Problem]:
     """Return the broken rules between keys, except those about a key that has one of `problems` already."""
     suspect = {".".join(problem.path) for problem in problems}
+    suspect |= {problem.target for problem in problems if problem.target not in values}
     written_as = {problem.target: problem.path for problem in problems}
     new = []
     for cause, fix, *paths in (*_unselected(values, resolved), *_broken_rules(values, resolved)):
@@ -88,7 +79,7 @@ def _walk(node: Mapping[str, Any], path: Path, values: dict[str, Value]) -> Iter
         here = (*path, name)
         dotted = ".".join(here)
         key = find_key(dotted) if is_name(name) else None  # a dot in quotes is no step into a table
-        tables = _tables(value)
+        tables = tables_of(value)
         if key is not None and key.kind is Kind.TABLE and isinstance(value, dict):
             values[dotted] = {}
             yield from _walk(value, here, values)
@@ -112,7 +103,7 @@ def _walk(node: Mapping[str, Any], path: Path, values: dict[str, Value]) -> Iter
                 yield from _walk(table, here, values)
 
 
-def _tables(value: Any) -> list[dict[str, Any]]:
+def tables_of(value: Any) -> list[dict[str, Any]]:
     """Return the tables of a [table] or of [[tables]]; empty for another value."""
     items = value if isinstance(value, list) else [value]
     return items if all(isinstance(item, dict) for item in items) else []
@@ -123,7 +114,7 @@ def _tables(value: Any) -> list[dict[str, Any]]:
 
 def _not_open(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Problem]:
     """Yield the problems of a key or table that is not open: one for a table with one owner, else one for each key."""
-    items = [item for table in _tables(value) for item in table.items()]
+    items = [item for table in tables_of(value) for item in table.items()]
     if lock(path) is not None or not items or len(path) >= MAX_DEPTH:
         yield _problem(path, value, values)
         return

@@ -146,15 +146,15 @@ class Rules:
     name: str
     engine: str
     model: str
-    model_revision: str | None  # None: the model's bytes lie in this repository and are hashed
-    environments: tuple[EnvironmentRules, ...]
     num_gpus: int  # that the machine must have
     budget_seconds: float
     startup_seconds: float
     evaluation_seconds: float
     decoding: Decoding
-    decision: RuleConstants
     max_completion_tokens: int  # upper bound of training completions: the model's context allows no more
+    model_revision: str | None = None  # None: the model's bytes lie in this repository and are hashed
+    environments: tuple[EnvironmentRules, ...] = ()
+    decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000

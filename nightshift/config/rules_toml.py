@@ -39,14 +39,8 @@ Count = Annotated[int, Meta(ge=1, le=10**6)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
-def _setup(row: dict[str, Any]) -> Rules:
-    return msgspec.convert({"model_revision": None, "environments": (), "decision": {}} | row, Rules)
-
-
-# In the order of preference.
-_SETUPS = tuple(
-    map(_setup, msgspec.toml.decode(Path(__file__).with_name("setups.toml").read_bytes())["setups"]),
-)
+_FILE = Path(__file__).with_name("setups.toml")
+_SETUPS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[Rules, ...]])["setups"]
 REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.model_revision}
 
 
@@ -146,7 +140,12 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
             is_small = model.startswith(MODELS)  # a GPU would be wasted on it
             if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
                 return _complete(root, setup, model, declared, chosen)
-    raise _unanswered(declared, models[-1], setups[0])
+    refusing = [name for name, entry in declared.items() if not entry.accepts(models[-1])] or ["them there"]
+    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {models[-1]} ({setups[0].name}, GPUs needed: "
+    cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
+    able = set.intersection(*({*entry.models} for entry in declared.values()))
+    fix = "Write environments = [] for what the machine can do, or use another --engine or model"
+    raise UsageError(cause, f"{fix}: {', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
@@ -176,37 +175,22 @@ def refuse_unused_weights(root: Path) -> None:
             raise UsageError(cause, "Add the environment there, or delete the line.")
 
 
-def _unanswered(declared: dict[str, _Declared], model: str, setup: Rules) -> UsageError:
-    """Return the error for a model that cannot answer all environments on a set-up; it names models that can."""
-    entries = declared.values()
-    refusing = " and ".join(name for name, entry in declared.items() if not entry.accepts(model)) or "them there"
-    cause = f"{RULES_NAME}: environments = {json.dumps(list(declared))}: {model} ({setup.name}, GPUs needed: "
-    cause += f"{setup.num_gpus}) cannot answer {refusing}"
-    able = [name for entry in entries for name in entry.models if all(other.accepts(name) for other in entries)]
-    small = [f'model = "{name}"' for name in able if name.startswith(MODELS)]
-    choices = dict.fromkeys(small)
-    if model in able:  # but not with this engine
-        choices = dict.fromkeys(["--engine trl", 'model = ""'])
-    elif len(small) < len(able):
-        engines = [f"--engine {setup.engine} (GPUs needed: {setup.num_gpus})" for setup in _SETUPS if setup.num_gpus]
-        choices |= dict.fromkeys([*engines, 'model = "a folder with one"'])
-    return UsageError(cause, f"Write environments = [] for what the machine can do, or use {' or '.join(choices)}.")
-
-
 def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
     """Return the rules of a set-up with a model and environments."""
     environments = tuple(_environment(root, name, chosen.table(name)) for name in declared)
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
-    measured = {
-        field: sum(
-            share * getattr(entry.decision, field) for share, entry in zip(shares, declared.values(), strict=True)
-        )
-        for field in _Measured.__struct_fields__
-    }
+    pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
+    prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
+    seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
     revision = chosen.revision or (setup.model_revision if model == setup.model else None)
-    if model != setup.model or chosen.revision:
-        _check_model(root, model, revision)
+    is_folder = (root / model).is_dir()
+    is_valid = is_folder is not bool(revision) and (is_folder or _HUB_NAME.fullmatch(model))
+    if (model != setup.model or chosen.revision) and not is_valid:  # a name alone could be another model tomorrow
+        what = "no folder here" if revision else "no folder here, and has no revision"
+        what = "a folder, and has a revision" if is_folder else what
+        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
+        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
     longest = max(entry.max_completion_tokens for entry in declared.values())
     answer = max(longest, setup.decoding.max_completion_tokens)
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
@@ -219,7 +203,7 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         environments=environments,
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
-        decision=setup.decision.scaled(**measured),
+        decision=setup.decision.scaled(prior_sd, seed_sd),
     )
 
 
@@ -252,11 +236,7 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
 
 
 def _portable_path(root: Path, model: str) -> str:
-    """Return the path of a model folder: relative if the folder lies in the checkout or is linked there.
-
-    Raises:
-        UsageError: the folder holds the checkout.
-    """
+    """Return the path of a model folder: relative if the folder lies in the checkout or is linked there."""
     if not model or not (root / model).is_dir():
         return model
     real = Path(os.path.realpath(root / model))
@@ -267,16 +247,6 @@ def _portable_path(root: Path, model: str) -> str:
         if place.is_relative_to(top):
             return place.relative_to(top).as_posix()
     return str(real)
-
-
-def _check_model(root: Path, model: str, revision: str | None) -> None:
-    """Raise UsageError unless the model is a folder, or a name on the hub with a commit: a name alone can change."""
-    is_folder = (root / model).is_dir()
-    if is_folder is bool(revision) or not (is_folder or _HUB_NAME.fullmatch(model)):
-        what = "no folder here" + ", and has no revision" * (not revision)
-        what = "a folder, and has a revision" if is_folder else what
-        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
-        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
 
 
 # -- environments -------------------------------------------------------------------------------------
@@ -308,9 +278,24 @@ def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
 
 def _declared(root: Path, name: str, table: Table) -> _Declared:
     """Return the declaration of an environment: its pyproject.toml's, or rules.toml's for a user's taskset."""
-    _check_table(root, name, table)
-    if table.num_selection is not None:
+    where = f"{RULES_NAME}: [environment.{name}]"
+    if not NAME.fullmatch(name) or name in _TAKEN:
+        fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
+        raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
+    _check_json(where, table.args)
+    if table.package:
+        low, high = table.reward_range
+        if (root / "environments" / name).exists():
+            fix = "Name it otherwise, or leave package out."
+            raise UsageError(f"{where}: environments/{name} is there already", fix)
+        if table.num_selection is None:
+            raise UsageError(f"{where} has no num_selection", "Write how many tasks decide: num_selection = 200.")
+        if not -1e9 <= low < high <= 1e9:
+            raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
         return _Declared(table.num_selection, table.models, table.num_train, args=table.args)
+    for key in sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
+        if getattr(table, key) != getattr(Table(), key):
+            raise UsageError(f"{where}: {key} goes with package", "Write package = ..., or leave it out.")
     names = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
     if name not in names:
         near = get_close_matches(name, names, 1)
@@ -328,28 +313,6 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
         raise UsageError(f"{RULES_NAME}: [environment.{name}]: args has {json.dumps(unknown[0])}", fix)
     return declared
-
-
-def _check_table(root: Path, name: str, table: Table) -> None:
-    """Raise UsageError for a contradiction in [environment.NAME]."""
-    where = f"{RULES_NAME}: [environment.{name}]"
-    if not NAME.fullmatch(name) or name in _TAKEN:
-        fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
-        raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
-    _check_json(where, table.args)
-    if not table.package:
-        given = sorted(msgspec.to_builtins(table).keys() - {"weight", "args"})
-        alone = next((key for key in given if getattr(table, key) != getattr(Table(), key)), None)
-        if alone:
-            raise UsageError(f"{where}: {alone} goes with package", "Write package = ..., or leave it out.")
-        return
-    if (root / "environments" / name).exists():
-        raise UsageError(f"{where}: environments/{name} is there already", "Name it otherwise, or leave package out.")
-    if table.num_selection is None:
-        raise UsageError(f"{where} has no num_selection", "Write how many tasks decide: num_selection = 200.")
-    low, high = table.reward_range
-    if not -1e9 <= low < high <= 1e9:
-        raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
 
 
 def _check_json(where: str, args: dict[str, Any]) -> None:
