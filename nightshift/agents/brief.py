@@ -23,7 +23,7 @@ MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
 _MAX_LINE = 500
 _NUM_LAST = 8
 _MAX_REFUSALS = 3
-_LAST_REFUSAL = 600  # characters
+_REFUSAL_CHARACTERS = 600
 _MORE = "| ... and {} lines more\n"
 
 Section = tuple[str, Sequence[str]]  # a title, and lines
@@ -105,9 +105,13 @@ def opening(role: str, task: str, direction: str) -> str:
 
 
 def refusals_of(context: Context) -> str:
-    """Return the last refusals of this experiment's proposals. The last one has room for all problems of a file."""
-    causes = context.refusals[-_MAX_REFUSALS:]
-    texts = [clean(cause, 200) for cause in causes[:-1]] + [clean(cause, _LAST_REFUSAL) for cause in causes[-1:]]
+    """Return the last refusals of this experiment's proposals; the latest has room for all problems of a file."""
+    texts: list[str] = []
+    room = _REFUSAL_CHARACTERS
+    for cause in reversed(context.refusals[-_MAX_REFUSALS:]):
+        if room >= 100:
+            texts.insert(0, clean(cause, room))
+            room -= len(texts[0])
     return "".join(f"An earlier proposal for this experiment was refused:\n| {text}\n" for text in texts)
 
 
