@@ -3,10 +3,10 @@
 Paths are dotted names of the pinned prime-rl. In a row, "*" stands for one path segment that the user names.
 """
 
-import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -146,16 +146,11 @@ def lock_of_word(path: tuple[str, ...]) -> Lock | None:
     return next((entry for entry in (*by_path, *by_word) if entry is not None), None)
 
 
-def had_keys(table: str) -> bool:
-    """True if another version of prime-rl had keys in this table that are open today."""
-    return any(word.startswith(f"{table}.") for word in FORMER)
-
-
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
     """Return the open key that a former name or a word of another framework means.
 
-    A framework's word may stand below tables of its own. The tables of a former name may be left out, if its last
-    segment is no key of today.
+    A framework's word may stand below its own tables. A former name may lack its tables, unless its last segment is a
+    key of today.
     """
     dotted = ".".join(path)
     if dotted in WORDS:
@@ -168,21 +163,18 @@ def find_renamed(path: tuple[str, ...]) -> Renamed | None:
 
 
 def suggest(path: tuple[str, ...]) -> list[str]:
-    """Return the open keys that a misspelt path may mean: a similar name, in tables that do not contradict.
+    """Return at most MAX_SUGGESTIONS open keys that a misspelt path may mean; none if more keys are as plausible.
 
-    Returns:
-        At most MAX_SUGGESTIONS paths; none if more keys are as plausible.
+    The name is similar, and the written tables are, misspelt or not, some of the key's tables in the same order.
     """
     *tables, leaf = (_plain(name) for name in ".".join(path)[-200:].split("."))
-    leaves = [leaf] if leaf in _LEAVES else difflib.get_close_matches(leaf, _LEAVES, cutoff=0.75)
-    paths = [key.path for key in KEYS if _plain(key.leaf) in leaves and _fits(tables, key.table)]
+    leaves = [leaf] if leaf in _LEAVES else get_close_matches(leaf, _LEAVES, cutoff=0.75)
+    paths = []
+    for key in (key for key in KEYS if _plain(key.leaf) in leaves):
+        segments = map(_plain, key.table.split("."))  # an iterator: the order counts
+        if all(any(get_close_matches(segment, [name], cutoff=0.75) for segment in segments) for name in tables):
+            paths.append(key.path)
     return paths if len(paths) <= MAX_SUGGESTIONS else []
-
-
-def _fits(tables: list[str], table: str) -> bool:
-    """True if the written tables are, misspelt or not, some of a key's tables in the same order."""
-    segments = iter(_plain(segment) for segment in table.split("."))
-    return all(any(difflib.get_close_matches(segment, [name], cutoff=0.75) for segment in segments) for name in tables)
 
 
 # -- the keys that apply, and their defaults ----------------------------------------------------------
@@ -201,11 +193,7 @@ def _switches_around(path: str) -> tuple[str, ...]:
 
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:
-    """Return prime-rl's default of a key under `resolved`; None if the key does not apply.
-
-    Raises:
-        KeyError: not an open key.
-    """
+    """Return prime-rl's default of a key under `resolved`; None if the key does not apply. KeyError: no open key."""
     key = find_key(path)
     if key is None:
         raise KeyError(path)
@@ -216,32 +204,27 @@ def default(path: str, resolved: Mapping[str, Value]) -> Value:
 
 
 def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return every open key that applies under `values`, with prime-rl's default where `values` has none.
+    """Return every open key that applies under `values`, with prime-rl's default for a key that `values` lacks.
 
     A key below a name that the user chose is there once for each such name in `values`.
     """
     resolved: dict[str, Value] = {}
     for key in KEYS:
-        for path in _paths(key.path, values):
+        stem, star, rest = key.path.partition(ANY)
+        names = [path.removeprefix(stem).partition(".")[0] for path in values if star and path.startswith(stem)]
+        for path in dict.fromkeys(f"{stem}{name}{rest}" for name in names) if star else (key.path,):
             if applies(key, path, resolved):
                 resolved[path] = values[path] if path in values else default(path, resolved)
     return resolved
-
-
-def _paths(pattern: str, values: Iterable[str]) -> Iterable[str]:
-    """Return the pattern with each name that `values` has in place of "*"."""
-    stem, star, rest = pattern.partition(ANY)
-    names = [path.removeprefix(stem).partition(".")[0] for path in values if star and path.startswith(stem)]
-    return dict.fromkeys(f"{stem}{name}{rest}" for name in names) if star else (pattern,)
 
 
 # -- the text of --keys -------------------------------------------------------------------------------
 
 
 def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
-    """The allow-list as lines: the open keys by table, then the locked keys by owner.
+    """Return the lines of --keys: the open keys by table, with the engine's choices, then the locked keys by owner.
 
-    The keys in `unused` are marked with a minus; choices are those of the engine.
+    The keys in `unused` are marked with a minus.
     """
     lines: list[str] = []
     table = None
@@ -263,7 +246,7 @@ def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
 
 
 def default_text(key: Key) -> str:
-    """The default as --keys shows it."""
+    """Return the default as --keys shows it."""
     if key.by_preset:
         return "by preset"
     if key.kind is Kind.TABLE:

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 from nightshift.config.allowlist import (
     ANY,
     CURRICULUM,
+    FORMER,
     OTHER_VERSION,
     WORDS,
     Lock,
-    applies,
     find_key,
     find_renamed,
-    had_keys,
     is_inner,
     is_name,
     lock,
@@ -65,7 +64,7 @@ def rule_problems(
     suspect |= {problem.target for problem in problems if problem.target not in values}
     written_as = {problem.target: problem.path for problem in problems}
     new = []
-    for cause, fix, *paths in (*_unselected(values, resolved), *_broken_rules(values, resolved)):
+    for cause, fix, *paths in _broken_rules(values, resolved):
         if not suspect.intersection(paths):
             path = next((path for path in paths if path in values), paths[0])
             new.append(Problem(written_as.get(path, tuple(path.split("."))), resolved.get(path), cause, fix))
@@ -89,7 +88,8 @@ def _walk(node: Mapping[str, Any], path: Path, values: dict[str, Value]) -> Iter
             except ConfigError as error:
                 yield Problem(here, value, error.cause, error.fix)
         elif not is_name(name) or not is_inner(dotted):
-            if value != {} or not had_keys(dotted) or lock(here):  # else the empty header of a table of another version
+            was_table = any(word.startswith(f"{dotted}.") for word in FORMER)  # of open keys, in another version
+            if value != {} or not was_table or lock(here):
                 yield from _not_open(here, value, values)
         elif not tables:
             cause = f"{spelled_out(here, value)} is not a table"
@@ -198,23 +198,6 @@ def _line(key: Key, value: Any) -> str:
 Broken = tuple[str, ...]  # the cause, the fix, and the paths that the rule involves
 
 
-def _unselected(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> Iterator[Broken]:
-    """Yield the keys of variants that are not selected."""
-    for path, value in values.items():
-        key = find_key(path)
-        if key is None or key.only_if is None or applies(key, path, resolved):
-            continue
-        selector, wanted = key.only_if
-        if resolved.get(selector) in wanted:
-            continue  # a table around the key does not apply, and has a problem of its own
-        name = selector.rpartition(".")[2]
-        fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
-        if wanted == (None,):
-            fix = f"Delete one of the two: {key.leaf} or {name}"
-        cause = f"{spelled_out(tuple(path.split('.')), value)} has no effect with {selector}"
-        yield f"{cause} = {value_text(resolved.get(selector))}", fix, path, selector
-
-
 def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> Iterator[Broken]:
     """Yield the broken rules between keys: prime-rl's own for open keys, and rules that prevent a wasted run."""
 
@@ -223,6 +206,16 @@ def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> I
         note = "" if path in values else " (the default)"
         text = "on" if resolved.get(path) == {} else value_text(resolved.get(path))
         return f"{path} = {text}{note}: {cause}", fix, *paths
+
+    for path, value in values.items():
+        key = find_key(path)
+        selector, wanted = key.only_if if key is not None and key.only_if else ("", ())
+        if selector and resolved.get(selector) not in wanted:  # the key belongs to another variant
+            name, leaf = selector.rpartition(".")[2], path.rpartition(".")[2]
+            fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
+            fix = f"Delete one of the two: {leaf} or {name}" if wanted == (None,) else fix
+            cause = f"{spelled_out(tuple(path.split('.')), value)} has no effect with {selector}"
+            yield f"{cause} = {value_text(resolved.get(selector))}", fix, path, selector
 
     batch_path, group_path = "orchestrator.batch_size", "orchestrator.group_size"
     algo, batch, group = resolved["orchestrator.algo.type"], resolved.get(batch_path), resolved[group_path]
@@ -287,10 +280,9 @@ def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> I
     table = f"{CURRICULUM}.sampler.pools"
     pools = [path for path, value in resolved.items() if value == {} and path.rpartition(".")[0] == table]
     thresholds, weights = ([resolved[f"{pool}.{leaf}"] for pool in pools] for leaf in ("threshold", "weight"))
-    for pool in pools:
-        for leaf in ("threshold", "weight"):
-            if resolved[f"{pool}.{leaf}"] is None:
-                yield broken(f"the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}")
+    for pool, leaf in ((pool, leaf) for pool in pools for leaf in ("threshold", "weight")):
+        if resolved[f"{pool}.{leaf}"] is None:
+            yield broken(f"the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}")
     if None not in thresholds and len({*thresholds}) < len(thresholds):
         yield broken("two pools have the same threshold", "Give each its own", f"{pools[-1]}.threshold")
     if pools and None not in weights and not any(weights):

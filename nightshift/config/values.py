@@ -121,7 +121,8 @@ def is_accepted(key: Key, value: Any) -> bool:
     if key.kind is Kind.LIST:
         is_list = isinstance(value, list | tuple) and all(item in key.choices for item in value)
         return is_list and 0 < len(value) == len(set(value))
-    return _in_range(key, value) and (key.kind is Kind.FLOAT or isinstance(value, int))
+    is_number = key.kind is Kind.FLOAT or (key.kind is Kind.INT and isinstance(value, int))
+    return is_number and _in_range(key, value)
 
 
 def _in_range(key: Key, value: Any) -> bool:
