@@ -14,18 +14,19 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_lines
 from nightshift.cli.shell import Command
-from nightshift.config.allowlist import RATIO
+from nightshift.config.allowlist import CARRIED, RATIO
 from nightshift.config.import_config import (
     IMPORTED_NAME,
     Import,
+    at,
     environment_name,
     environments,
-    gpus,
     import_config,
     model_name,
 )
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
+from nightshift.config.values import value_text
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import disk_error, read_file, write_atomically
@@ -92,8 +93,9 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         settings |= {"model": json.dumps(model), "revision": json.dumps(revision or "")}
     elif model:
         notes.append(f"model = {json.dumps(model)} needs its commit on the hub: write both into {RULES_NAME}")
-    if keys := gpus(imported.tree):
-        notes.append(f"{', '.join(keys)}: uv run run.py --gpus names the GPUs of an experiment")
+    gpus = [f"{path} = {value_text(at(imported.tree, path))}" for path in CARRIED["gpus"] if at(imported.tree, path)]
+    if gpus:
+        notes.append(f"{', '.join(gpus)}: uv run run.py --gpus names the GPUs of an experiment")
     after = before.decode(errors="replace")
     for name, value in settings.items():
         after = _with_setting(after, name, value)

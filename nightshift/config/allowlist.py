@@ -233,10 +233,10 @@ def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
             table = key.table
             lines += ["", f"[{table}]" if table else "at the top of train.toml"]
         head = f"{'-' if key.path in unused else ' '} {key.leaf} = {default_text(key)}"
-        condition = ""
+        lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}"]
         if key.only_if is not None and None not in key.only_if[1]:
-            condition = f" (only with {key.only_if[0]} = {' or '.join(map(str, key.only_if[1]))})"
-        lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}{condition}"]
+            selector = ".".join(key.only_if[0].split(".")[-2:])
+            lines.append(f"      only with {selector} = {' or '.join(map(str, key.only_if[1]))}")
     lines += ["", "locked: refused in train.toml, with all keys below (*: in every table)"]
     for entry in LOCKS:
         if entry.paths:

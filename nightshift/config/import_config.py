@@ -88,11 +88,7 @@ class Import:
 
 
 def import_config(source: bytes, name: str) -> Import:
-    """Return the translation of a config's bytes; `name` is its name in messages.
-
-    Raises:
-        ConfigError: the bytes are no TOML, or too many.
-    """
+    """Return the translation of a config's bytes; `name` is its name in messages. ConfigError: they are no TOML."""
     _, tree = document(source, name)
     values, problems = read_values(tree)
     signs = ((sign, dialect) for dialect in DIALECTS for sign in dialect.signs)
@@ -114,7 +110,17 @@ def import_config(source: bytes, name: str) -> Import:
             cause = f"{spelled_out(problem.path, value)} is not copied"
             result.left_out.append(problem._replace(cause=f"{cause}: {target} is {value_text(values[target])} already"))
     _convert(tree, result)
-    _apply_dialect(result)
+    for path, reason in result.dialect.other_meaning.items():
+        if path in result.values and result.values[path] != result.dialect.defaults.get(path):
+            result.leave_out(
+                path, f"{spelled_out(tuple(path.split('.')), result.values[path])} is not copied: {reason}"
+            )
+    for path, default in result.dialect.defaults.items():
+        key = find_key(path)
+        if key is not None and path not in result.values:
+            result.values[path] = accept(key, default)
+            text = "on" if default == {} else value_text(default)
+            result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {default_text(key)})")
     _make_valid(result)
     parse(result.train_toml("a config"))
     return result
@@ -153,12 +159,6 @@ def environment_name(entry: Mapping[str, Any]) -> str:
     return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
 
 
-def gpus(tree: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a config that name GPUs, with their values."""
-    settings = {path: at(tree, path) for path in CARRIED["gpus"]}
-    return [spelled_out(tuple(path.split(".")), value) for path, value in settings.items() if value is not None]
-
-
 def _convert(tree: Mapping[str, Any], result: Import) -> None:
     """Translate the settings that changed their form, and not only their name."""
     notes: dict[str, str] = {}  # of each translated path
@@ -188,21 +188,6 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
     result.notes += [f"{path}{note}" for path, note in notes.items()]
     moved = tuple(f"{path}." for path in notes)
     result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(moved)]
-
-
-def _apply_dialect(result: Import) -> None:
-    """Leave out keys that meant something else in the dialect, and write its defaults."""
-    dialect = result.dialect
-    for path, reason in dialect.other_meaning.items():
-        if path in result.values and result.values[path] != dialect.defaults.get(path):
-            spelled = spelled_out(tuple(path.split(".")), result.values[path])
-            result.leave_out(path, f"{spelled} is not copied: {reason}")
-    for path, value in dialect.defaults.items():
-        key = find_key(path)
-        if key is not None and path not in result.values:
-            result.values[path] = accept(key, value)
-            text = "on" if value == {} else value_text(value)
-            result.notes.append(f"{path} = {text}: the default of {dialect.name} (today {default_text(key)})")
 
 
 def _make_valid(result: Import) -> None:

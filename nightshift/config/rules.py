@@ -221,11 +221,7 @@ def is_covered(name: str, paths: Sequence[str]) -> bool:
 
 
 def covered_files(root: Path, paths: Sequence[str]) -> list[str]:
-    """Return the sorted names of the regular files below `root` that `paths` cover.
-
-    Raises:
-        UsageError: a folder is a link.
-    """
+    """Return the sorted names of the regular files below `root` that `paths` cover. UsageError: a folder is a link."""
     names, top = set(paths), str(root.absolute())
     for path in paths:
         for folder, folders, files in os.walk(f"{top}/{path.rstrip('/')}"):

@@ -16,11 +16,7 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
     """Return a valid train.toml with other values; comments, order and everything else stay as they are.
 
     A change to ABSENT removes the key with the comment on its line. None writes "None", or removes the key if None is
-    its default. {} switches a table on.
-
-    Raises:
-        ConfigError: the source or the result is refused.
-        KeyError: a change to None of a key that is not open.
+    its default (KeyError: the key is not open). {} switches a table on. ConfigError: source or result is refused.
     """
     import tomlkit  # slow to import, and only proposers write
 
@@ -77,7 +73,7 @@ def _add(text: str, path: str, value: Any) -> str:
     except tomllib.TOMLDecodeError:  # the table is inline or in dotted keys: it cannot have a header
         document = tomlkit.parse(text)
         node: Any = document
-        for segment in table.split("."):
+        for segment in path.split(".")[:-1]:
             node = node.setdefault(segment, {})
         node[leaf] = {} if value == {} else tomlkit.value(value_text(value, MAX_LINE))
         return tomlkit.dumps(document)

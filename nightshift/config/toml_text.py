@@ -39,11 +39,7 @@ def read_source(path: Path) -> bytes:
 
 
 def document(source: bytes, name: str) -> tuple[str, dict[str, Any]]:
-    """Return the text and the tables of a TOML file.
-
-    Raises:
-        ConfigError: the file is too large, binary, or no TOML.
-    """
+    """Return the text and the tables of a TOML file. ConfigError: the file is too large, binary, or no TOML."""
     restore = f"Restore it: git checkout {name}"
     if len(source) > MAX_BYTES:
         raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", restore)

@@ -68,8 +68,7 @@ def load(path: Path) -> Config:
 def parse(source: bytes, name: str = "train.toml") -> Config:
     """Return the config of a train.toml; `name` is its name in messages.
 
-    Raises:
-        ConfigError: no TOML; as TrainTomlError, with every problem, if keys or values are refused.
+    Raises ConfigError if it is no TOML, and TrainTomlError with every problem if keys or values are refused.
     """
     text, tree = document(source, name)
     values, problems = read_values(tree)
