@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from nightshift.campaign.commits import plan
-from nightshift.campaign.counts import is_replaced
 from nightshift.campaign.next_run import Settings, settings_of
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Run, Standing, Verdict
+from nightshift.campaign.results import is_replaced
 from nightshift.campaign.scores import BUSY, Form, compare, remark, remarks, run_scores, taken, without
 from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError

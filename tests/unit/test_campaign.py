@@ -8,7 +8,6 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign, contradictions, fold
 from nightshift.campaign.commits import incumbent_values, plan
-from nightshift.campaign.counts import Counts, num_since_keep, told_decisions
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
     Action,
@@ -22,6 +21,7 @@ from nightshift.campaign.records import (
     packed,
     prediction_in,
 )
+from nightshift.campaign.results import Counts, num_since_keep, told_decisions
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
