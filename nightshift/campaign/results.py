@@ -130,6 +130,20 @@ class Counts:
         return f"{whole}: {', '.join(filter(None, parts))}"
 
 
+def measured_text(record: Record, score: float) -> str:
+    """Return `measured 51.2 %, expected of the incumbent 50.4 %; effect +0.9 ± 2.0 pp, P(it helps) 81 %: keep`.
+    `score`: of the run, as it decides."""
+    judged, run, decision = record.judgement, record.run, record.decision
+    assert judged is not None
+    text = f"measured {100 * score:.1f} %{run.with_rider}"
+    if judged.expected_score is not None:
+        name = "incumbent" if run.new or run.kept else "baseline"
+        text += f", expected of the {name} {100 * judged.expected_score:.1f} %"
+    if decision is not None and decision.estimate is not None:
+        text += f"; effect {decision.estimate.with_p}: {decision.action}"
+    return text
+
+
 def is_replaced(change: Change, kept: Iterable[Change]) -> bool:
     """Return True if kept changes set all keys of a change that left."""
     return change.keys.keys() <= {key for other in kept for key in other.keys}

@@ -32,7 +32,7 @@ EXCEPTIONS = {
     "nightshift/campaign/journal.py": "one line for what was recorded, with its hash",
     "nightshift/campaign/cost.py": "adds up tokens, dollars and hours",
     "nightshift/campaign/finish.py": "does what the records say; keeps and deletes weights that were scored",
-    "nightshift/campaign/ledger.py": "stores records, reads them as they are, lets one process write, refuses what would not compare",
+    "nightshift/campaign/ledger.py": "stores records, lets one process write, refuses what would not compare",
     "nightshift/campaign/results.py": "results.tsv, and what people are told of experiments and of the gain",
     "nightshift/agents/notebook.py": "compares predictions, for display",
     "nightshift/campaign/verify.py": "compares records with their journal",

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.agents.base import Answer, Context
 from nightshift.campaign import finish
-from nightshift.campaign.campaign import Campaign, contradictions
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
@@ -25,6 +25,7 @@ from nightshift.campaign.records import (
     Stage,
     Training,
 )
+from nightshift.campaign.verify import contradictions
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
