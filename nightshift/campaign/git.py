@@ -185,11 +185,8 @@ class Repo:
         commit = self.head().commit
         if commit is None:
             raise UsageError(f"{self.root} has no commit to start a campaign from", "Commit the checkout first.")
-        if self._has_branch(CAMPAIGN_PREFIX.rstrip("/")):
-            cause = f"git has a branch {CAMPAIGN_PREFIX.rstrip('/')}, so it cannot make {CAMPAIGN_PREFIX}{tag}"
-            raise UsageError(cause, f"Rename it: git branch -m {CAMPAIGN_PREFIX.rstrip('/')} NEW-NAME.")
         branch, number = f"{CAMPAIGN_PREFIX}{tag}", 1
-        while self._has_branch(branch):
+        while self._run("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
             number += 1
             branch = f"{CAMPAIGN_PREFIX}{tag}-{number}"
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, "")
@@ -203,9 +200,6 @@ class Repo:
         git = Repo(folder.parent)._git
         git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root.resolve()), str(folder))
         Repo(folder)._git("remote", "remove", "origin")
-
-    def _has_branch(self, name: str) -> bool:
-        return self._run("show-ref", "--verify", "--quiet", f"refs/heads/{name}").returncode == 0
 
     def _commit_on(self, branch: str) -> str:
         """Return the commit that is checked out. UsageError if another branch is checked out."""
