@@ -12,8 +12,8 @@ from nightshift.agents.history import describe_change, history, kept_changes
 from nightshift.agents.notebook import belied, calibrations, compare_prediction, lessons, mode
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.counts import gain_text
 from nightshift.campaign.records import Z95, Record, Verdict
+from nightshift.campaign.results import gain_text
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
 from nightshift.text import clean
