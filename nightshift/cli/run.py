@@ -48,7 +48,8 @@ def run(root: Path, request: Request) -> int:
         return detach(root)
     with reporting() as reporter:
         from nightshift.executors.slurm import end_jobs
-        from nightshift.experiment.experiment import require_ready, run_experiment
+        from nightshift.experiment.admission import require_ready
+        from nightshift.experiment.experiment import run_experiment
         from nightshift.experiment.setup import open_setup, sweep
 
         setup = open_setup(root, request, reporter)
@@ -75,8 +76,8 @@ def run(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
+    from nightshift.experiment.admission import admit, wanted_config
     from nightshift.experiment.baseline import fitting_baseline
-    from nightshift.experiment.experiment import admit, wanted_config
     from nightshift.experiment.runs import next_seed
 
     config = load(setup.root / CONFIG_NAME)

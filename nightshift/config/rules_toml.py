@@ -36,11 +36,11 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
-    """[environment.NAME]: `weight` and `args` of any environment; the rest goes with `package`, num_selection must."""
+    """[environment.NAME]: `weight` and `args` of any environment; the rest goes with `package`, num_validation must."""
 
     weight: Scale = 1.0
     package: Name = ""
-    num_selection: Annotated[int, Meta(ge=1, le=10**6)] | None = None
+    num_validation: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     num_train: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     args: dict[str, Any] = {}
     reward_range: tuple[float, float] = (0.0, 1.0)
@@ -63,8 +63,8 @@ def check_environment(root: Path, name: str, table: Table) -> None:
         return
     if (root / "environments" / name).exists():
         raise UsageError(f"{where}: environments/{name} is there already", "Name it otherwise, or leave package out.")
-    if table.num_selection is None:
-        raise UsageError(f"{where} has no num_selection", "Write how many tasks decide: num_selection = 200.")
+    if table.num_validation is None:
+        raise UsageError(f"{where} has no num_validation", "Write how many tasks decide: num_validation = 200.")
     low, high = table.reward_range
     if not -1e9 <= low < high <= 1e9:
         raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
@@ -192,7 +192,7 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     """[tool.nightshift] of an environment."""
 
-    num_selection: int
+    num_validation: int
     models: Annotated[tuple[str, ...], Meta(min_length=1)]
     num_train: int | None = None
     needs: list[str] = []
@@ -322,7 +322,7 @@ def refuse_unused_weights(root: Path) -> None:
 def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
     declared = _declared(root, name, table)
     taskset, requires = taskset_rules(root, name, table) if table.package else (None, declared.requires)
-    sizes, args = (declared.num_selection, declared.num_train), declared.args | table.args
+    sizes, args = (declared.num_validation, declared.num_train), declared.args | table.args
     needs, kind = tuple(declared.needs), (declared.is_game, declared.is_bounded)
     named, digest = versions_of(requires)
     if taskset is None:  # another version elsewhere is no fault of what ours leave open
@@ -361,8 +361,8 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
     """What the environment says of itself, or rules.toml of somebody's. UsageError where there is no such environment,
     or it says something else."""
     check_environment(root, name, table)
-    if table.num_selection is not None:
-        return _Declared(table.num_selection, table.models, table.num_train, args=table.args)
+    if table.num_validation is not None:
+        return _Declared(table.num_validation, table.models, table.num_train, args=table.args)
     there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
     if name not in there:
         near = get_close_matches(name, there, 1)
@@ -375,12 +375,17 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         cause = f"{path}: [tool.nightshift]: {error}"
-        raise UsageError(cause, "docs/environments.md says what it holds.") from None
+        raise UsageError(cause, _renamed(error) or "docs/environments.md says what it holds.") from None
     check_json(f"{path}: [tool.nightshift]", declared.args)
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
         raise UsageError(f"{RULES_NAME}: [environment.{name}]: args has {json.dumps(unknown[0])}", fix)
     return declared
+
+
+def _renamed(error: Exception) -> str:
+    """Return the remedy for a key of 0.2; empty for other errors."""
+    return "It is num_validation since 0.3: rename it." if "`num_selection`" in str(error) else ""
 
 
 def _read(root: Path) -> Chosen:
@@ -398,7 +403,7 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
         chosen = msgspec.convert({name: value for name, value in tables.items() if name not in removed}, Chosen)
     except (ValueError, RecursionError) as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
-        raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+        raise UsageError(f"{RULES_NAME}: {error}", _renamed(error) or fix) from None
     if removed:
         raise UsageError(f"{RULES_NAME}: {' and '.join(removed)}: gone in 0.3: delete the line")
     if len({*chosen.environments}) < len(chosen.environments):

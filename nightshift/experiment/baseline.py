@@ -1,7 +1,7 @@
-"""The first experiment of a campaign, which may have been made before there was a branch.
+"""A baseline that was measured before its campaign had a branch.
 
-run.py on `main` measures what a branch made from that commit would measure first. If everything is the same, the branch
-begins with that result: no baseline is trained twice.
+`run.py` on main measures what a branch made from that commit would measure first. If everything is the same, the branch
+begins with that result, and no baseline is trained twice.
 """
 
 from datetime import datetime
@@ -23,59 +23,65 @@ from nightshift.files import read_file
 
 
 def fitting_baseline(setup: Setup) -> Record | None:
-    """The record that measured this new campaign's baseline before its branch: the first, so that nobody picks one."""
+    """Return the first record that measured this new campaign's baseline before its branch; None without one.
+
+    It is the first one, so that nobody picks the best of several.
+    """
     head, records = setup.repo.head(), setup.ledger.records()
-    is_new = head.is_campaign and baseline_of(records, head) is None and not setup.experiments_in_flight()
-    committed = setup.repo.config_at(head.commit) if is_new and head.commit else None
-    made = next((record for record in records if committed and _is_it(record, head, committed, setup)), None)
-    if made is not None and committed is not None:
-        require_committed(setup.repo, head, committed, setup.rules)
-    return made
+    if not head.is_campaign or not head.commit or baseline_of(records, head) or setup.experiments_in_flight():
+        return None
+    committed = setup.repo.config_at(head.commit)
+    if committed is None:
+        return None
+    for record in records:
+        if _fits(record, head, committed, setup):
+            require_committed(setup.repo, head, committed, setup.rules)
+            return record
+    return None
 
 
 def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | None:
-    """Begin the campaign checked out with a result that was measured before it, if one fits; the closed record if that
-    is all that running `config` asks for. UsageError as for a baseline that is run."""
-    if (made := fitting_baseline(setup)) is None:
+    """Begin the campaign checked out with a result that was measured before it, if one fits.
+
+    Returns: the closed record if running `config` asks for no more than this; else None.
+    """
+    earlier = fitting_baseline(setup)
+    if earlier is None:
         return None
-    is_more = request.again or request.baseline
-    head, is_all = setup.repo.head(), config.hash == made.config_hash and not is_more
-    said = f"{request.proposal.description}: " if is_all and request.proposal.description else ""
-    said += f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
-    cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "git_action", "total_seconds"))
+    is_all = config.hash == earlier.config_hash and not (request.again or request.baseline)
+    description = f"baseline: the run of {earlier.number:04d}, made on {earlier.branch or 'a detached HEAD'}"
+    if is_all and request.proposal.description:
+        description = f"{request.proposal.description}: {description}"
+    cleared: dict[str, Any] = dict.fromkeys(("result", "judgement", "decided", "git_action", "total_seconds"))
     num_decided = setup.ledger.num_decided()
     record = replace(
-        made,
-        branch=head.branch,
-        proposal=Proposal(description=said),
+        earlier,
+        branch=setup.repo.head().branch,
+        proposal=Proposal(description=description),
         decided_before=num_decided,
         started=setup.now().isoformat(timespec="milliseconds"),
         **cleared,
-        result=None,
     )
-    source = setup.ledger.source(made.number)
+    source = setup.ledger.source(earlier.number)
     record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: as_json(record.effective)})
     seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
-    record = replace(record, result=made.result, baseline=made.number, decided=num_decided + 1)
-    record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds), config)
-    record = close(record, setup.ledger, setup.repo)
+    record = replace(
+        record, result=earlier.result, baseline=earlier.number, decided=num_decided + 1, total_seconds=seconds
+    )
+    record = close(setup.campaign(record.branch).judge(record, config), setup.ledger, setup.repo)
     setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; it is not made again")
     return record if is_all else None
 
 
-def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
-    """Whether a record outside of any campaign measured what this one would measure first, and is as it was written."""
+def _fits(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
+    """Return whether a record from outside any campaign measured what this campaign would measure first."""
     here = setup.engine.name, setup.rules_hash, setup.hardware, setup.variables
-    if (
-        not record.is_keep
-        or record.parent is not None
-        or Head(record.branch, record.commit).is_campaign
-        or record.evaluation is None
-        or differences(record, *here)
-        or record.commit != head.commit
-    ):
+    is_campaign = Head(record.branch, record.commit).is_campaign
+    if not record.is_keep or record.parent is not None or is_campaign or record.evaluation is None:
         return False
-    # Its files are those for which their writer added a line to the journal: agents can write in runs/.
+    if differences(record, *here) or record.commit != head.commit:
+        return False
+    # Agents can write in runs/: the files must be those of the journal.
     folder = setup.ledger.run_dir(record.number)
     try:
         hashes = {CONFIG_NAME: sha256(committed), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}

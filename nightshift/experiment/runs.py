@@ -1,4 +1,4 @@
-"""The run of an experiment in the executor: what is asked of a worker, with which seed; and its end."""
+"""The jobs of runs: settings, seed and token; how to submit and how to cancel them."""
 
 import hashlib
 import itertools
@@ -15,21 +15,24 @@ from nightshift.experiment.setup import Setup
 
 
 def submit(record: Record, setup: Setup) -> None:
+    """Submit the run of an experiment."""
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
-    if record.parent is not None:  # checked again: its record lies where agents can write
+    if record.parent is not None:  # validated again: its record lies where agents can write
         parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
         job = replace(job, incumbent=dict(setup.engine.validate(parent).settings), ends_without_gradient=True)
     submit_job(setup.ledger.run_dir(record.number), job, setup)
 
 
 def submit_job(run_dir: Path, job: Job, setup: Setup, access: Access | None = None) -> None:
-    """Start a worker. `access`: to the test split; the journal holds it before the worker starts."""
+    """Start a worker. The journal holds its job, and its `access` to the test split, before the worker starts."""
     setup.executor.submit(run_dir, job, lambda: setup.ledger.enter(run_dir / JOB_NAME, access))
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """The first seed that no scored run of the campaign had, and that no run in flight has: a lost run is run again
-    with its seed."""
+    """Return the first seed that no scored run of the campaign and no run in flight has.
+
+    So a lost run is run again with its seed.
+    """
     used = setup.campaign(record.branch).seeds() | {job.seed for job in setup.executor.in_flight().values()}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 
@@ -41,7 +44,7 @@ def job_of(
     hardware: str,
     split: Literal["validation", "test"] = "validation",
 ) -> Job:
-    """The job of one run under this set-up, which is evaluated on that split."""
+    """Return the job of one run under this set-up, evaluated on `split`."""
     return Job(
         rules=setup.rules,
         rules_hash=setup.rules_hash,
@@ -57,15 +60,16 @@ def job_of(
 
 
 def cancel(setup: Setup, number: int | None = None) -> None:
-    """End all runs that nobody collected, or those of one experiment."""
+    """Cancel the runs that were not collected; with `number` only the run of that experiment."""
     in_flight = setup.executor.in_flight()
     setup.executor.cancel([f for f in in_flight if number is None or f == setup.ledger.run_dir(number)])
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
+    """Return canonical JSON: equal bytes for equal values."""
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode()
 
 
 def hash_of(settings: Mapping[str, Any]) -> str:
-    """Of what the engine was given: equal for equal settings."""
+    """Return 12 hex digits over the engine's settings."""
     return hashlib.sha256(as_json(settings)).hexdigest()[:12]

@@ -35,7 +35,8 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
-from nightshift.experiment.experiment import admit, collect, compose, incumbent_now, interrupt, start, withdraw
+from nightshift.experiment.admission import admit, compose, incumbent_now
+from nightshift.experiment.experiment import collect, interrupt, start, withdraw
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup

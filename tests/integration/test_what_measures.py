@@ -58,6 +58,7 @@ EXCEPTIONS = {
     "nightshift/config/rules.py": "its constants are hashed by value",
     "nightshift/config/rules_toml.py": "makes the rules, which are hashed by value",
     "nightshift/cli/running.py": "words for a terminal",
+    "nightshift/experiment/admission.py": "refuses, and says which changes a run holds",
     "nightshift/experiment/runs.py": "makes jobs, which name their seed and settings",
     "nightshift/evaluation/scorer.py": "of tasksets, whose rules cover it",
     "nightshift/evaluation/test_split.py": "reads examples that decide nothing",

@@ -41,8 +41,8 @@ def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(t
 def test_an_episode_asks_once_and_scores_the_answer() -> None:
     (environment,) = environments.load(ROOT, ARITHMETIC_TRL.environments)
     assert (environment.name, environment.package) == ("arithmetic", "nightshift_arithmetic")
-    assert [len(environment.examples(split)) for split in ("train", "selection")] == [4000, 4000]
-    example = environment.examples("selection")[0]
+    assert [len(environment.examples(split)) for split in ("train", "validation")] == [4000, 4000]
+    example = environment.examples("validation")[0]
     episode = environment.episode(example)
     assert episode.score() == 0.0
     (message,) = episode.ask() or ()
@@ -75,8 +75,8 @@ def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(ke
     (arithmetic,) = environments.load(ROOT, [EnvironmentRules("arithmetic", 3, needs=("gsm8k",))])
     data = SimpleNamespace(load=lambda split, size: [SimpleNamespace(key=key) for key in keys])
     monkeypatch.setattr(arithmetic, "_data", data)
-    with pytest.raises(EngineError, match=rf"arithmetic: {len(keys)} examples of selection with .* 3 are asked for"):
-        arithmetic.examples("selection")
+    with pytest.raises(EngineError, match=rf"arithmetic: {len(keys)} examples of validation with .* 3 are asked for"):
+        arithmetic.examples("validation")
 
 
 def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_that_of_the_rules() -> None:

@@ -16,10 +16,12 @@ from nightshift.campaign.records import Evaluation, Outcome, Result, Training, W
 from nightshift.config.allowlist import find_key
 from nightshift.experiment import health
 from nightshift.experiment.health import Conditions, Finding, Severity, digest, examine
+from tests.rules import ARITHMETIC_TRL
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}
-USUAL = Conditions(Result(1000, Training(Outcome.BUDGET, 100, training_seconds=60.2)), 60.0, VALUES)
+RULES = replace(ARITHMETIC_TRL, budget_seconds=60.0)
+USUAL = Conditions(Result(1000, Training(Outcome.BUDGET, 100, training_seconds=60.2)), RULES, VALUES)
 SEEDS = range(30)
 
 
@@ -317,7 +319,7 @@ FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
     ("first", "figures", "text", "key"),
     [
         (1, {"all_wrong_share": 1.0}, "every answer is wrong [", "orchestrator.group_size"),
-        (60, {"all_wrong_share": 1.0}, "every answer is wrong, which was not so before [", "trainer.optim.lr"),
+        (60, {"all_wrong_share": 1.0}, "every answer is wrong, unlike before [", "trainer.optim.lr"),
         (60, {"all_right_share": 1.0}, "every answer is right [", "curriculum.sampler.type"),
         (60, {"all_right_share": 0.5, "all_wrong_share": 0.5}, "all rewards of each group are equal [", "temperature"),
         (

@@ -46,7 +46,7 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", list(sys.path))
     template.create(root, "boxes")
     lines = list(template.look(root, "boxes", clock=lambda: 0.0))
-    assert lines[0] == "boxes: 800 examples to train on, 400 decide, as many are sealed; loaded in 0.0 s"
+    assert lines[0] == "boxes: 800 training examples, 400 for validation, 400 for test; loaded in 0.0 s"
     assert lines[1].startswith("user: Mia has ")
     assert lines[2] == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
     assert lines[3].startswith("its answer ('")

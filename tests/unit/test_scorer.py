@@ -32,7 +32,9 @@ def open_taskset(name, args):
     while args.get("burns") and time.process_time() < 1: pass
     print("a package that prints"); sys.stdin.read()
     return args
-def split(taskset, num_selection, num_train): return {"train": [Task()], "selection": [], "sealed": []}
+def split(taskset, num_validation, num_train, note):
+    note("2 of 3 tasks have the same prompt")
+    return {"train": [Task()], "validation": [], "test": []}
 def identity(task): return "key"
 def chat(task): return [{"role": "user", "content": "?"}]
 def reward_of(task, text):
@@ -42,7 +44,7 @@ def as_score(reward, reward_range):
     if not reward_range[0] <= reward <= reward_range[1]: raise Refused(f"a reward of {reward:g} lies outside")
     return reward
 """
-OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_selection": 1, "num_train": None}
+OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_validation": 1, "num_train": None}
 
 
 @pytest.fixture
