@@ -76,9 +76,7 @@ def run(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
-    from nightshift.experiment.admission import admit, wanted_config
-    from nightshift.experiment.baseline import fitting_baseline
-    from nightshift.experiment.runs import next_seed
+    from nightshift.experiment.admission import admit, fitting_baseline, wanted_config
 
     config = load(setup.root / CONFIG_NAME)
     if (made := fitting_baseline(setup)) is not None:
@@ -105,7 +103,7 @@ def plan(request: Request, setup: Setup) -> list[str]:
         *(f"scaled:   {line}" for line in record.scaled),
         *(f"unused:   {key}" for key in record.unused_keys),
         f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run",
-        *setup.engine.describe(record.effective, next_seed(record, setup), run_dir),
+        *setup.engine.describe(record.effective, setup.next_seed(record.branch), run_dir),
     ]
 
 

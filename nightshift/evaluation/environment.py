@@ -47,9 +47,8 @@ _FORMER_SPLITS = {"selection": "validation", "sealed": "test"}  # until 0.2
 class SingleTurn:
     """An Environment of one question and one answer, over the modules `data` and `scoring` of its package.
 
-    The modules are imported when they are first needed: after the controller compared their bytes. `package`: the name
-    of the package for Python and verifiers, and in every evaluation. `scorer`: the process that scores the answers,
-    None if they are scored here; the caller closes it.
+    The modules are imported when they are first needed, after the controller compared their bytes. `package`: its name
+    for Python and verifiers, and in every evaluation. `scorer`: the process that scores, which the caller closes.
     """
 
     def __init__(self, rules: EnvironmentRules, scorer: Scorer | None = None) -> None:
@@ -72,9 +71,9 @@ class SingleTurn:
         return int(self._data.PROMPT_TOKENS)
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return one split, as large as the rules say, in a fixed order. The test split is read in test_split.py only.
+        """Return one split, as large as the rules say, in a fixed order. Only test_split.py reads the test split.
 
-        Raises: EngineError for missing or wrong data, another number of examples, or a key twice.
+        Raises EngineError for missing or wrong data, another number of examples, or a key twice.
         """
         size = self._rules.num_train if split == "train" else self._rules.num_validation
         examples: Sequence[Example] = _call(self._data.load, split, size, **self._rules.args)
@@ -98,10 +97,7 @@ class SingleTurn:
         return {str(name): str(value) for name, value in _call(slices, example).items()} if slices else {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """Fetch the data that `examples` reads, from the folder `source` or from where it is published.
-
-        Data that is there is kept. Generated data needs no preparation. Raises: EngineError.
-        """
+        """Fetch missing data, from the folder `source` or from where it is published. Generated data needs none."""
         if hasattr(self._data, "prepare"):
             _call(self._data.prepare, source=source, progress=note)
             self.examples("validation")  # with the args of rules.toml
@@ -127,10 +123,7 @@ class Game(SingleTurn):
         return games
 
     def practice(self, example: Example, opponent: str, seat: int, seed: int) -> Any:
-        """Return a game to learn from, in an even or an odd seat.
-
-        `opponent` "pool" is a player of the pool, chosen by `seed`; any other is a policy.
-        """
+        """Return a game to learn from. `opponent` "pool" is a player of the pool by `seed`, any other a policy."""
         return self._game.practice(example, opponent, seat, seed)
 
 
@@ -171,9 +164,9 @@ def add_curve(
     earlier: Mapping[int, Callable[[], None]],
     complete: Complete,
 ) -> tuple[str, ...]:
-    """Add the games' ratings after earlier steps to `figures`. Return a line if some of the CURVE_STEPS are missing.
+    """Add the games' ratings after earlier steps to `figures`, for display: a failure here costs no run.
 
-    The ratings are for display, so a failure here costs no run.
+    Return a line if some of the CURVE_STEPS are missing.
     """
     missing = []
     if len(earlier) < CURVE_STEPS:
@@ -213,10 +206,7 @@ def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, .
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a package's code and return its result. EngineError for what it raises.
-
-    A ValueError that the package raises itself is one line with its fix. Any other error is named with its place.
-    """
+    """Call a package's code. A ValueError that it raises itself is one line with its fix; others get their place."""
     try:
         return function(*arguments, **named)
     except (Exception, SystemExit) as error:

@@ -41,13 +41,8 @@ def evaluate(
     """Load the final weights, play every example to its end, score it, and write one JSON line an example to `path`.
 
     Without `path` nothing is written that may hold an answer: no completion, and of an exception only its type.
-
-    Returns:
-        Scores 0..1. `eval_score` is the mean over examples; of several environments their weighted mean.
-        `strict_score` counts answers without the requested format as wrong.
-
-    Raises:
-        EngineError: the policy cannot be loaded, or answers another number of chats than asked.
+    `eval_score` is the mean over examples, of several environments their weighted mean. `strict_score` counts answers
+    without the requested format as wrong. Raises EngineError if the policy cannot be loaded or leaves chats unanswered.
     """
     began = time.monotonic()
     weights = session.load_final_weights()

@@ -111,10 +111,7 @@ class Scorer:
         return 0.0
 
     def failures(self, is_secret: bool = False) -> str:
-        """Return one line on the answers whose reward failed; empty without any.
-
-        `is_secret`: of the first cause only the exception's type, because its text may hold the right answer.
-        """
+        """Return one line on the failed rewards. `is_secret`: without the exception's text, which may hold answers."""
         if not self.num_failed:
             return ""
         share = f"{self.num_failed} of {self.num_scored} answers"
@@ -149,10 +146,7 @@ class Scorer:
         self._cpu_before -= self._cpu_now  # loading is no scoring
 
     def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
-        """Send a request and return the field `wanted` of the reply.
-
-        Raises: _Failed without a reply in time, and if the taskset failed; EngineError if it is refused.
-        """
+        """Return the field `wanted` of the reply. _Failed without one in time; EngineError for a refused taskset."""
         if self._group is None:
             self._start(is_online)
         deadline = time.monotonic() + seconds

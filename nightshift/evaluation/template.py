@@ -21,10 +21,7 @@ _SKELETON = "docs/environment"
 
 
 def create(root: Path, name: str) -> list[str]:
-    """Write environments/NAME, which can be trained as it is, with its test. Return lines on what to do next.
-
-    Raises: UsageError for a name that is invalid or taken.
-    """
+    """Write environments/NAME, which can be trained as it is, with its test. Return lines on what to do next."""
     if not NAME.fullmatch(name):
         raise UsageError(f"{json.dumps(name)} is no name of an environment", "Give up to 40 of a-z, 0-9 and _.")
     target, skeleton = root / "environments" / name, root / _SKELETON
@@ -45,10 +42,7 @@ def create(root: Path, name: str) -> list[str]:
 
 
 def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
-    """Yield a line each on the sizes of the splits, an example, and what rewards cost and pay.
-
-    Raises: NightshiftError if the environment is refused. The line names file and line of a fault in its code.
-    """
+    """Yield lines on splits, an example, and what rewards cost and pay. NightshiftError names a fault and its place."""
     refuse_unused_weights(root)
     (rules,) = environments_named(root, [name])
     try:

@@ -14,10 +14,7 @@ from nightshift.evaluation.environment import Task, load
 
 
 def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[Task]:
-    """Return the examples of the test split, for a job of the last access.
-
-    Raises: EngineError for any other job, and for missing data.
-    """
+    """Return the examples of the test split, for a job of the last access. EngineError for any other job."""
     accesses = Journal(root / "runs").accesses()
     tokens = {access.token for access in accesses if access.number == accesses[-1].number}
     if not token or token not in tokens:

@@ -1,25 +1,33 @@
-"""What a request runs, and whether it may run: checked before anything is recorded."""
+"""What a request runs, and whether it may run: checked before anything is recorded.
 
+`run.py` on main measures what a branch made from that commit would measure first. If everything is the same, the branch
+begins with that result (`adopt_baseline`), and no baseline is trained twice.
+"""
+
+import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from importlib import metadata
+from typing import Any
 
 from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
-from nightshift.campaign.finish import uncommitted
-from nightshift.campaign.git import Head
-from nightshift.campaign.ledger import STARTED
-from nightshift.campaign.records import Action, Change, Decision, Record, Request, Run
-from nightshift.campaign.same_setup import baseline_of, require_same_setup
+from nightshift.campaign.finish import close, uncommitted
+from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.journal import record_sha256, sha256
+from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME, STARTED
+from nightshift.campaign.records import Action, Change, Decision, Proposal, Record, Request, Run
+from nightshift.campaign.same_setup import baseline_of, differences, require_same_setup
 from nightshift.config.train_toml import Config, diff
 from nightshift.config.values import shorten
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot
 from nightshift.experiment.integrity import require_committed, require_unchanged
-from nightshift.experiment.runs import hash_of
 from nightshift.experiment.setup import Setup
+from nightshift.files import read_file
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 
@@ -43,10 +51,7 @@ def wanted_config(config: Config, request: Request, setup: Setup) -> Config:
 
 
 def admit(candidate: Config, request: Request, setup: Setup) -> Record:
-    """Return the record of an experiment to come, with number 0.
-
-    Raises: UsageError or IntegrityError if the experiment does not compare with its campaign, or was tried.
-    """
+    """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
     head, records = setup.repo.head(), setup.ledger.records()
     first = baseline_of(records, head)
     hardware, variables = setup.hardware, setup.variables
@@ -58,7 +63,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     campaign = setup.campaign(head.branch, records)
     kept, decisions = incumbent_now(campaign, setup)
     validated = setup.engine.validate(candidate)
-    effective_hash = hash_of(validated.settings)
+    effective_hash = sha256(settings_json(validated.settings))[:12]
     run, changes = _contents(candidate, request, campaign, kept, setup)
     is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
     if not is_repeat and campaign.baseline is not None:
@@ -99,10 +104,15 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     )
 
 
+def settings_json(settings: Mapping[str, Any]) -> bytes:
+    """Return equal bytes for equal settings."""
+    return json.dumps(settings, sort_keys=True, indent=1, allow_nan=False).encode()
+
+
 def incumbent_now(campaign: Campaign, setup: Setup) -> tuple[tuple[Change, ...], tuple[Decision, ...]]:
     """Return the incumbent's changes, and what your own commits since the last experiment decided about them.
 
-    As long as git lacks a commit of ours, the user's changes cannot be told from ours, and are not read.
+    While git lacks a commit of ours, your changes cannot be told from ours, and are not read.
     """
     records, head = setup.ledger.records(), setup.repo.head()
     if not head.is_campaign or campaign.baseline is None or uncommitted(records, head.branch):
@@ -165,3 +175,72 @@ def _name_of(run: Run, campaign: Campaign) -> str:
     if run.is_baseline:
         return "baseline again"
     return "incumbent again" if run.changes == campaign.kept else "again"
+
+
+def fitting_baseline(setup: Setup) -> Record | None:
+    """Return the record that measured this new campaign's baseline before its branch; None without one.
+
+    Of several it is the first, so that nobody picks the best.
+    """
+    head, records = setup.repo.head(), setup.ledger.records()
+    if not head.is_campaign or not head.commit or baseline_of(records, head) or setup.experiments_in_flight():
+        return None
+    committed = setup.repo.config_at(head.commit)
+    if committed is None:
+        return None
+    for record in records:
+        if _fits(record, head, committed, setup):
+            require_committed(setup.repo, head, committed, setup.rules)
+            return record
+    return None
+
+
+def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | None:
+    """Begin the campaign checked out with a result that was measured before it, if one fits.
+
+    Return the closed record if running `config` asks for no more than this; else None.
+    """
+    earlier = fitting_baseline(setup)
+    if earlier is None:
+        return None
+    is_all = config.hash == earlier.config_hash and not (request.again or request.baseline)
+    description = f"baseline: the run of {earlier.number:04d}, made on {earlier.branch or 'a detached HEAD'}"
+    if is_all and request.proposal.description:
+        description = f"{request.proposal.description}: {description}"
+    cleared: dict[str, Any] = dict.fromkeys(("result", "judgement", "decided", "git_action", "total_seconds"))
+    num_decided = setup.ledger.num_decided()
+    record = replace(
+        earlier,
+        branch=setup.repo.head().branch,
+        proposal=Proposal(description=description),
+        decided_before=num_decided,
+        started=setup.now().isoformat(timespec="milliseconds"),
+        **cleared,
+    )
+    source = setup.ledger.source(earlier.number)
+    record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: settings_json(record.effective)})
+    seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
+    record = replace(
+        record, result=earlier.result, baseline=earlier.number, decided=num_decided + 1, total_seconds=seconds
+    )
+    record = close(setup.campaign(record.branch).judge(record, config), setup.ledger, setup.repo)
+    setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; it is not made again")
+    return record if is_all else None
+
+
+def _fits(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
+    """Return whether a record from outside any campaign measured what this campaign would measure first."""
+    here = setup.engine.name, setup.rules_hash, setup.hardware, setup.variables
+    is_campaign = Head(record.branch, record.commit).is_campaign
+    if not record.is_keep or record.parent is not None or is_campaign or record.evaluation is None:
+        return False
+    if differences(record, *here) or record.commit != head.commit:
+        return False
+    # Agents can write in runs/: the files must be those of the journal.
+    folder = setup.ledger.run_dir(record.number)
+    try:
+        hashes = {CONFIG_NAME: sha256(committed), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}
+    except (OSError, ValueError):
+        return False
+    lines = {name: setup.ledger.journal.last(f"{folder.name}/{name}") for name in hashes}
+    return all(line and not line.recovered and line.sha256 == hashes[name] for name, line in lines.items())

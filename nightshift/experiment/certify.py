@@ -35,7 +35,6 @@ from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.admission import compose, require_ready
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
-from nightshift.experiment.runs import job_of, submit_job
 from nightshift.experiment.setup import Setup
 from nightshift.files import Document, read_json, remove_tree, write_json
 
@@ -166,12 +165,8 @@ def tasks(
 ) -> list[Task]:
     """Return the comparisons to make. Nothing is run, and nothing of the test split is read.
 
-    Args:
-        environments: names, several joined by +. With one, or a budget, their validation split is used.
-        revisions: a commit by side.
-
-    Raises:
-        UsageError: there is nothing to compare, or a config is invalid there.
+    `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
+    commit by side. Raises UsageError if there is nothing to compare, or a config is invalid there.
     """
     configs, names = _contenders(setup, revisions or {})
     if not environments and budget_seconds is None:
@@ -298,11 +293,8 @@ def _last_access(ledger: Ledger) -> int:
 def certify(questions: Sequence[Task]) -> list[Comparison]:
     """Make the missing runs, compare, and return the comparisons. Call as the controller.
 
-    A run whose training fails leaves one seed less.
-
-    Raises:
-        EngineError: no run of a side could be evaluated.
-        Interrupted: finished runs are kept.
+    A run whose training fails leaves one seed less. Raises EngineError if no run of a side could be evaluated, and
+    Interrupted: finished runs are kept.
     """
     setup = questions[0].setup
     for task in questions:
@@ -361,12 +353,12 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         else:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
-            job = job_of(task.settings[side], seed, setup, setup.hardware, plan.split)
+            job = setup.job(task.settings[side], seed, plan.split)
             access = None
             if plan.access is not None:
                 compared = {name: getattr(plan, name) for name in _COMPARED}
                 access = Access(number=plan.access, token=job.token, **compared)
-            submit_job(folder, job, setup, access)
+            setup.submit(folder, job, access)
         while not setup.executor.is_over(folder):
             setup.wait()
         require_unchanged(setup.repo, setup.rules, setup.rules_hash, setup.repo.head().commit, setup.rules_hash)
@@ -403,10 +395,7 @@ def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
 
 
 def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
-    """Return the difference over all environments.
-
-    Raises: EngineError if no run of a side was evaluated, UsageError if the examples changed.
-    """
+    """Return the difference over all environments. EngineError if a side has no run, UsageError for other examples."""
     sides = {side: _evaluations(runs, side) for side in SIDES}
     for side, evaluations in sides.items():
         if not evaluations:

@@ -4,6 +4,7 @@
 judges the result. Both read all that they need from the ledger, so a kill costs at most one run.
 """
 
+import dataclasses
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -18,25 +19,18 @@ from nightshift.campaign.same_setup import baseline_of
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment.admission import admit, require_ready, wanted_config
-from nightshift.experiment.baseline import adopt_baseline
+from nightshift.experiment.admission import admit, adopt_baseline, require_ready, settings_json, wanted_config
 from nightshift.experiment.health import Conditions, digest
 from nightshift.experiment.integrity import IntegrityError, require_branch, require_unchanged
-from nightshift.experiment.runs import as_json, cancel, submit
 from nightshift.experiment.setup import Setup
 from nightshift.waiting import lasted
 
 
 def run_experiment(request: Request, setup: Setup) -> Record:
-    """Train, evaluate, decide and record one experiment. Call as the controller (Ledger.controller).
+    """Train, evaluate, decide and record one experiment. Return its closed record, also of a failed run.
 
-    Returns:
-        The closed record, also of a failed run.
-
-    Raises:
-        ConfigError, UsageError, IntegrityError: nothing was recorded.
-        Interrupted, IntegrityError: the record was closed without a verdict.
-        EngineError: the engine is not ready.
+    Call as the controller (Ledger.controller). Raises ConfigError, UsageError, IntegrityError or EngineError before
+    anything is recorded; Interrupted or IntegrityError after the record was closed without a verdict.
     """
     try:
         record = start(request, load(setup.root / CONFIG_NAME), setup)
@@ -47,13 +41,13 @@ def run_experiment(request: Request, setup: Setup) -> Record:
         interrupt(error.cause, setup)
         raise
     finally:
-        cancel(setup)
+        setup.cancel()
 
 
 def start(request: Request, config: Config, setup: Setup) -> Record:
-    """Check a request, reserve its number, and submit its run.
+    """Check a request, reserve its number, and submit its run. Return the record.
 
-    Returns: the record as it was reserved; the closed record if a baseline was taken over or no run could be submitted.
+    It is closed already if it is a baseline that was measured before, or if the run could not be submitted.
     """
     resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     adopted = adopt_baseline(config, request, setup)
@@ -62,7 +56,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     config = wanted_config(config, request, setup)
     record = admit(config, request, setup)
     require_ready(setup)
-    files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: as_json(record.effective)}
+    files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: settings_json(record.effective)}
     record = setup.ledger.reserve(record, files)
     limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {limits}")
@@ -75,16 +69,26 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         submit(record, setup)
         setup.ledger.sync_tsv()
     except (EngineError, OSError) as error:
-        cancel(setup, record.number)
+        setup.cancel(record.number)
         return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     return record
 
 
-def collect(number: int, setup: Setup) -> Record | None:
-    """Judge and close an experiment whose run has ended.
+def submit(record: Record, setup: Setup) -> None:
+    """Submit the run of an experiment."""
+    job = setup.job(record.effective, setup.next_seed(record.branch))
+    if record.parent is not None:  # validated again: its record lies where agents can write
+        parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
+        job = dataclasses.replace(
+            job, incumbent=dict(setup.engine.validate(parent).settings), ends_without_gradient=True
+        )
+    setup.submit(setup.ledger.run_dir(record.number), job)
 
-    Returns: the closed record; None while the run is in flight.
-    Raises: IntegrityError if a measuring file or the branch changed. The run stays in flight.
+
+def collect(number: int, setup: Setup) -> Record | None:
+    """Judge and close an experiment whose run has ended. Return the closed record; None while the run is in flight.
+
+    Raises IntegrityError if a measuring file or the branch changed. The run stays in flight.
     """
     record = setup.ledger.record(number)
     if record.status != STARTED:
@@ -148,14 +152,14 @@ def examine(record: Record, setup: Setup) -> str:
 
 def withdraw(number: int, cause: str, setup: Setup) -> None:
     """Close an experiment whose run has not begun. It decides nothing."""
-    cancel(setup, number)
+    setup.cancel(number)
     conclude(crash(setup.ledger.record(number), Failure.INTERRUPTED, cause), setup)
 
 
 def interrupt(cause: str, setup: Setup) -> None:
     """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""
     numbers = setup.experiments_in_flight()
-    cancel(setup)
+    setup.cancel()
     records = setup.ledger.records()
     for record in records:
         if record.git_action is not None or (record.number not in numbers and record is not records[-1]):

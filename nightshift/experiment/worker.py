@@ -117,9 +117,9 @@ def _end_with_the_controller() -> None:
 
 
 def make_run(job: Job, root: Path, folder: Path) -> Result:
-    """Train within the budget and evaluate the final weights. All files go to `folder`; no process is left.
+    """Train within the budget, evaluate the final weights, and return the result. All files go to `folder`.
 
-    Returns: the result. If nothing could be evaluated, its `training` holds the cause and whose fault it is.
+    If nothing could be evaluated, `training` holds the cause and whose fault it is. No process is left.
     """
     began = time.monotonic()
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)

@@ -90,7 +90,12 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
 
 def test_those_that_ask_the_same_are_one(open_: Open) -> None:
     change = ('f"word{number}"', 'f"word{number // 2}"')
-    found = tasks.split(open_(change, rows=40), 5, None)
+    notes: list[str] = []
+    found = tasks.split(open_(change, rows=40), 5, None, notes.append)
+    assert notes == [
+        "20 of 40 tasks have the same prompt as another and were left out. "
+        "Give each task a `key` of its own to use them."
+    ]
     again = tasks.split(open_(change, rows=40, backwards=True), 5, None)
     for name, size in {"validation": 5, "test": 5, "train": 10}.items():
         assert len(found[name]) == size
@@ -118,6 +123,12 @@ def test_the_tasks_own_reward_scores_a_trace_of_prompt_and_answer(open_: Open) -
 )
 def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
     assert tasks.as_score(reward, reward_range) == score
+
+
+@pytest.mark.parametrize(("reward", "named"), [(float("nan"), "NaN"), (float("inf"), "inf")])
+def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
+    with pytest.raises(tasks.Refused, match=f"a reward is {named}. Return a finite number"):
+        tasks.as_score(reward, (0, 1))
 
 
 @pytest.mark.parametrize(

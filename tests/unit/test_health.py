@@ -255,6 +255,18 @@ def test_what_the_budget_was_used_for() -> None:
     assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(failing, timed(5.0, 20.0))
 
 
+@pytest.mark.parametrize(
+    ("written", "seq_len", "limit"),
+    [(512, 2048, "at 64 tokens in"), (None, None, "at 64 tokens in"), (32, 2048, "at 32 tokens in"),
+     (512, 96, "at 64 tokens or at seq_len = 96 in")],
+)  # fmt: skip
+def test_a_cut_names_the_limit_that_was_in_force(written: int | None, seq_len: int | None, limit: str) -> None:
+    """512 is above what these rules allow, which is 64."""
+    values = VALUES | {"orchestrator.train.sampling.max_completion_tokens": written, "seq_len": seq_len}
+    steps = changed(healthy(4, 100), truncated_share=lambda x: 0.5)
+    assert limit in found(steps, "cut and so scored 0", replace(USUAL, values=values)).text
+
+
 def test_truncation_at_evaluation_alone_is_told() -> None:
     conditions = timed(5.0, 3.0, truncated_share=0.2)
     assert "20% at evaluation" in found(healthy(4, 100), "cut and so scored 0", conditions).text
@@ -342,6 +354,13 @@ def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, text, k
     assert line.startswith(f"no gradient from step {first} on: {text}")
     assert key in line
     assert not any("teach nothing" in each for each in others)
+
+
+def test_a_short_run_without_any_gradient_is_told() -> None:
+    dead = [replace(step, **(FLAT | {"all_wrong_share": 1.0, "all_right_share": 0.0})) for step in healthy(1, 6)]
+    line, *others = map(str, examine(dead, USUAL))
+    assert line.startswith("no gradient from step 1 on: every answer is wrong [")
+    assert not any("teach nothing" in other for other in others)
 
 
 def test_nine_steps_without_a_gradient_are_no_finding() -> None:
