@@ -58,7 +58,7 @@ def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
     with pytest.raises(ValueError, match=r"size = 101 is not available in test\. Use 1 to 100"):
         data.load("test", 101)
     with pytest.raises(ValueError, match=r"split = 'sealed' does not exist\. Use one of: train, validation, test"):
-        data.load("test")
+        data.load("sealed")
 
 
 @pytest.mark.parametrize(
