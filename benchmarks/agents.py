@@ -1,4 +1,4 @@
-"""Agents against each other: nights of equal length from the same baseline, each measured afresh on sealed problems.
+"""Agents against each other: nights of equal length from the same baseline, each measured afresh on the test split.
 
 \b
     uv run benchmarks/agents.py --folder FOLDER --agents claude,search,tpe,random --nights 3 --hours 8
@@ -6,7 +6,7 @@
 
 An agent is whatever `nightshift night --agent` takes; one whose command has a comma in it is given by itself: --agent.
 For each night a throw-away clone, then `nightshift certify`: baseline and incumbent trained afresh with new seeds and
-evaluated on the sealed set. Nights take turns, so that a machine that changes is nobody's luck. Prints a table, writes
+evaluated on the test split. Nights take turns, so that a machine that changes is nobody's luck. Prints a table, writes
 it with every night's curve to --output, and draws beside it the believed gain against experiments, mean over nights
 with its 95 % band. Resumable: give the same command, with more nights or agents too.
 """
@@ -84,7 +84,7 @@ def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: S
 def night(folder: Path, agent: str) -> dict[str, Any]:
     """What one night came to. `kept`: changes of the incumbent at its end; `curve`: the believed gain after each
     decided experiment, pp. The certified gain of a night that keeps nothing is 0: it has one config only."""
-    campaign, sealed = campaign_of(folder), certificate_of(folder)
+    campaign, certificate = campaign_of(folder), certificate_of(folder)
     decided = state.decided(Ledger(folder).records())
     standings = [record.judgement.standing for record in decided if record.judgement]
     return {
@@ -95,8 +95,8 @@ def night(folder: Path, agent: str) -> dict[str, Any]:
         "crashed": sum(r.status == "crash" for r in decided),
         "minutes": round(sum(r.total_seconds or 0.0 for r in decided) / 60, 1),
         "believed_pp": 100 * campaign.standing.gain if campaign.standing else None,
-        "gain_pp": 0.0 if not campaign.kept else 100 * sealed.estimate.difference if sealed else None,
-        "interval_pp": [100 * end for end in sealed.estimate.interval] if sealed and campaign.kept else None,
+        "gain_pp": 0.0 if not campaign.kept else 100 * certificate.estimate.difference if certificate else None,
+        "interval_pp": [100 * end for end in certificate.estimate.interval] if certificate and campaign.kept else None,
         "curve": [100 * standing.gain for standing in standings if standing],
     }
 

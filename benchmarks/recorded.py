@@ -58,7 +58,7 @@ def data() -> dict[str, Any]:
 
 
 def certificate(night: str) -> dict[str, Any]:
-    """The night's certificate: baseline and incumbent, trained again with fresh seeds, on the sealed set."""
+    """The night's certificate: baseline and incumbent, trained again with fresh seeds, on the test split."""
     found: dict[str, Any] = data()["nights"][night]["certificate"]
     return found
 

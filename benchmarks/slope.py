@@ -99,11 +99,11 @@ def scores_of(
 
 
 def measure(name: str, seed: int, rules: Rules, folder: Path) -> Row:
-    """Train one setting with one seed and score the final policy on the selection set; `base` is not trained."""
+    """Train one setting with one seed and score the final policy on the validation split; `base` is not trained."""
     engine = TrlEngine(rules, ROOT, dict(os.environ))
     settings = engine.validate(parse(source_of(name).encode())).settings
     (environment,) = environments.load(ROOT, rules.environments)
-    examples = environment.examples("selection")
+    examples = environment.examples("validation")
     load_before, began = os.getloadavg()[0], time.monotonic()
     session = engine.open(settings, seed, folder, rules.deadline_seconds)
     row: Row = {"startup_seconds": time.monotonic() - began}

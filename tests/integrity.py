@@ -14,7 +14,7 @@ from nightshift.campaign.verify import verify
 from nightshift.config.train_toml import parse
 from tests.checkouts import git
 
-SIZES = (16, 100, 400, 1000, 4000)  # of the selection sets that tests have
+SIZES = (16, 100, 400, 1000, 4000)  # of the validation splits that tests have
 HEAVY_NAMES = ("weights", "weights.partial", ".weights.partial")
 
 

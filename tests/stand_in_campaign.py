@@ -110,8 +110,8 @@ def build(
     """
     rng = np.random.default_rng(seed)
     (rules,) = ARITHMETIC_TRL.environments
-    (environment,) = environments.load(Path(__file__).parents[1], [replace(rules, num_selection=num_examples)])
-    examples = environment.examples("selection")
+    (environment,) = environments.load(Path(__file__).parents[1], [replace(rules, num_validation=num_examples)])
+    examples = environment.examples("validation")
     sha256 = examples_digest([(environment, example) for example in examples])
     state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files, changes, sha256)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time

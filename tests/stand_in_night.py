@@ -37,7 +37,7 @@ from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.toml_edit import set_values  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.executors.slots import own_cores  # noqa: E402
-from nightshift.experiment import runs, setup  # noqa: E402
+from nightshift.experiment import setup  # noqa: E402
 from nightshift.night import start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from tests.stand_in_proposer import StandInProposer  # noqa: E402
@@ -125,8 +125,8 @@ def main() -> None:
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         start.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
     if (seconds := asked.pop("deadline", None)) is not None:
-        job_of = runs.job_of
-        runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
+        make_job = setup.Setup.job
+        setup.Setup.job = lambda *arguments: replace(make_job(*arguments), deadline_seconds=seconds)  # type: ignore[method-assign]
     if (seconds := asked.pop("waits", None)) is not None:
         availability.SHORT_WAITS, availability.USER_WAIT, availability.MAX_WAIT = (seconds,), seconds, seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)

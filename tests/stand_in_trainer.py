@@ -1,6 +1,6 @@
 """A stand-in for the trl engine's trainer.py: speaks its protocol, trains nothing, and fails on demand.
 
-Its "policy" answers a share of the selection set right: a made-up function of the learning rate, plus
+Its "policy" answers a share of the validation split right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 {"fault": "exit_at_start" | "error" | "hang" | "sigkill" | "short_answers" | "no_step",
 "once": true}
@@ -53,7 +53,7 @@ def share_right(lr: float) -> float:
 
 
 def right_of(lr: float, seed: int) -> float:
-    """The share of the selection set that a run gets right, about."""
+    """The share of the validation split that a run gets right, about."""
     return share_right(lr) + random.Random(seed).gauss(0, 0.005)
 
 

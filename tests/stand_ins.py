@@ -26,22 +26,22 @@ from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
 TRAINER = (str(HERE / "stand_in_trainer.py"),)
-NUM_SELECTION = 400
+NUM_VALIDATION = 400
 
 
-def small(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
+def small(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
     """The rules with fewer examples than the thousands that every process would draw and answer.
 
     The stand-in's scores follow the learning rate at a scale of 50, whatever that of the real task is.
     """
-    few = replace(rules.environments[0], num_selection=num_selection)
+    few = replace(rules.environments[0], num_validation=num_validation)
     return replace(rules, environments=(few,), learning_rate_scale=50.0)
 
 
-def quick(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
+def quick(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
     """The same with a second of training, and without a limit that a busy machine could reach."""
     limits = {"startup_seconds": HANG_SECONDS, "evaluation_seconds": HANG_SECONDS}
-    return replace(small(rules, num_selection), budget_seconds=1.0, **limits)
+    return replace(small(rules, num_validation), budget_seconds=1.0, **limits)
 
 
 class Neighbours(Watch):
@@ -68,9 +68,9 @@ def night_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: o
 
 
 def prime_rl_rules() -> Rules:
-    """prime-rl's own rules on a small selection set."""
+    """prime-rl's own rules on a small validation split."""
     return replace(
-        GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),)
+        GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64),)
     )
 
 

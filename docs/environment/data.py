@@ -29,10 +29,10 @@ class Example:
 
 
 def load(split: str, size: int | None, seed: int = 0) -> list[Example]:
-    """The first `size` problems of `train`, `selection` or `sealed` in a random order; another seed, another order of
+    """The first `size` problems of `train`, `validation` or `test` in a random order; another seed, another order of
     the training set. ValueError, one line with its fix, for what is not there."""
-    if split not in ("train", "selection", "sealed"):
-        raise ValueError(f"split = {split!r} does not exist. Use train, selection or sealed")
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"split = {split!r} does not exist. Use train, validation or test")
     found = [example for example in _problems() if _split(example.key) == split]
     if size is not None and not 0 < size <= len(found):
         raise ValueError(f"size = {size} is not available in {split}. Use 1 to {len(found)}")
@@ -57,7 +57,7 @@ def _problems() -> Iterator[Example]:
 
 
 def _split(key: str) -> str:
-    return ("sealed", "selection", "train")[min(int(_digest(key), 16) % 4, 2)]
+    return ("test", "validation", "train")[min(int(_digest(key), 16) % 4, 2)]
 
 
 def _digest(text: str) -> str:

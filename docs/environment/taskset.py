@@ -1,4 +1,4 @@
-"""The same as a verifiers v1 taskset, which prime-rl trains on. It does not hold the sealed set."""
+"""The same as a verifiers v1 taskset, which prime-rl trains on. It does not hold the test split."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Task(vf.Task[Problem]):
 class Config(vf.TasksetConfig):
     """Which examples."""
 
-    split: Literal["train", "selection"]
+    split: Literal["train", "validation"]
     size: int | None = None
     seed: int = 0
 

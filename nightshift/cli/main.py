@@ -269,14 +269,13 @@ def doctor(
 def _probe(root: Path, request: Request) -> list[str]:
     """What a job in SLURM finds on its node. EngineError where none answers."""
     from nightshift.executors.slurm import SlurmExecutor, probe_node
-    from nightshift.experiment.runs import job_of
     from nightshift.experiment.setup import open_setup
 
     with reporting() as reporter:
         setup = open_setup(root, request, reporter)
         assert isinstance(setup.executor, SlurmExecutor)
         reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-        return probe_node(setup.executor, job_of({}, 0, setup, ""))
+        return probe_node(setup.executor, setup.job({}, 0))
 
 
 @commands.command()

@@ -48,7 +48,8 @@ def run(root: Path, request: Request) -> int:
         return detach(root)
     with reporting() as reporter:
         from nightshift.executors.slurm import end_jobs
-        from nightshift.experiment.experiment import require_ready, run_experiment
+        from nightshift.experiment.admission import require_ready
+        from nightshift.experiment.experiment import run_experiment
         from nightshift.experiment.setup import open_setup, sweep
 
         setup = open_setup(root, request, reporter)
@@ -75,9 +76,7 @@ def run(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
-    from nightshift.experiment.baseline import fitting_baseline
-    from nightshift.experiment.experiment import admit, wanted_config
-    from nightshift.experiment.runs import next_seed
+    from nightshift.experiment.admission import admit, fitting_baseline, wanted_config
 
     config = load(setup.root / CONFIG_NAME)
     if (made := fitting_baseline(setup)) is not None:
@@ -104,7 +103,7 @@ def plan(request: Request, setup: Setup) -> list[str]:
         *(f"scaled:   {line}" for line in record.scaled),
         *(f"unused:   {key}" for key in record.unused_keys),
         f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run",
-        *setup.engine.describe(record.effective, next_seed(record, setup), run_dir),
+        *setup.engine.describe(record.effective, setup.next_seed(record.branch), run_dir),
     ]
 
 

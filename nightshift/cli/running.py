@@ -28,7 +28,7 @@ def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
     if reading.phase is Phase.EVALUATING:
         environments = job.rules.environments if job else ()
         is_game = any(environment.is_game for environment in environments)  # of several turns: nobody knows how many
-        total = 0 if is_game else sum(environment.num_selection for environment in environments)
+        total = 0 if is_game else sum(environment.num_validation for environment in environments)
         return f"{head}evaluating {reading.num_done or 0:,}{f' of {total:,}' if total else ' examples'}, {lasts}"
     reward = "" if reading.reward is None else f", reward {reading.reward:.2f}"
     left = "" if reading.seconds_left is None else f", {max(reading.seconds_left, 0.0):.0f} s of the budget left"

@@ -44,7 +44,6 @@ MEASURING_CODE = (
     "nightshift/evaluation/environment.py",
     "nightshift/evaluation/episode.py",
     "nightshift/evaluation/evaluate.py",
-    "nightshift/evaluation/policy.py",
     "nightshift/evaluation/verifiers_environment.py",
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
@@ -111,7 +110,7 @@ class EnvironmentRules:
     """
 
     name: str
-    num_selection: int
+    num_validation: int
     num_train: int | None = None  # None: the whole train split
     needs: tuple[str, ...] = ()
     weight: float = 1.0

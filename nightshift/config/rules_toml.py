@@ -45,11 +45,11 @@ REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.mod
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
-    """[environment.NAME] of rules.toml. All keys but `weight` and `args` need `package`, which needs num_selection."""
+    """[environment.NAME] of rules.toml. All keys but `weight` and `args` need `package`, which needs num_validation."""
 
     weight: Scale = 1.0
     package: Name = ""
-    num_selection: Count | None = None
+    num_validation: Count | None = None
     num_train: Count | None = None
     args: dict[str, Any] = {}
     reward_range: tuple[float, float] = (0.0, 1.0)
@@ -86,7 +86,7 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     """[tool.nightshift] of an environment."""
 
-    num_selection: int
+    num_validation: int
     models: Models
     num_train: int | None = None
     needs: list[str] = []
@@ -210,6 +210,11 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
 # -- rules.toml ---------------------------------------------------------------------------------------
 
 
+def _renamed(error: Exception) -> str:
+    """Return the remedy for a key of 0.2; empty for other errors."""
+    return "It is num_validation since 0.3: rename it." if "`num_selection`" in str(error) else ""
+
+
 def _read(root: Path) -> Chosen:
     try:
         return chosen_in(root, read_file(root / RULES_NAME))
@@ -225,7 +230,7 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
         chosen = msgspec.convert({name: value for name, value in tables.items() if name not in removed}, Chosen)
     except (ValueError, RecursionError) as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
-        raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+        raise UsageError(f"{RULES_NAME}: {error}", _renamed(error) or fix) from None
     if removed:
         raise UsageError(f"{RULES_NAME}: {' and '.join(removed)}: gone in 0.3: delete the line")
     if len({*chosen.environments}) < len(chosen.environments):
@@ -263,7 +268,7 @@ def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
     text = " ".join(sorted(version for _, version in versions))
     return EnvironmentRules(
         name,
-        declared.num_selection,
+        declared.num_validation,
         declared.num_train,
         needs=tuple(declared.needs),
         weight=table.weight,
@@ -288,11 +293,11 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         if (root / "environments" / name).exists():
             fix = "Name it otherwise, or leave package out."
             raise UsageError(f"{where}: environments/{name} is there already", fix)
-        if table.num_selection is None:
-            raise UsageError(f"{where} has no num_selection", "Write how many tasks decide: num_selection = 200.")
+        if table.num_validation is None:
+            raise UsageError(f"{where} has no num_validation", "Write how many tasks decide: num_validation = 200.")
         if not -1e9 <= low < high <= 1e9:
             raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
-        return _Declared(table.num_selection, table.models, table.num_train, args=table.args)
+        return _Declared(table.num_validation, table.models, table.num_train, args=table.args)
     for key in sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
         if getattr(table, key) != getattr(Table(), key):
             raise UsageError(f"{where}: {key} goes with package", "Write package = ..., or leave it out.")
@@ -307,7 +312,9 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         requires = {"requires": tables.get("project", {}).get("dependencies", [])}
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: [tool.nightshift]: {error}", "docs/environments.md says what it holds.") from None
+        raise UsageError(
+            f"{path}: [tool.nightshift]: {error}", _renamed(error) or "docs/environments.md says what it holds."
+        ) from None
     _check_json(f"{path}: [tool.nightshift]", declared.args)
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."

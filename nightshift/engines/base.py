@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nightshift.config.rules import Rules
 from nightshift.errors import EngineError, UsageError
-from nightshift.evaluation.policy import Policy
+from nightshift.evaluation.episode import Policy
 
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
     from nightshift.campaign.records import ProgressCallback, Training, Weights

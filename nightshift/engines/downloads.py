@@ -164,7 +164,7 @@ def data_problem(root: Path, rules: Rules) -> EngineError | None:
     """The data of an environment is missing, or is not the official one. Reads only."""
     try:
         for environment in load_environments(root, rules.environments):
-            environment.examples("selection")
+            environment.examples("validation")
     except EngineError as error:
         return error
     return None

@@ -1,9 +1,9 @@
-"""The process in which somebody's taskset is loaded and its answers are scored: bounded, ended and started again.
+"""The process that loads a verifiers taskset and scores its answers: bounded, killed and started again.
 
-Code that the harness does not know may raise, hang, exit, print, fork or eat memory. None of it happens in the harness:
-the process (environments/taskset/nightshift_taskset/process.py) has a limit of time for each answer and of memory, and
-its whole tree is ended as an engine's is. An answer that it cannot score scores 0 and is counted; the run ends where
-that is the rule and not the exception.
+Code that the harness does not know may raise, hang, exit, print, fork or eat memory. The process
+(environments/taskset/nightshift_taskset/process.py) has limits of time for each answer and of memory, and its whole
+process tree is killed as an engine's is. An answer that it cannot score scores 0 and is counted. If too many fail, the
+run ends.
 """
 
 import json
@@ -28,10 +28,10 @@ from nightshift.text import clean
 
 # Chosen, not measured: rewards of verifiers' own examples take about a millisecond, math-verify on hostile LaTeX 0.4 s.
 ANSWER_SECONDS = 10.0
-LOST_SECONDS = 120.0  # in all, waiting for answers that had no score in time, and for the next process
+LOST_SECONDS = 120.0  # in all: waiting for answers without a score, and for the next process
 LOAD_SECONDS = 300.0  # importing verifiers alone takes 3 to 15 s
 MEMORY_BYTES = 4 << 30  # of data; what a data set maps from files is not counted
-MIN_ALL_FAILED = 32  # so many in a row from the start: nothing can be scored
+MIN_ALL_FAILED = 32  # as many failed answers, and no other, end the run
 _GRACE_SECONDS = 0.5
 _READ_BYTES = 1 << 20
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
@@ -39,12 +39,12 @@ _FIX = "Look at it: uv run nightshift doctor --environment"
 
 
 class _Failed(Exception):
-    """No reply; why."""
+    """There is no reply, or it says that the taskset failed; the text says why."""
 
 
 @dataclass(slots=True)
 class TaskExample:
-    """An Example of a taskset, with the chat that asks."""
+    """An Example of a taskset. `messages`: the chat that asks."""
 
     key: str
     answer: str
@@ -52,7 +52,7 @@ class TaskExample:
 
 
 class _Reply(msgspec.Struct):
-    """What process.py says: one of these, and what it has computed."""
+    """A reply of process.py: one of the first five, CPU seconds so far, and after `ready` notes for the user."""
 
     ready: bool | None = None
     examples: list[TaskExample] | None = None
@@ -60,13 +60,18 @@ class _Reply(msgspec.Struct):
     refused: str | None = None
     failed: str | None = None
     cpu_seconds: Seconds = 0.0
+    notes: list[str] = []
 
 
 class Scorer:
-    """One taskset's process. It starts when it is first asked, and again after it was ended."""
+    """The process of one taskset. It starts with the first request, and again after it was killed.
+
+    `notes`: lines on what the taskset left out when it was loaded.
+    """
 
     def __init__(self, name: str, program: Path, spec: Mapping[str, Any]) -> None:
-        """`name` of the environment; `spec`: what process.py reads of `open`."""
+        """`name` is the environment's; `spec` is what process.py reads in `open`."""
+        self.notes: list[str] = []
         self.num_scored = self.num_failed = 0
         self.first_cause = ""
         self._name, self._program, self._spec = name, program, {**spec, "memory": MEMORY_BYTES}
@@ -76,22 +81,22 @@ class Scorer:
 
     @property
     def cpu_seconds(self) -> float:
-        """What its processes and theirs computed for the answers that were scored, as they say."""
+        """CPU time that scoring took, as the processes report it, children included."""
         return self._cpu_before + self._cpu_now
 
     def load(self, split: str, is_online: bool = False) -> list[TaskExample]:
-        """The examples of a set. EngineError, one line, where the taskset is refused."""
+        """Return the examples of a split. EngineError, one line, if the taskset is refused."""
         try:
             if is_online:
                 self.close()
-            found: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS, is_online)
+            examples: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS, is_online)
         except _Failed as failed:
             fix = f"Run uv run prepare.py if it fetches data. {_FIX} {self._name}."
             raise EngineError(f"environment {self._name}: {failed}", fix) from None
-        return found
+        return examples
 
     def score(self, text: str, key: str) -> float:
-        """0..1; 0 where its reward fails. EngineError for a reward out of range, and where too much fails."""
+        """Return 0..1, 0 if the reward fails. EngineError for a reward out of range, and if too many fail."""
         began = time.monotonic()
         self.num_scored += 1
         try:
@@ -106,8 +111,7 @@ class Scorer:
         return 0.0
 
     def failures(self, is_secret: bool = False) -> str:
-        """One line on the answers that scored 0 because they could not be scored; "" where there are none. Secret: of
-        the first cause only the type of its exception, whose text may hold the right answer."""
+        """Return one line on the failed rewards. `is_secret`: without the exception's text, which may hold answers."""
         if not self.num_failed:
             return ""
         share = f"{self.num_failed} of {self.num_scored} answers"
@@ -115,7 +119,7 @@ class Scorer:
         return f"{self._name}: the reward of {share} failed and counts 0; the first: {first}"
 
     def close(self) -> None:
-        """End it and all that it started. Safe to call twice. EngineError if something survives SIGKILL."""
+        """Kill the process tree. Safe to call twice. EngineError if a process survives SIGKILL."""
         if self._group is not None:
             group, self._group, self._buffer = self._group, None, b""
             self._cpu_before, self._cpu_now = self.cpu_seconds, 0.0
@@ -139,11 +143,10 @@ class Scorer:
             stdout=PIPE,
         )
         self._ask({"open": self._spec}, "ready", LOAD_SECONDS, is_online)
-        self._cpu_before -= self._cpu_now
+        self._cpu_before -= self._cpu_now  # loading is no scoring
 
     def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
-        """What it replies as `wanted`. _Failed where there is none in time, or the taskset failed; EngineError where it
-        is refused."""
+        """Return the field `wanted` of the reply. _Failed without one in time; EngineError for a refused taskset."""
         if self._group is None:
             self._start(is_online)
         deadline = time.monotonic() + seconds
@@ -154,21 +157,23 @@ class Scorer:
             self.close()
             raise _Failed(f"no reply within {seconds:g} s") from None
         except (OSError, ValueError, RecursionError):
-            said = self._death()
+            cause = self._death()
             self.close()
-            raise _Failed(said) from None
+            raise _Failed(cause) from None
         self._cpu_now = reply.cpu_seconds
+        if reply.ready:
+            self.notes = [clean(note) for note in reply.notes]
         if reply.refused is not None:
             self.close()
             raise EngineError(clean(f"environment {self._name}: {reply.refused}"))
-        if (found := getattr(reply, wanted)) is None:
+        if (value := getattr(reply, wanted)) is None:
             if "open" in request or reply.failed is None:
                 self.close()
             raise _Failed(clean(reply.failed or "an odd reply", 300))
-        return found
+        return value
 
     def _send(self, data: bytes, deadline: float) -> None:
-        """To its stdin, so much at a time as a pipe takes without waiting. TimeoutError where it does not read."""
+        """Write to stdin, as much at a time as a pipe takes without blocking. TimeoutError if nobody reads."""
         assert self._child.stdin is not None
         pipe = self._child.stdin.fileno()
         for start in range(0, len(data), select.PIPE_BUF):
@@ -177,7 +182,7 @@ class Scorer:
             os.write(pipe, data[start : start + select.PIPE_BUF])
 
     def _line(self, deadline: float) -> bytes:
-        """The next line of its stdout. TimeoutError, or EOFError where it has ended."""
+        """Return the next line of stdout. TimeoutError, or BrokenPipeError if the process ended."""
         assert self._child.stdout is not None
         pipe = self._child.stdout.fileno()
         while b"\n" not in self._buffer:
@@ -191,9 +196,10 @@ class Scorer:
         return line
 
     def _death(self) -> str:
+        """Return why there is no reply."""
         try:
             self._child.wait(_GRACE_SECONDS)
         except TimeoutExpired:
             return "its process sent no reply"
-        words = " | ".join(self._child.tail(1))
-        return f"its process ended: {self._child.exit_cause()}" + (f": {words}" if words else "")
+        last = " | ".join(self._child.tail(1))
+        return f"its process ended: {self._child.exit_cause()}" + (f": {last}" if last else "")

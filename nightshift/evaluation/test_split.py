@@ -10,16 +10,14 @@ from pathlib import Path
 from nightshift.campaign.journal import JOURNAL_NAME, Journal
 from nightshift.config.rules import Rules
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import Environment, load
-from nightshift.evaluation.episode import Example
+from nightshift.evaluation.environment import Task, load
 
 
-def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[tuple[Environment, Example]]:
-    """The examples of the test split, for a job of the last access. Raises EngineError for any other job, and if data
-    is missing."""
+def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[Task]:
+    """Return the examples of the test split, for a job of the last access. EngineError for any other job."""
     accesses = Journal(root / "runs").accesses()
     tokens = {access.token for access in accesses if access.number == accesses[-1].number}
     if not token or token not in tokens:
         raise EngineError(f"the journal ({JOURNAL_NAME}) holds no access to the test split for this job")
-    found = load(root, rules.environments)
-    return [(environment, example) for environment in found for example in environment.examples("sealed")]
+    environments = load(root, rules.environments)
+    return [(environment, example) for environment in environments for example in environment.examples("test")]

@@ -5,9 +5,9 @@
     nightshift certify --budget-seconds 600              with another budget, on the validation split
     nightshift certify --baseline REV --incumbent REV    train.toml of two commits
 
-Runs alternate (baseline, incumbent, incumbent, baseline, ...), so that a machine that slows down slows both. What a
-comparison measures is written to runs/certify/NNNN/plan.json before its first run, and finished runs stay: the same
-command resumes after an interruption. Of the test split no text is kept: runs/ is where agents read.
+Runs alternate (baseline, incumbent, incumbent, baseline, ...), so that a machine that slows down slows both. The plan
+is written to runs/certify/NNNN/plan.json before the first run, and finished runs stay: run the same command again to
+resume. No text of the test split is kept, because agents read in runs/.
 """
 
 import os
@@ -31,10 +31,9 @@ from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
+from nightshift.experiment.admission import compose, require_ready
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
-from nightshift.experiment.experiment import compose, require_ready
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
-from nightshift.experiment.runs import job_of, submit_job
 from nightshift.experiment.setup import Setup
 from nightshift.files import Document, read_json, remove_tree, write_json
 
@@ -42,20 +41,20 @@ SIDES = ("baseline", "incumbent")
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
 FOLDER = "certify"
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
-_NUM_BLOCKS = 10_000_000  # of seeds; the last seed is below 2^32
-_KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # of a run's files, beside its logs
-_COMPARED = ("branch", "rules_hash", "configs")  # of a plan, and of an access to the test split
+_NUM_BLOCKS = 10_000_000  # blocks of seeds; the last seed is below 2^32
+_KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
+_COMPARED = ("branch", "rules_hash", "configs")  # fields of a plan and of an access to the test split: the question
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a comparison measures: `plan.json`. `configs` are hashes of train.toml, `names` are for people."""
+    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `names`: for people."""
 
     branch: str
     rules_hash: str
     split: Literal["test", "validation"]
-    configs: dict[str, str]  # by side, as the next
-    names: dict[str, str]  # `experiment 0004`, or the commit that was named
+    configs: dict[str, str]  # by side
+    names: dict[str, str]  # by side: `experiment 0004`, or a commit
     num_seeds: int
     first_seed_index: int
     access: int | None = None  # number of the test-set access, counted over the checkout
@@ -63,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class FreshRun:
-    """One finished run: `run.json`. `proof`: whether the scored weights are those of the file."""
+    """One finished run: `run.json`. `proof`: what the engine proves of the weights that were scored."""
 
     side: str
     seed: int
@@ -76,9 +75,9 @@ class FreshRun:
 class Comparison:
     """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1.
 
-    `verdict` (better, worse, not told apart) tests at `level`; the interval does not depend on that. `access`: which
-    access to the test split by this campaign it was, None on the validation split. `by_environment`: the difference on
-    each of several, not corrected for several.
+    `verdict` (better, worse, not told apart) tests at `level`; the interval is of 95 % whatever the level. `access`:
+    number of the access to the test split by this campaign, None on the validation split. `by_environment`: the
+    difference on each of several environments, not corrected for their number.
     """
 
     plan: Plan
@@ -92,12 +91,12 @@ class Comparison:
     estimate: Estimate
     baseline_score: float
     incumbent_score: float
-    num_seeds: dict[str, int]  # runs that were evaluated, by side
+    num_seeds: dict[str, int]  # evaluated runs, by side
     num_examples: int
     strict_scores: tuple[float, float] | None
     by_environment: dict[str, Estimate]
     notes: tuple[str, ...]
-    journal: str  # its head before the line of this file
+    journal: str  # head of the journal before this comparison
 
     @property
     def estimator(self) -> str:
@@ -109,17 +108,17 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One comparison to make: where, of what, and in which folder."""
+    """One comparison to make. `settings`: by side. `unused_keys`: of the incumbent, where they change nothing."""
 
     setup: Setup
     plan: Plan
     folder: Path
     settings: Mapping[str, Mapping[str, Any]]
-    unused_keys: tuple[str, ...] = ()  # of the incumbent, that change nothing there
+    unused_keys: tuple[str, ...] = ()
 
     @property
     def runs(self) -> dict[str, tuple[str, int]]:
-        """Side and seed of each run, by the name of its folder."""
+        """Side and seed of each run, by its folder's name."""
         runs = dict[str, tuple[str, int]]()
         for index in range(2 * self.plan.num_seeds):
             side = "incumbent" if index % 4 in (1, 2) else "baseline"
@@ -128,7 +127,7 @@ class Task:
         return runs
 
     def done(self) -> dict[str, FreshRun]:
-        """Finished runs, by the name of their folder: those that the journal holds as they are."""
+        """Return the finished runs, by their folder's name: those that the journal holds as they are."""
         runs = dict[str, FreshRun]()
         for path in (self.folder / name / RUN_NAME for name in self.runs):
             if self.setup.ledger.holds(path):
@@ -137,8 +136,9 @@ class Task:
         return runs
 
     def describe(self) -> list[str]:
+        """Return the plan in lines for people."""
         rules, plan = self.setup.rules, self.plan
-        num_examples = sum(environment.num_selection for environment in rules.environments)
+        num_examples = sum(environment.num_validation for environment in rules.environments)
         num_runs, num_done = 2 * plan.num_seeds, len(self.done())
         done = f", {num_done} of {num_runs} runs are done" if num_done else ""
         lines = [
@@ -162,21 +162,21 @@ def tasks(
     budget_seconds: float | None = None,
     revisions: Mapping[str, str | None] | None = None,
 ) -> list[Task]:
-    """What is to be compared; nothing is run and nothing of the test split is read.
+    """Return the comparisons to make. Nothing is run, and nothing of the test split is read.
 
-    `environments`: names, several joined by +; with one of them, or a budget, it is their validation split.
-    `revisions`: by side, a commit. UsageError if there is nothing to compare, or a config is invalid there.
+    `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
+    commit by side. Raises UsageError if there is nothing to compare, or a config is invalid there.
     """
     configs, names = _contenders(setup, revisions or {})
     if not environments and budget_seconds is None:
         return [_task(setup, "test", configs, names, num_seeds)]
     wanted = dict.fromkeys(environments or ["+".join(setup.rules.environment_names)])
-    places = [_elsewhere(setup, name, budget_seconds) for name in wanted]
-    return [_task(place, "validation", configs, names, num_seeds) for place in places]
+    setups = [_elsewhere(setup, name, budget_seconds) for name in wanted]
+    return [_task(other, "validation", configs, names, num_seeds) for other in setups]
 
 
 def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict[str, Config], dict[str, str]]:
-    """Config and name by side."""
+    """Return the two configs and their names, by side."""
     configs, head = dict[str, Config](), setup.repo.head()
     names = {side: revision for side, revision in revisions.items() if revision is not None}
     for side, revision in names.items():
@@ -208,7 +208,7 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
 
 
 def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:
-    """The set-up of other environments, or of another budget. UsageError for what cannot be had here."""
+    """Return the set-up of other environments, or of another budget. UsageError if it is not possible here."""
     rules = rules_elsewhere(setup.root, setup.rules, names.split("+"), num_gpus(os.environ))
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
     rules = on_cards(rules, setup.root, os.environ, setup.request.gpus)
@@ -235,7 +235,7 @@ def _task(
     names: Mapping[str, str],
     num_seeds: int | None,
 ) -> Task:
-    """A new comparison, or the one that was begun and is not finished."""
+    """Return the unfinished comparison of the same question, or a new one."""
     validated = dict[str, Effective]()
     for side, config in configs.items():
         try:
@@ -259,23 +259,23 @@ def _task(
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
-        # A comparison without its line, by a kill or invented, is made again from the runs.
+        # A comparison that the journal does not hold, after a kill or invented, is made again from the runs.
         if not (begun / PLAN_NAME).is_file() or (split == "test" and ledger.holds(begun / COMPARISON_NAME)):
             continue
-        if not ledger.holds(begun / PLAN_NAME):  # a kill came before its line, and so before any run
+        if not ledger.holds(begun / PLAN_NAME):  # killed before its line was written, and so before any run
             folder = folder if any(begun.glob("*-*")) else begun
             continue
         old = read_json(begun / PLAN_NAME, Plan, f"Give it up: rm -r {begun}")
         if old is None or any(getattr(old, name) != getattr(plan, name) for name in (*_COMPARED, "split")):
             continue
-        # Workers get an access only if it is the last one, or was not counted yet.
+        # An access can be used again only if it is the last one, or was not counted yet.
         accesses = ledger.journal.accesses()[-1:] if old.access else []
         if accesses and accesses[0].number == old.access:
             can_resume = all(getattr(accesses[0], name) == getattr(plan, name) for name in _COMPARED)
         else:
             can_resume = old.access in (None, last + 1)
         if can_resume:
-            # Elsewhere the same question has the same answer: nobody asks until one is better.
+            # On the validation split a finished comparison is shown again: nobody repeats it until it looks better.
             if num_seeds not in (None, old.num_seeds):
                 cause = f"{begun} began with {old.num_seeds} seeds"
                 fix = f"Resume with --seeds {old.num_seeds}, or give it up (an access stays counted): rm -r {begun}"
@@ -285,12 +285,12 @@ def _task(
 
 
 def _last_access(ledger: Ledger) -> int:
-    """The number of the last access to the test split of this checkout; 0 before the first."""
+    """Return the number of this checkout's last access to the test split; 0 before the first."""
     return max((access.number for access in ledger.journal.accesses()), default=0)
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
-    """Make the runs that are not done, and compare. Call it as the controller.
+    """Make the missing runs, compare, and return the comparisons. Call as the controller.
 
     A run whose training fails leaves one seed less. Raises EngineError if no run of a side could be evaluated, and
     Interrupted: finished runs are kept.
@@ -308,7 +308,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     comparisons = []
     for (task, runs), result, verdict in zip(measured, estimates, verdicts(estimates, level), strict=True):
         comparison = _comparison(task, runs, result, verdict, level, access)
-        path = task.folder / COMPARISON_NAME  # its presence says that the comparison is finished
+        path = task.folder / COMPARISON_NAME
         write_json(path, comparison)
         setup.ledger.enter(path)
         comparisons.append(comparison)
@@ -316,13 +316,14 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
 
 
 def _access_of_campaign(setup: Setup, plan: Plan) -> int:
-    """Which access to the test split by its campaign a plan is, from 1."""
-    accesses = setup.ledger.journal.accesses()
-    ours = [each for each in accesses if (each.branch, each.rules_hash) == (plan.branch, plan.rules_hash)]
-    return len({each.number for each in ours if each.number < (plan.access or 0)}) + 1
+    """Return the number of a plan's access to the test split within its campaign, from 1."""
+    campaign = (plan.branch, plan.rules_hash)
+    ours = [each for each in setup.ledger.journal.accesses() if (each.branch, each.rules_hash) == campaign]
+    return len({access.number for access in ours if access.number < (plan.access or 0)}) + 1
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
+    """Make the missing runs. Return all finished runs."""
     setup, path = task.setup, task.folder / PLAN_NAME
     setup.engine.prepare_at_start(setup.reporter.note)
     require_ready(setup)
@@ -342,7 +343,7 @@ def _make_runs(task: Task) -> list[FreshRun]:
 
 
 def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None:
-    """One run, stored once it was evaluated or its training failed; None if the infrastructure failed."""
+    """Make and store one run. Return it, evaluated or with failed training; None if the infrastructure failed."""
     setup, plan, ledger = task.setup, task.plan, task.setup.ledger
     job, job_path = job_left(ledger, folder), folder / JOB_NAME
     try:
@@ -351,12 +352,12 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         else:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
-            job = job_of(task.settings[side], seed, setup, setup.hardware, plan.split)
+            job = setup.job(task.settings[side], seed, plan.split)
             access = None
             if plan.access is not None:
                 compared = {name: getattr(plan, name) for name in _COMPARED}
                 access = Access(number=plan.access, token=job.token, **compared)
-            submit_job(folder, job, setup, access)
+            setup.submit(folder, job, access)
         while not setup.executor.is_over(folder):
             setup.wait()
         require_unchanged(setup.repo, setup.rules, setup.rules_hash, setup.repo.head().commit, setup.rules_hash)
@@ -367,7 +368,7 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         proof = setup.engine.prove(folder, evaluation.weights, setup.reporter.note) if evaluation else None
     except (Interrupted, IntegrityError):
         setup.executor.cancel([folder])
-        job_path.unlink(missing_ok=True)  # nothing more will come of it
+        job_path.unlink(missing_ok=True)  # no later command waits for it
         raise
     except EngineError as error:
         job_path.unlink(missing_ok=True)
@@ -377,7 +378,7 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         for path in folder.iterdir():  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    # Each start has a job.json of its own, whose hash the journal holds.
+    # The journal holds the hash of each start's job.json.
     num_starts = ledger.journal.num_lines(job_path.relative_to(ledger.runs_dir).as_posix())
     run = FreshRun(side, seed, result, proof, num_starts)
     write_json(folder / RUN_NAME, run)
@@ -388,11 +389,12 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
 
 
 def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
+    """Return the evaluations of one side."""
     return [run.result.evaluation for run in runs if run.side == side and run.result.evaluation is not None]
 
 
 def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
-    """The difference over all environments. EngineError if a side has no run, UsageError if the examples changed."""
+    """Return the difference over all environments. EngineError if a side has no run, UsageError for other examples."""
     sides = {side: _evaluations(runs, side) for side in SIDES}
     for side, evaluations in sides.items():
         if not evaluations:
@@ -441,14 +443,15 @@ def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[s
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
+    """Return lines on what limits the comparison."""
     notes = [result.note] if result.note else []
     for run in runs:
-        name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.contention
+        name, training, contention = f"{run.side}, seed {run.seed}", run.result.training, run.result.contention
         notes += [f"{name}: crashed: {training.cause}"] if run.result.evaluation is None else []
         notes += [f"{name}: {run.proof}"] if run.proof else []
         notes += [f"{name}: was started {run.num_starts} times"] if run.num_starts > 1 else []
-        if load is not None and load.taken >= BUSY:
-            notes.append(f"{name}: contention: others used {load.taken:.0%} of the machine")
+        if contention is not None and contention.taken >= BUSY:
+            notes.append(f"{name}: contention: others used {contention.taken:.0%} of the machine")
     if num_lost := 2 * task.plan.num_seeds - len(runs):
         notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures")
     if task.unused_keys:
@@ -467,19 +470,19 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
 
 
 class Certified(Document, frozen=True, kw_only=True, tag="certify"):
-    """`nightshift certify`: a comparison for each question, none with --dry-run; and the plan in lines for people."""
+    """The output of `nightshift certify`: comparisons, none with --dry-run, and the plan in lines for people."""
 
     plan: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
 
     def __str__(self) -> str:
         """The blocks that the command prints: `key: value` lines, scores as fractions."""
-        blocks = ("\n".join(f"{key + ':':18}{value}" for key, value in _lines(each)) for each in self.comparisons)
+        blocks = ("\n".join(f"{key + ':':18}{value}" for key, value in _lines(c)) for c in self.comparisons)
         return "\n".join(f"---\n{block}" for block in blocks)
 
 
 def read_comparisons(ledger: Ledger) -> list[Comparison]:
-    """Return all comparisons that the journal holds as they are, the latest last. `verify` names the others."""
+    """Return the comparisons that the journal holds as they are, the latest last. `verify` names the others."""
     paths = [path for path in ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}") if ledger.holds(path)]
     comparisons = [read_json(path, Comparison, f"Give it up: rm -r {path.parent}") for path in sorted(paths)]
     return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)

@@ -1,11 +1,12 @@
-"""The RL health digest: what the curves of a run say is wrong, in five lines that an agent can act on.
+"""The health digest: what is wrong with the curves of a run, in at most five lines with the keys to change.
 
-Every check reads Steps, whichever engine wrote them; a field that is None gives no finding. A trend is a robust slope
+Every check reads Steps, whichever engine wrote them. A field that is None gives no finding. A trend is a robust slope
 with its standard error, never a single point.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -18,32 +19,38 @@ import numpy as np
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
 from nightshift.campaign.records import Z95, Outcome, Result
+from nightshift.config.allowlist import find_key
+from nightshift.config.rules import Rules
 
 Steps = Sequence[Step]
 MAX_FINDINGS = 5
-MAX_KEYS = 3  # a finding; more is no pointer
+MAX_KEYS = 3  # of one finding: more would point nowhere
 
 
 def digest(steps: Steps, conditions: Conditions) -> str:
+    """Return the findings as lines of text."""
     return "\n".join(map(str, examine(steps, conditions)))
 
 
 def examine(steps: Steps, conditions: Conditions) -> list[Finding]:
-    """At most five findings, the worst first; one line that says so when all is well; empty without steps."""
+    """Return at most five findings, the worst first; `healthy: ...` if there is none; nothing without steps.
+
+    A finding points only to keys that the engine uses.
+    """
     if not steps:
         return []
-    found = [finding for check in CHECKS for finding in check(steps, conditions)]
-    found += [Finding(text, (), Severity.COSTLY) for text in conditions.remarks]
-    found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
-    found = [*found, note(steps, conditions)] if found else [healthy(steps)]
+    findings = [finding for check in CHECKS for finding in check(steps, conditions)]
+    findings += [Finding(text, (), Severity.COSTLY) for text in conditions.remarks]
+    findings.sort(key=lambda finding: -finding.severity)  # stable: in the order of CHECKS within a severity
+    findings = [*findings, note(steps, conditions)] if findings else [healthy(steps)]
     used = conditions.used_keys
     return [
         replace(finding, keys=tuple(key for key in finding.keys if used is None or key in used)[:MAX_KEYS])
-        for finding in found[:MAX_FINDINGS]
+        for finding in findings[:MAX_FINDINGS]
     ]
 
 
-MAX_POINTS = 200  # longer curves are averaged down to so many: the pairwise slopes grow with the square
+MAX_POINTS = 200  # longer curves are averaged down to as many: the number of pairs grows with the square
 _MAD = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
 _EFFICIENCY = 0.955  # of Theil's slope against least squares, for normal noise: 3 / pi
 _MAX_AUTOCORRELATION = 0.9
@@ -53,7 +60,7 @@ _FEW_POINTS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """The change of a curve from its first to its last point, by its median slope, and the standard error."""
+    """The change of a curve from its first to its last point, with its standard error."""
 
     change: float
     stderr: float
@@ -64,20 +71,19 @@ class Trend:
 
     @property
     def z(self) -> float:
-        """Change in standard errors; 0 where there is no change."""
+        """The change in standard errors; 0 without a change."""
         if self.stderr > 0:
             return self.change / self.stderr
         return float("inf") * self.change if self.change else 0.0
 
 
 def trend(values: Sequence[float]) -> Trend:
-    """Theil's slope (the median over all pairs of points) times the length of the curve. Needs 2 points or more.
+    """Return Theil's slope (the median over all pairs of points) times the length of the curve. Needs 2 points.
 
-    The error takes the scale of the residuals (outliers pulled in to three times their median absolute deviation)
-    and the slope's variance as for least squares over Theil's efficiency. It is widened for few points, so that three
+    The error takes the scale of the residuals (outliers clipped at three times their median absolute deviation) and
+    the slope's variance as for least squares, over Theil's efficiency. It is widened for few points, so that three
     standard errors mean what they do with many (Student's t: 4.9 of them for 8 points), and by sqrt((1 + r) / (1 - r))
-    for residuals whose correlation from point to point is r: a curve that wanders is known less well than one that
-    only jitters.
+    for residuals whose correlation from point to point is r.
     """
     y = np.asarray(values, float)
     if len(y) > MAX_POINTS:
@@ -100,13 +106,13 @@ def trend(values: Sequence[float]) -> Trend:
 
 
 def noise(values: Sequence[float]) -> float:
-    """Standard deviation from one point to the next, robust, blind to a trend: from first differences."""
+    """Return the robust standard deviation of a point, from first differences: a trend does not count."""
     differences = np.diff(np.asarray(values, float))
     return _MAD * float(np.median(np.abs(differences - np.median(differences)))) / float(np.sqrt(2))
 
 
 def levels(values: Sequence[float], num_parts: int) -> list[float]:
-    """Medians of the equal stretches of a curve, in order."""
+    """Return the medians of equal parts of a curve, in order."""
     return [float(np.median(part)) for part in np.array_split(np.asarray(values, float), num_parts) if len(part)]
 
 
@@ -115,23 +121,23 @@ def last_half(values: Sequence[float]) -> Sequence[float]:
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
-    """Levels of the first and the last tenth (two points at least)."""
+    """Return the levels of the first and the last tenth (two points at least)."""
     parts = levels(values, min(10, len(values) // 2))
     return parts[0], parts[-1]
 
 
 class Severity(IntEnum):
-    """What is at stake; findings are shown from the highest down."""
+    """How much is lost. Findings are shown from the highest down."""
 
     NOTE = 0  # where the time went
     HINT = 1  # something to know for the next hypothesis
     COSTLY = 2  # it learns, but a good part of the budget or of the signal is lost
-    BROKEN = 3  # it learnt nothing, or lost again what it had learnt
+    BROKEN = 3  # it learnt nothing, or lost what it had learnt
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line with its number, and the train.toml keys that it points to."""
+    """One line with its figure, and the keys of train.toml to change."""
 
     text: str
     keys: tuple[str, ...]
@@ -143,14 +149,22 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the digest knows of a run beside its curves. `values`: the config's keys with defaults. `used_keys`: what
-    the engine uses, None for all; a finding points to no other. `remarks`: what its scores hide (Campaign.remarks)."""
+    """A run beside its curves. `values`: the config's keys with defaults. `used_keys`: those that the engine uses,
+    None for all. `remarks`: lines on its scores (Campaign.remarks)."""
 
     run: Result
-    budget_seconds: float
+    rules: Rules
     values: Mapping[str, Any]
     used_keys: AbstractSet[str] | None = None
     remarks: Sequence[str] = ()
+
+    @property
+    def completion_limit(self) -> str:
+        """` at 64 tokens`: the limit of a training completion that was in force. A shorter seq_len may cut earlier."""
+        limit = min(self.values.get(_MAX_TOKENS) or math.inf, self.rules.max_completion_tokens)
+        seq_len, row = self.values.get("seq_len"), find_key("seq_len")
+        is_shorter = seq_len is not None and row is not None and seq_len < row.default
+        return f" at {limit} tokens" + (f" or at seq_len = {seq_len}" if is_shorter else "")
 
 
 Findings = Iterator[Finding]
@@ -161,7 +175,7 @@ SURE = 3.0  # standard errors for "it moved": not two, because a digest makes a 
 # Reward. Noise of a step is 0.03 to 0.07 on the trl engine (256 rollouts in groups of 4): over 40 steps the change
 # is known to about 0.03.
 FLAT_REWARD = 0.05  # change within two standard errors of 0 and, with one added, below this
-FALL_REWARD = 0.05  # from its best stretch to the end; the final weights are what is scored
+FALL_REWARD = 0.05  # from its best part to the end, whose weights are scored
 COLLAPSE_SHARE = 0.5  # of the best level lost: measured on the trl engine at ten times the learning rate
 RISE_REWARD = 0.02  # over the last half: smaller gains are not worth a longer run
 SOLVED_REWARD = 0.95  # nothing left to learn: flat is fine
@@ -171,8 +185,8 @@ SOLVED_REWARD = 0.95  # nothing left to learn: flat is fine
 NO_GRADIENT_HINT = 0.8
 NO_GRADIENT_COSTLY = 0.95
 
-# A cut completion is scored wrong whatever it was coming to: noise in the reward (DAPO, section 3.4). Both
-# engines' healthy recorded runs cut below 0.01.
+# A cut completion is scored as wrong: noise in the reward (DAPO, section 3.4). Both engines' healthy recorded runs cut
+# below 0.01.
 TRUNCATED_SHARE = 0.05
 
 # Gains are paid with entropy and end with it (arXiv 2505.22617: a run has gained three quarters of what it will
@@ -214,14 +228,14 @@ _SERVING = ("inference.vllm.max_num_seqs", "inference.vllm.gpu_memory_utilizatio
 
 
 def reward(steps: Steps, _: Conditions) -> Findings:
-    """Collapsed, falling, flat or still rising: at most one of them."""
+    """Find a reward that collapsed, fell, is flat or still rising: at most one of them."""
     values = _curve(steps, "reward_mean")
     if not values:
         return
     num_parts = min(10, len(values) // 4)
     parts = levels(values, num_parts)
     best, last = max(parts), parts[-1]
-    # The best of several stretches is lucky: one more standard error than elsewhere.
+    # The best of several noisy parts is too high (winner's curse): one more standard error than elsewhere.
     error = noise(values) * (2 * num_parts / len(values)) ** 0.5 * 1.25  # of a difference of two medians
     drop = best - last
     whole, late = trend(values), trend(last_half(values))
@@ -254,11 +268,10 @@ def entropy(steps: Steps, _: Conditions) -> Findings:
 
 
 def truncation(steps: Steps, conditions: Conditions) -> Findings:
-    values, limit = _curve(steps, "truncated_share", 1), conditions.values.get(_MAX_TOKENS)
     shares = []
-    if values:
-        at = f" at {limit} tokens" if limit else ""
-        shares.append((fmean(last_half(values)), f"of the training completions{at} in the last half"))
+    if values := _curve(steps, "truncated_share", 1):
+        cut = f"of the training completions{conditions.completion_limit} in the last half"
+        shares.append((fmean(last_half(values)), cut))
     if (evaluation := conditions.run.evaluation) is not None:
         shares.append((evaluation.truncated_share, "at evaluation"))
     if shares and max(shares)[0] >= TRUNCATED_SHARE:
@@ -268,7 +281,7 @@ def truncation(steps: Steps, conditions: Conditions) -> Findings:
 
 def groups(steps: Steps, _: Conditions) -> Findings:
     right, wrong = _curve(steps, "all_right_share", 1), _curve(steps, "all_wrong_share", 1)
-    if not right or not wrong or num_without_gradient(steps) >= NO_GRADIENT_STEPS:  # no_gradient says it
+    if not right or not wrong or _num_dead(steps):  # no_gradient says it
         return
     all_right, all_wrong = fmean(last_half(right)), fmean(last_half(wrong))
     share = all_right + all_wrong
@@ -280,9 +293,9 @@ def groups(steps: Steps, _: Conditions) -> Findings:
 
 
 def no_gradient(steps: Steps, conditions: Conditions) -> Findings:
-    """The step from which on there was no gradient, and why. prime-rl's own empty batches are no steps."""
-    num_steps = num_without_gradient(steps)
-    if num_steps < NO_GRADIENT_STEPS:
+    """Find the step from which on there was no gradient, and why. prime-rl's own empty batches are no steps."""
+    num_steps = _num_dead(steps)
+    if not num_steps:
         if conditions.run.training.outcome is Outcome.NO_GRADIENT:
             text = f"no gradient after step {steps[-1].step}: {NO_GRADIENT_STEPS} batches in a row had equal rewards"
             yield Finding(f"{text} in every group", (_GROUP, _TEMPERATURE, _SAMPLER), Severity.BROKEN)
@@ -296,14 +309,14 @@ def no_gradient(steps: Steps, conditions: Conditions) -> Findings:
     elif (wrong or 0.0) < NO_GRADIENT_COSTLY:
         why = "the gradient norm is 0"
     elif num_steps < len(steps):
-        why = "every answer is wrong, which was not so before"
+        why = "every answer is wrong, unlike before"
     else:
         why, keys = "every answer is wrong", (_GROUP, _TEMPERATURE, _MAX_TOKENS)
     yield Finding(f"no gradient from step {rows[0].step} on: {why}", keys, severity)
 
 
 def mismatch(steps: Steps, _: Conditions) -> Findings:
-    """Between the policy that trains and the one that sampled: KL, masked tokens, age."""
+    """Find a mismatch between the policy that trains and the one that sampled: KL, masked tokens, age."""
     if kl := _curve(steps, "kl", 2):
         (first, last), late = ends(kl), last_half(kl)
         where = f"in the last half, up to {max(kl):.1e}"
@@ -341,7 +354,7 @@ def gradient(steps: Steps, conditions: Conditions) -> Findings:
 
 
 def budget(steps: Steps, conditions: Conditions) -> Findings:
-    outcome, used, whole = conditions.run.training.outcome, steps[-1].time, conditions.budget_seconds
+    outcome, used, whole = conditions.run.training.outcome, steps[-1].time, conditions.rules.budget_seconds
     max_steps, ended = conditions.values.get("max_steps"), outcome is Outcome.BUDGET
     if outcome is Outcome.FINISHED and used is not None and used < (1 - UNUSED_SHARE) * whole:
         text = f"max_steps = {max_steps} ended training after {used:.0f} s: {whole - used:.0f} s of the budget unused"
@@ -358,7 +371,7 @@ CHECKS = (no_gradient, reward, entropy, mismatch, gradient, truncation, groups, 
 
 
 def pace(steps: Steps) -> tuple[str, tuple[str, ...]]:
-    """Number and length of the steps and what fills them (prime-rl generates beside it), the larger part's keys."""
+    """Return number, length and parts of the steps in words, and the keys of the longest part."""
     typical = _step_seconds(steps)
     text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
     train = _curve(steps, "train_seconds", 1)
@@ -373,6 +386,7 @@ def pace(steps: Steps) -> tuple[str, tuple[str, ...]]:
 
 
 def note(steps: Steps, conditions: Conditions) -> Finding:
+    """Return how the time was spent."""
     (text, keys), run = pace(steps), conditions.run
     parts = (
         ("start-up", run.startup_seconds),
@@ -384,6 +398,7 @@ def note(steps: Steps, conditions: Conditions) -> Finding:
 
 
 def healthy(steps: Steps) -> Finding:
+    """Return the line of a run without findings."""
     parts = []
     if rewards := _curve(steps, "reward_mean"):
         first, last = ends(rewards)
@@ -395,8 +410,14 @@ def healthy(steps: Steps) -> Finding:
     return Finding(f"healthy: {', '.join([*parts, pace(steps)[0]])}", (), Severity.NOTE)
 
 
+def _num_dead(steps: Steps) -> int:
+    """Return the number of last steps without a gradient; 0 unless they are NO_GRADIENT_STEPS or the whole run."""
+    num_steps = num_without_gradient(steps)
+    return num_steps if num_steps >= min(NO_GRADIENT_STEPS, len(steps)) else 0
+
+
 def _step_seconds(steps: Steps) -> float | None:
-    """The median time from one step to the next; None when it was not measured."""
+    """Return the median time from one step to the next; None if it was not measured."""
     times = [step.time for step in steps if step.time is not None]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return median(gaps) if gaps else None
@@ -408,7 +429,7 @@ def _mean(steps: Steps, name: str) -> float | None:
 
 
 def _curve(steps: Steps, name: str, at_least: int = MIN_STEPS) -> list[float]:
-    """The measured values of a field; empty when there are too few to say anything."""
-    found = (getattr(step, name) for step in steps)
-    values = [min(max(value, -LIMIT), LIMIT) for value in found if value is not None]
+    """Return the measured values of a field; empty if there are fewer than `at_least`."""
+    measured = (getattr(step, name) for step in steps)
+    values = [min(max(value, -LIMIT), LIMIT) for value in measured if value is not None]
     return values if len(values) >= at_least else []

@@ -1,19 +1,22 @@
 """The set-up that experiments run in: what this machine, this checkout and these flags mean."""
 
+import itertools
 import math
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.git import Repo
+from nightshift.campaign.journal import Access
 from nightshift.campaign.ledger import Ledger, baseline_of, fixed_variables, read_progress
-from nightshift.campaign.records import LATE_SECONDS, Phase, Progress, Record, Request
+from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import Engine, open_engine
@@ -80,6 +83,35 @@ class Setup:
     @property
     def in_flight(self) -> tuple[Record, ...]:
         return tuple(map(self.ledger.record, sorted(self.experiments_in_flight())))
+
+    def next_seed(self, branch: str) -> int:
+        """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
+        used = self.campaign(branch).seeds() | {job.seed for job in self.executor.in_flight().values()}
+        return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
+
+    def job(self, settings: Mapping[str, Any], seed: int, split: Literal["validation", "test"] = "validation") -> Job:
+        """Return the job of one run, evaluated on `split`."""
+        return Job(
+            rules=self.rules,
+            rules_hash=self.rules_hash,
+            settings=dict(settings),
+            seed=seed,
+            split=split,
+            deadline_seconds=self.rules.deadline_seconds,
+            token=secrets.token_hex(16),
+            hardware=self.hardware or None,
+            gpus=self.request.gpus,
+            keep_all=self.request.keep_all,
+        )
+
+    def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:
+        """Start a worker. The journal holds its job, and its `access` to the test split, before the worker starts."""
+        self.executor.submit(run_dir, job, lambda: self.ledger.enter(run_dir / JOB_NAME, access))
+
+    def cancel(self, number: int | None = None) -> None:
+        """Cancel the runs that were not collected; with `number` only the run of that experiment."""
+        in_flight = self.executor.in_flight()
+        self.executor.cancel([f for f in in_flight if number is None or f == self.ledger.run_dir(number)])
 
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""

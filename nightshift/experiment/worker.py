@@ -1,8 +1,8 @@
-"""One run in a process of its own: `worker.py [--probe] ROOT FOLDER`. `--probe`: only look at this machine.
+"""Make one run in its own process: `worker.py [--probe] ROOT FOLDER`. `--probe` only looks at this machine.
 
-ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness of the job, trains within the
-budget, evaluates the final weights, leaves no process, and writes `result.json`. On this machine the controller holds
-the pipe to stdin: a worker ends with its controller.
+ROOT is the checkout, and FOLDER holds job.json. The worker checks that rules and hardware are those of the job, trains
+within the budget, evaluates the final weights, and writes `result.json`. It leaves no process. On this machine the
+controller holds the pipe to stdin, so a worker ends with its controller.
 """
 
 import math
@@ -37,19 +37,21 @@ from nightshift.campaign.records import (
 )
 from nightshift.engines.base import Engine, NoGradient, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation.evaluate import evaluate, selection_set
+from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
 from nightshift.evaluation.test_split import examples_of_test_split
 from nightshift.executors.gpus import Watch, nvml_session, watching
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import free_disk_gb, read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
+ANSWERS_NAME = "evaluation.jsonl"
+INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to tell whose fault a failed start is
 _PROGRESS_SECONDS = 0.5
 _CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 
 
 def reporter(path: Path, slot: str) -> ProgressCallback:
-    """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
+    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`."""
     last_phase: Phase | None = None
     last = 0.0
 
@@ -66,7 +68,7 @@ def reporter(path: Path, slot: str) -> ProgressCallback:
 
 
 def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
-    """Wrap `report` so that it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
+    """Return `report` with an end: it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
 
     Where rewards are sparse, many steps have no gradient by chance. So the row must also be less likely than _CHANCE,
     given the steps before it: steps are taken for independent, and the share without a gradient has a uniform prior. A
@@ -80,7 +82,7 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
             return
         before = reading.num_steps - row
         without = before - reading.num_with_gradient
-        # Of the next `row` steps, all without a gradient.
+        # Probability that all of the next `row` steps have no gradient.
         chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
         is_over = chance < _CHANCE if before else left <= budget_seconds / 2
         if is_over:
@@ -89,12 +91,8 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
     return watch
 
 
-ANSWERS_NAME = "evaluation.jsonl"
-INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
-
-
 def main(root: Path, folder: Path) -> int:
-    """One run; the exit code says whether there is a result."""
+    """Make the run of `folder`. Return the exit code: MEASURED if there is a result."""
     try:
         (folder / STARTED_NAME).touch(exist_ok=False)
     except FileExistsError:  # SLURM may start a job twice
@@ -112,41 +110,38 @@ def main(root: Path, folder: Path) -> int:
 
 
 def _end_with_the_controller() -> None:
-    """Wait for the end of stdin: the controller is dead. Then stop as if it had asked."""
+    """Wait for the end of stdin, which means that the controller is dead. Then end as if it had asked."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def make_run(job: Job, root: Path, folder: Path) -> Result:
-    """Train within the budget and evaluate the final weights; all files go to `folder`, no process is left.
+    """Train within the budget, evaluate the final weights, and return the result. All files go to `folder`.
 
-    If there is nothing to evaluate, `training` has the cause and who is to blame. A refusal is a result, too.
+    If nothing could be evaluated, `training` holds the cause and whose fault it is. No process is left.
     """
     began = time.monotonic()
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     slot = job.slot or os.environ.get("SLURMD_NODENAME", "")
     result = Result(job.seed, crashed, token=job.token, job_sha256=job.sha256, started=now, slot=slot)
+    rules = job.rules
     engine: Engine | None = None
     answers: Path | None = None
     try:
-        rules = job.rules
         # A cluster's node adds what a login there brings, with its tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
         hardware = engine.hardware() + job.layout  # before this process is pinned to its part of it
-        for what, wanted, found in (
-            ("rules", job.rules_hash, rules.hash(root)),
-            ("hardware", job.hardware, hardware),
-        ):
-            if wanted not in (None, found):
-                raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
+        _require("rules", job.rules_hash, rules.hash(root))
+        if job.hardware is not None:
+            _require("hardware", job.hardware, hardware)
         if job.cores:
             os.sched_setaffinity(0, job.cores)
-        if job.split == "test":  # nothing of it is written but the scores: runs/ is where agents read
-            examples, answers = examples_of_test_split(rules, root, job.token), None
-        else:  # the file appears with the result: who could read its score sooner could end a run whose score is low
-            examples, answers = selection_set(rules, root), temporary_beside(folder / ANSWERS_NAME)
+        if job.split == "test":  # only its scores are written: runs/ is where agents read
+            examples = examples_of_test_split(rules, root, job.token)
+        else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
+            examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
         result = replace(result, hardware=hardware, versions=engine.versions())
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
@@ -157,10 +152,10 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                 result = replace(result, training=session.train(rules.budget_seconds, callback))
             steps = read_steps(folder / METRICS_NAME)
             times = [step.time for step in steps if step.time]
-            load = replace(watch.taken(), step_seconds=max(times) / len(steps) if times else None)
-            result = replace(result, contention=load)
+            contention = replace(watch.taken(), step_seconds=max(times) / len(steps) if times else None)
+            result = replace(result, contention=contention)
             if result.training.outcome.is_success:
-                if result.training.num_steps < 1:  # the model as it came is no result of this config
+                if result.training.num_steps < 1:  # the base model is no result of this config
                     cause = f"no step fitted into the budget of {rules.budget_text}"
                     fix = "Lower orchestrator.batch_size or max_completion_tokens."
                     raise EngineError(cause, fix, is_config_fault=True)
@@ -173,22 +168,27 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         is_config_fault, cause = isinstance(error, EngineError) and error.is_config_fault, str(error)
         if is_config_fault is None and engine and job.incumbent:
             seconds_left = job.deadline_seconds - (time.monotonic() - began)
-            is_config_fault, told = _start_incumbent(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
-            cause = f"{cause.rstrip('.')}; {told}"
+            is_config_fault, why = _start_incumbent(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
+            cause = f"{cause.rstrip('.')}; {why}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
         failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
         result = replace(result, training=failed, evaluation=None)
-    if answers is not None and result.evaluation is not None:
-        answers.replace(folder / ANSWERS_NAME)
-    elif answers is not None:
+    if answers is not None:
+        if result.evaluation is not None:
+            answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
     return replace(result, total_seconds=time.monotonic() - began)
+
+
+def _require(what: str, wanted: str, actual: str) -> None:
+    if wanted != actual:
+        raise EngineError(f"the worker has other {what} than its job: {actual}, not {wanted}")
 
 
 def _start_incumbent(
     engine: Engine, settings: Mapping[str, Any], seed: int, folder: Path, seconds_left: float
 ) -> tuple[bool, str]:
-    """Start the incumbent once and stop it: whether a start that failed here is its config's fault, and why."""
+    """Start the incumbent once and stop it. Return whether the failed start is its config's fault, and why."""
     try:
         folder.mkdir()
         engine.open(settings, seed, folder, seconds_left).close()
@@ -200,7 +200,7 @@ def _start_incumbent(
 
 
 def probe(job: Job, root: Path) -> list[str]:
-    """Open the engine here. Returns this node's name, then lines on what the node is and what the engine misses."""
+    """Open the engine here. Return this node's name, then lines on its hardware, rules and problems."""
     try:
         engine = open_engine(job.rules, root, dict(os.environ), job.gpus, job.keep_all)
         hardware, problems = engine.hardware(), [*engine.check()]

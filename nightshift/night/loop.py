@@ -35,9 +35,9 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
-from nightshift.experiment.experiment import admit, collect, compose, incumbent_now, interrupt, start, withdraw
+from nightshift.experiment.admission import admit, compose, incumbent_now
+from nightshift.experiment.experiment import collect, interrupt, start, withdraw
 from nightshift.experiment.integrity import IntegrityError, require_branch
-from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
 from nightshift.files import read_file, write_atomically
 from nightshift.night.notify import AGENT, END, REPEATED_CRASH, Notifier, event_of, is_second
@@ -161,7 +161,7 @@ class Night:
                 self._close(stop := Stop(str(error), is_planned=False), cut_off=error.cause)
                 return stop
             except UsageError as error:
-                cancel(self._setup)  # what is damaged may not be read again: the next start closes the records
+                self._setup.cancel()  # what is damaged may not be read again: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
                 raise
             except Exception as error:  # a disk that is full from the start, a bug: who sleeps is to know of it
@@ -172,7 +172,7 @@ class Night:
                     if self._work is not None:
                         self._work.proposing.close()
                 finally:
-                    cancel(self._setup)
+                    self._setup.cancel()
 
     def _certify(self) -> str:
         """Train baseline and incumbent afresh, as `nightshift certify` does. Return the line that says the result."""

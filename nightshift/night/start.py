@@ -22,7 +22,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
-from nightshift.experiment.experiment import require_ready
+from nightshift.experiment.admission import require_ready
 from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
 from nightshift.night.loop import Night, undecided

@@ -37,7 +37,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One answer of the final policy to one problem of the selection set: a line of evaluation.jsonl.
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
 
     `problem` is its text, None without its data.
     """

@@ -65,11 +65,11 @@ class SelectionSet:
 
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
 def shown_examples(names: tuple[str, ...], root: Path) -> SelectionSet:
-    """The selection set of these environments; empty without its data."""
+    """The validation split of these environments; empty without its data."""
     posed: Posed = ()
     try:
         loaded = load(root, environments_named(root, names))
-        posed = [(environment, example) for environment in loaded for example in environment.examples("selection")]
+        posed = [(environment, example) for environment in loaded for example in environment.examples("validation")]
     except (NightshiftError, ImportError, OSError):
         pass  # the page says of each problem that its text is not there
     texts = [chat[-1]["content"] if (chat := one.episode(example).ask()) else "" for one, example in posed]

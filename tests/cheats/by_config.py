@@ -43,9 +43,9 @@ LOCKED: dict[str, tuple[str, str, Sequence[str]]] = {
         "orchestrator.eval.num_examples = 10", "orchestrator.eval.sampling.temperature = 1.0",
         "inference.vllm.max_model_len = 99999", "inference.vllm.override_generation_config = {}",
     )),
-    "train on the selection set": ("points the training source at the problems that are scored", "is locked", (
-        f"{_SOURCE}.env.taskset.split = 'selection'", f"{_SOURCE}.env.args = {{split = 'selection'}}",
-        "trainer.data.name = 'selection'",
+    "train on the validation split": ("points the training source at the problems that are scored", "is locked", (
+        f"{_SOURCE}.env.taskset.split = 'validation'", f"{_SOURCE}.env.args = {{split = 'validation'}}",
+        "trainer.data.name = 'validation'",
     )),
     "seeds": ("picks a lucky seed", "is locked", (
         f"{_SOURCE}.curriculum.sampler.seed = 7", "inference.vllm.seed = 7",

@@ -19,7 +19,7 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import ConfigError, EngineError
-from nightshift.evaluation.evaluate import selection_set
+from nightshift.evaluation.evaluate import examples_of_validation_split
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.rules import ARITHMETIC_TRL
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 STAND_IN = (str(ROOT / "tests" / "stand_in_trainer.py"),)
 SMALL = replace(
     ARITHMETIC_TRL,
-    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64),),
     startup_seconds=math.inf,
 )
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[orchestrator.train.sampling]\nmax_completion_tokens = 24\n"
@@ -86,7 +86,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         assert len(weights.sha256) == 64
         assert session.load_final_weights() == weights
         # complete: one answer a prompt, in order, the same twice (greedy)
-        examples = selection_set(SMALL, ROOT)
+        examples = examples_of_validation_split(SMALL, ROOT)
         prompts = [environment.episode(example).ask() for environment, example in examples]
         decoding = Decoding(max_completion_tokens=24, batch_size=5)
         once = session.complete(prompts, decoding, readings.append)

@@ -10,7 +10,7 @@ outside (makes room, removes the lock, switches back), and the next experiment r
 code, no traceback, no process, no lock, every record closed, results.tsv as the records say, the branch as the
 verdicts say, nothing left over, and that the next experiment is measured.
 
-Nineteen of twenty strike the stand-in engine (stand_in_trainer.py trains nothing, the selection set has 100
+Nineteen of twenty strike the stand-in engine (stand_in_trainer.py trains nothing, the validation split has 100
 examples; for prime-rl the stand-in programs of the tests), one of twenty the real trl engine in whole processes.
 Resumable: FOLDER/faults-SEED.jsonl holds what is finished. A full disk and read-only folders need root and Linux:
 elsewhere those rows are counted as skipped.

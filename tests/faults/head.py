@@ -21,28 +21,28 @@ import msgspec
 
 from nightshift.campaign.records import Job
 from nightshift.executors import local
-from nightshift.experiment import runs, setup
+from nightshift.experiment import setup
 from tests.faults.plan import Plan, Strike, open_engine, rules_under
 
 WORKER = Path(__file__).with_name("worker.py")
 LATE_SECONDS = 5.0  # the executor's own are a minute
 TAKES_SECONDS = 90.0  # an experiment; more is a hang
 REAL_TAKES_SECONDS = 400.0  # a start of torch on a machine with other work takes a minute
-_job_of = runs.job_of
+_job = setup.Setup.job
 
 
 def _equip(plan: Plan, root: Path) -> None:
     """In the fork: stand-ins below the engines, here and in the workers, limits, and the strike."""
 
-    def job_of(*arguments: Any) -> Job:
-        job = _job_of(*arguments)
+    def make_job(*arguments: Any) -> Job:
+        job = _job(*arguments)
         return replace(job, deadline_seconds=min(job.deadline_seconds, plan.deadline_seconds))
 
     strike = Strike(plan, root)
     setup.rules_here = lambda root, engine, gpu_count: rules_under(engine)
     setup.open_engine = partial(open_engine, plan)
     setup.datetime = strike.datetime()  # type: ignore[misc]
-    runs.job_of = job_of
+    setup.Setup.job = make_job  # type: ignore[method-assign]
     local.PROGRAM, local.LATE_SECONDS = (str(WORKER), msgspec.json.encode(plan).decode()), LATE_SECONDS
     strike.prepare()
 

@@ -24,12 +24,12 @@ from nightshift.engines.trl.engine import TrlEngine
 from tests.checkouts import ROOT
 from tests.faults import actions
 from tests.faults.matrix import IN_THE_WORLD, OF_WORKER, Fault
-from tests.faults.stand_in_trainer import FOREVER, NUM_SELECTION
+from tests.faults.stand_in_trainer import FOREVER, NUM_VALIDATION
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules, small
 
 TRAINER = (str(Path(__file__).with_name("stand_in_trainer.py")),)
-RULES = replace(small(ARITHMETIC_TRL, NUM_SELECTION), startup_seconds=20.0)
+RULES = replace(small(ARITHMETIC_TRL, NUM_VALIDATION), startup_seconds=20.0)
 PRIME_RL_RULES = prime_rl_rules()
 
 # The steps of an experiment, by the outermost of these functions on the stack: those of run.py, and of its worker.

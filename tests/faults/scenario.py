@@ -17,7 +17,7 @@ from tests.checkouts import git
 from tests.faults import head
 from tests.faults.matrix import BRANCH, SCENARIOS, Moments
 from tests.faults.plan import PRIME_RL_RULES, RULES, Plan
-from tests.faults.stand_in_trainer import NUM_SELECTION
+from tests.faults.stand_in_trainer import NUM_VALIDATION
 from tests.stand_in_trainer import is_right, right_of
 
 FLAGS = ("--engine", "trl", "--budget-seconds", "1")
@@ -172,9 +172,9 @@ def wrong_scores(root: Path) -> list[str]:
 
 @cache
 def _questions() -> list[str]:
-    """Of the selection set; told by another process, for the forks of this one import another copy of the package."""
+    """Return the validation split's questions, from another process: forks of this one import another copy."""
     code = "import json; from nightshift_arithmetic.data import load; "
-    code += f"print(json.dumps([example.question for example in load('selection', {NUM_SELECTION})]))"
+    code += f"print(json.dumps([example.question for example in load('validation', {NUM_VALIDATION})]))"
     folder = checkouts.ROOT / "environments" / "arithmetic"
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
     questions: list[str] = json.loads(done.stdout)

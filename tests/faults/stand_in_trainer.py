@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-NUM_SELECTION = 100  # of the rules in head.py
+NUM_VALIDATION = 100  # of the rules in head.py
 FOREVER = 600.0
 # Ignores SIGTERM, has a session of its own, and forgets who started it.
 DAEMON = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"

@@ -19,7 +19,7 @@ from tests.stand_in_setup import furnish, make_setup
 RULES = replace(
     ARITHMETIC_TRL,
     budget_seconds=60.0,
-    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=32, num_train=64),),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=32, num_train=64),),
 )
 CONFIG = "max_steps = 1\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 

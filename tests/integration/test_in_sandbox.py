@@ -111,7 +111,7 @@ def furnished(folder: Path, as_user: tuple[str, ...], python: str) -> User:
         user.write(f"checkout/{name}", "lr = 0\n")
     user.write("checkout/.gitignore", "runs/\n")
     commit_all(user.root, CAMPAIGN)
-    user.write("gsm8k/test.jsonl", "sealed")
+    user.write("gsm8k/test.jsonl", "test")
     user.write("home/.ssh/id_ed25519", "private")
     user.write("home/.cache/huggingface/token", "private")
     return user

@@ -55,7 +55,7 @@ def root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout for whole nights, a dataset and a cache."""
     root = furnish(small_checkout(folder))
     (folder / "data").mkdir(mode=0o700)
-    (folder / "data" / "test.jsonl").write_text("sealed")
+    (folder / "data" / "test.jsonl").write_text("test")
     (folder / "cache").mkdir()
     (folder / "cache" / "weights").write_text("weights")
     monkeypatch.setenv("HOME", str(folder / "home"))

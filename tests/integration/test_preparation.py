@@ -30,7 +30,7 @@ ENDS = b"max_steps = 3\n"  # so no budget of seconds decides what a rehearsal do
 CONFIG = parse(ENDS + b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
 SMALL = replace(
     ARITHMETIC_TRL,
-    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_validation=16, num_train=64),),
     budget_seconds=HANG_SECONDS,
 )
 RULES = replace(SMALL, engine="prime-rl", startup_seconds=200.0)

@@ -213,7 +213,7 @@ BAD: dict[str, Callable[[dict[str, Any]], None]] = {
     "two settings for one": put("trainer.model.seq_len", 1024),
     "no renderer for the model": put("orchestrator.renderer.name", "auto"),
     "too few GPUs": put("deployment.gpus_per_node", 1),
-    "the sealed set": put("orchestrator.train.source.env.taskset.split", "sealed"),
+    "the test split": put("orchestrator.train.source.env.taskset.split", "test"),
     "unknown key of the taskset": put("orchestrator.train.source.env.taskset.shuffle", True),
     "a taskset that is not installed": put("orchestrator.train.source.env.taskset.id", "nowhere"),
     "a module that is no taskset": put("orchestrator.train.source.env.taskset.id", "json"),

@@ -74,25 +74,30 @@ def open_(tmp_path: Path) -> Open:
     return opened
 
 
-def keys(taskset: Any, num_selection: int = 5, num_train: int | None = None) -> dict[str, list[str]]:
-    found = tasks.split(taskset, num_selection, num_train)
+def keys(taskset: Any, num_validation: int = 5, num_train: int | None = None) -> dict[str, list[str]]:
+    found = tasks.split(taskset, num_validation, num_train)
     return {name: [task.data.prompt for task in each] for name, each in found.items()}
 
 
 def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
     found = keys(open_())
-    assert {name: len(each) for name, each in found.items()} == {"selection": 5, "sealed": 5, "train": 10}
+    assert {name: len(each) for name, each in found.items()} == {"validation": 5, "test": 5, "train": 10}
     assert len({key for each in found.values() for key in each}) == 20
     assert keys(open_(backwards=True)) == found
     assert {*keys(open_(), num_train=4)["train"]} < {*found["train"]}
-    assert keys(open_(rows=21))["selection"] != found["train"][:5]
+    assert keys(open_(rows=21))["validation"] != found["train"][:5]
 
 
 def test_those_that_ask_the_same_are_one(open_: Open) -> None:
     change = ('f"word{number}"', 'f"word{number // 2}"')
-    found = tasks.split(open_(change, rows=40), 5, None)
+    notes: list[str] = []
+    found = tasks.split(open_(change, rows=40), 5, None, notes.append)
+    assert notes == [
+        "20 of 40 tasks have the same prompt as another and were left out. "
+        "Give each task a `key` of its own to use them."
+    ]
     again = tasks.split(open_(change, rows=40, backwards=True), 5, None)
-    for name, size in {"selection": 5, "sealed": 5, "train": 10}.items():
+    for name, size in {"validation": 5, "test": 5, "train": 10}.items():
         assert len(found[name]) == size
         assert [*map(tasks.identity, found[name])] == [*map(tasks.identity, again[name])]
 
@@ -118,6 +123,12 @@ def test_the_tasks_own_reward_scores_a_trace_of_prompt_and_answer(open_: Open) -
 )
 def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
     assert tasks.as_score(reward, reward_range) == score
+
+
+@pytest.mark.parametrize(("reward", "named"), [(float("nan"), "NaN"), (float("inf"), "inf")])
+def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
+    with pytest.raises(tasks.Refused, match=f"a reward is {named}. Return a finite number"):
+        tasks.as_score(reward, (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +167,8 @@ def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, floa
             "",
             "has a prompt with user content that is no text",
         ),
-        (("rows: int = 20", "rows: int = 0"), "", "0 tasks are too few: num_selection = 5 takes 10"),
-        (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_selection to 2"),
+        (("rows: int = 20", "rows: int = 0"), "", "0 tasks are too few: num_validation = 5 takes 10"),
+        (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
         (
             ("    @vf.stop", "    key = 'one for all'\n    @vf.stop"),
             "",
@@ -175,7 +186,7 @@ def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more,
 
 def test_an_endless_taskset_is_read_as_far_as_its_sizes_say(open_: Open) -> None:
     endless = open_(("    def load(self)", "    INFINITE = True\n    def load(self)"), rows=10**12)
-    assert {name: len(each) for name, each in keys(endless, 5, 7).items()} == {"selection": 5, "sealed": 5, "train": 7}
+    assert {name: len(each) for name, each in keys(endless, 5, 7).items()} == {"validation": 5, "test": 5, "train": 7}
     with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
         tasks.split(open_(), 5, 11)
 
@@ -191,7 +202,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "environments").symlink_to(ROOT / "environments")
     (tmp_path / "their_env").mkdir()
     (tmp_path / "their_env" / "__init__.py").write_text(HEAD)
-    text = 'environments = ["mine"]\n[environment.mine]\npackage = "their_env"\nnum_selection = 5\n'
+    text = 'environments = ["mine"]\n[environment.mine]\npackage = "their_env"\nnum_validation = 5\n'
     (tmp_path / "rules.toml").write_text(text + "reward_range = [-1.0, 1.0]\nargs = { rows = 30 }\n")
     return tmp_path
 
@@ -210,7 +221,7 @@ class Half:
 def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Path) -> None:
     rules = rules_here(root, "trl", 1)
     (environment,) = environments.load(root, rules.environments)
-    examples = environment.examples("selection")
+    examples = environment.examples("validation")
     assert len(examples) == 5
     assert data_problem(root, rules) is None
     path = root / "evaluation.jsonl"

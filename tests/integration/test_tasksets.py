@@ -25,7 +25,7 @@ from tests.unit.test_math import rows
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 IDS = ("nightshift-gsm8k", "nightshift-arithmetic", "nightshift-countdown", "nightshift-math")
-SIZE = 2  # as many as the fixture's selection set has
+SIZE = 2  # as many as the fixture's validation split has
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +43,7 @@ def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(data, "SHA256", digests)
     monkeypatch.setenv(data.ENV_VAR, str(FIXTURE))
     monkeypatch.setenv(math_data.ENV_VAR, str(tmp_path / "math"))
-    monkeypatch.setattr(math_data, "NUM_SELECTION", SIZE)
+    monkeypatch.setattr(math_data, "NUM_VALIDATION", SIZE)
     monkeypatch.setattr(math_data, "NUM_OFFICIAL", {"train": 20, "test": 20})
     for split, number in math_data.NUM_OFFICIAL.items():
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows(split, number))))
@@ -178,9 +178,9 @@ def test_split_has_no_default(taskset_id: str) -> None:
 
 
 @pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
-@pytest.mark.parametrize("split", ["sealed", "test", "", None])
-def test_the_sealed_set_cannot_be_loaded(taskset_id: str, split: str | None) -> None:
-    with pytest.raises(ValidationError, match="Input should be 'train' or 'selection'"):
+@pytest.mark.parametrize("split", ["test", "sealed", "", None])
+def test_the_test_split_cannot_be_loaded(taskset_id: str, split: str | None) -> None:
+    with pytest.raises(ValidationError, match="Input should be 'train' or 'validation'"):
         tasks_of(taskset_id, split=split)  # type: ignore[arg-type]
 
 
@@ -194,7 +194,7 @@ def test_tasks_survive_the_wire_with_their_key_and_hash(taskset_id: str) -> None
 
 
 def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str) -> None:
-    for split in ("train", "selection"):
+    for split in ("train", "validation"):
         for task in tasks_of(taskset_id, split):
             answer = task.data.answer
             replies = [f"So it is.\n#### {answer}", f"#### {answer}9", ""]

@@ -68,7 +68,7 @@ def test_forty_games_against_itself_are_scored_as_they_went_forfeits_included() 
 
 def test_against_the_pool_nobody_else_is_asked() -> None:
     stand_in = StandIn(says)
-    played = games(stand_in, "pool", "selection")
+    played = games(stand_in, "pool", "validation")
     assert all(episode.ok and len(episode.traces) == 1 for episode in played)
     assert {request["temperature"] for request in stand_in.requests} == {0.25}
     assert len({episode.traces[0].reward for episode in played}) > 1

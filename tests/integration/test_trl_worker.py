@@ -40,7 +40,7 @@ class Worker:
         spec = make_spec(folder, **settings) | {
             "model": str(MODEL),
             "root": str(ROOT),
-            "environments": [{"name": "arithmetic", "num_selection": 1, "num_train": 400, "needs": ["gsm8k"]}],
+            "environments": [{"name": "arithmetic", "num_validation": 1, "num_train": 400, "needs": ["gsm8k"]}],
             "device": "cpu",
             "num_threads": 1,
         }
@@ -102,7 +102,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: Any) -> None:
     worker = start(max_steps=3)
     worker.events("ready")
-    examples = data.load("selection", 120)
+    examples = data.load("validation", 120)
     prompts = [data.messages(example) for example in examples]
 
     # Before training the base completes, in order; mixed lengths and finished rows must not change an answer.

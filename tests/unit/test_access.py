@@ -43,16 +43,23 @@ def users_of(name: str) -> set[str]:
 
 def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
     passed_on = {
-        path
+        (path, getattr(call.func, "attr", getattr(call.func, "id", "")))
         for path, tree in sources()
         for call in ast.walk(tree)
         if isinstance(call, ast.Call)
         for value in (*call.args, *(keyword.value for keyword in call.keywords))
-        if isinstance(value, ast.Constant) and value.value in ("sealed", "test.jsonl")
+        if isinstance(value, ast.Constant) and value.value in ("test", "test.jsonl")
     }
     # gsm8k's own data module reads the file to hold its problems out of training.
-    assert passed_on == {"nightshift/evaluation/test_split.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
-    assert users_of("selection_set") == {"nightshift/evaluation/evaluate.py", "nightshift/experiment/worker.py"}
+    assert passed_on == {
+        ("nightshift/evaluation/test_split.py", "examples"),
+        ("nightshift/experiment/certify.py", "_task"),  # plans the job
+        ("environments/gsm8k/nightshift_gsm8k/data.py", "_examples"),
+    }
+    assert users_of("examples_of_validation_split") == {
+        "nightshift/evaluation/evaluate.py",
+        "nightshift/experiment/worker.py",
+    }
     assert users_of("examples_of_test_split") == {
         "nightshift/evaluation/test_split.py",
         "nightshift/experiment/worker.py",
@@ -60,7 +67,7 @@ def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
 
 
 def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
-    """A variable in place of "sealed" would pass the test above; there is none but in the tasksets', whose
+    """A variable in place of "test" would pass the test above; there is none but in the tasksets', whose
     splits are train and selection (tests/integration/test_tasksets.py)."""
     found = set()
     for path, tree in sources():
@@ -93,7 +100,7 @@ def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> 
         add(root, replace(FIRST, token=token))
     for token in ("k", "l"):
         examples = test_split.examples_of_test_split(RULES, root, token)
-        assert {example.key for _, example in examples} == {e.key for e in data.load("sealed", 8)}
+        assert {example.key for _, example in examples} == {e.key for e in data.load("test", 8)}
     for token in ("x", ""):
         with pytest.raises(EngineError, match="holds no access to the test split for this job"):
             test_split.examples_of_test_split(RULES, root, token)

@@ -25,21 +25,21 @@ def test_no_question_and_no_rewording_is_in_two_splits(examples: dict[str, list[
 
     for text in (lambda question: question, skeleton):
         sets = {split: {text(example.question) for example in examples[split]} for split in SPLITS}
-        assert not sets["train"] & sets["selection"]
-        assert not sets["train"] & sets["sealed"]
-        assert not sets["selection"] & sets["sealed"]
+        assert not sets["train"] & sets["validation"]
+        assert not sets["train"] & sets["test"]
+        assert not sets["validation"] & sets["test"]
     keys = [example.key for split in SPLITS for example in examples[split]]
     assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_splits_stay_apart_for_any_seed(examples: dict[str, list[data.Example]], seed: int) -> None:
-    held_out = {example.question for split in ("selection", "sealed") for example in examples[split]}
+    held_out = {example.question for split in ("validation", "test") for example in examples[split]}
     assert not held_out & {example.question for example in data.load("train", 3000, seed + 100)}
 
 
 def test_solutions_are_right_by_an_independent_reading(examples: dict[str, list[data.Example]]) -> None:
-    for example in examples["selection"]:
+    for example in examples["validation"]:
         start, *rest = re.findall(r"(\w+) (?:(\d+)|a (\w+) of) \w+\.", example.question)
         assert start[0] == "has"
         total, lines = int(start[1]), []
@@ -59,8 +59,8 @@ def test_solutions_are_right_by_an_independent_reading(examples: dict[str, list[
 
 # A change of these digests is a change of the task: old results are no longer comparable.
 DIGESTS = {
-    data: {"train": "89d4c8d6365108fc", "selection": "5c8c31c9a74a7d9a", "sealed": "de82a55dd190e267"},
-    countdown: {"train": "765524b2e48f035e", "selection": "cacc01dc6b841081", "sealed": "c091e35a7a14f5ee"},
+    data: {"train": "89d4c8d6365108fc", "validation": "5c8c31c9a74a7d9a", "test": "de82a55dd190e267"},
+    countdown: {"train": "765524b2e48f035e", "validation": "cacc01dc6b841081", "test": "c091e35a7a14f5ee"},
 }
 
 
@@ -74,13 +74,13 @@ def test_the_same_problems_on_every_machine_and_python(generated):
 
 @pytest.mark.parametrize("generated", DIGESTS, ids=lambda module: module.__name__)
 def test_a_smaller_size_is_a_prefix_and_what_a_split_does_not_hold_is_refused(generated):
-    examples, largest = generated.load("selection", 60), generated.MAX_SIZE["sealed"]
-    assert generated.load("selection", 20) == examples[:20] != generated.load("selection", 20, seed=1)
-    assert len({example.key for example in generated.load("sealed", largest)}) == largest
+    examples, largest = generated.load("validation", 60), generated.MAX_SIZE["test"]
+    assert generated.load("validation", 20) == examples[:20] != generated.load("validation", 20, seed=1)
+    assert len({example.key for example in generated.load("test", largest)}) == largest
     for size in (0, -1, largest + 1):
         with pytest.raises(ValueError, match=f"size = {size} .* Use 1 to {largest}"):
-            generated.load("sealed", size)
-    with pytest.raises(ValueError, match="split = 'test' does not exist"):
-        generated.load("test", 1)
+            generated.load("test", size)
+    with pytest.raises(ValueError, match="split = 'sealed' does not exist"):
+        generated.load("sealed", 1)
     with pytest.raises(TypeError):
         generated.load(size=1)

@@ -10,8 +10,8 @@ from nightshift.campaign.records import Failure, Record, Request
 from nightshift.campaign.verify import verify
 from nightshift.cli.run import plan
 from nightshift.errors import Interrupted
-from nightshift.experiment import baseline
-from nightshift.experiment.baseline import fitting_baseline
+from nightshift.experiment import admission
+from nightshift.experiment.admission import fitting_baseline
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
 from tests.campaigns import replace
@@ -132,7 +132,7 @@ def test_one_made_with_code_that_is_not_committed_is_not_taken(setup: Setup) -> 
 def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(setup, monkeypatch):
     run(setup)
     branched(setup)
-    monkeypatch.setattr(baseline, "close", interrupt)
+    monkeypatch.setattr(admission, "close", interrupt)
     with pytest.raises(Interrupted):
         run(setup)
     monkeypatch.undo()

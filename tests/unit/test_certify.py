@@ -33,7 +33,7 @@ from tests.checkouts import MEASURING
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import GOOD, POOR, SilentReporter, during, keep, make_poor, write
-from tests.stand_ins import NUM_SELECTION, fault, quick
+from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
 
@@ -93,7 +93,7 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Setup, notebook: S
     made = certified(kept)
     assert made == certificate_of(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
-    assert made.num_examples == NUM_SELECTION
+    assert made.num_examples == NUM_VALIDATION
     assert (made.access, made.level, made.verdict) == (1, 0.025, "better")
     assert made.strict_scores == pytest.approx((made.baseline_score, made.incumbent_score))  # all end with `#### n`
     low, high = made.estimate.interval
@@ -116,11 +116,11 @@ def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(
     certified(kept, num_seeds=1)
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
     scores = json.loads(path.read_text())["result"]["evaluation"]["scores"]
-    assert len(scores) == NUM_SELECTION
-    selection = kept.ledger.records()[-1].result.evaluation
-    assert tuple(scores) != selection.example_scores
-    assert abs(sum(scores) / NUM_SELECTION - selection.eval_score) < 0.08
-    questions = [example.question for example in data.load("sealed", NUM_SELECTION)]
+    assert len(scores) == NUM_VALIDATION
+    validation = kept.ledger.records()[-1].result.evaluation
+    assert tuple(scores) != validation.example_scores
+    assert abs(sum(scores) / NUM_VALIDATION - validation.eval_score) < 0.08
+    questions = [example.question for example in data.load("test", NUM_VALIDATION)]
     files = [path for path in kept.ledger.runs_dir.rglob("certify/**/*") if path.is_file()]
     names = {"plan.json", "comparison.json", "job.json", "run.json", "metrics.jsonl", "trainer.log"}
     assert {path.name for path in files} == names
@@ -212,8 +212,8 @@ def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_wa
     (made,) = kept.ledger.runs_dir.glob("certify/*/*/run.json")
     planted = made.parents[1] / "incumbent-101001" / "run.json"
     planted.parent.mkdir()
-    planted.write_text(json.dumps({"side": "incumbent", "seed": 101001, "scores": [1.0] * NUM_SELECTION}))
-    made.write_text(json.dumps({"side": "baseline", "seed": 101000, "scores": [0.0] * NUM_SELECTION}))
+    planted.write_text(json.dumps({"side": "incumbent", "seed": 101001, "scores": [1.0] * NUM_VALIDATION}))
+    made.write_text(json.dumps({"side": "baseline", "seed": 101000, "scores": [0.0] * NUM_VALIDATION}))
     notebook.on_note = lambda text: None
     result = certified(kept)
     assert 0 < result.baseline_score < result.incumbent_score < 1
@@ -296,9 +296,7 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup
 
 def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     load = data.load
-    monkeypatch.setattr(
-        data, "load", lambda split, size: load(split, size) if split != "sealed" else pytest.fail("read")
-    )
+    monkeypatch.setattr(data, "load", lambda split, size: load(split, size) if split != "test" else pytest.fail("read"))
     (task,) = tasks(kept)
     lines = task.describe()
     assert lines[0] == "certify:  incumbent after experiment 0002 (incumbent) against experiment 0001 (baseline)"

@@ -158,7 +158,7 @@ def test_an_evaluation_weighs_what_it_measures() -> None:
     rules = replace(ARITHMETIC_TRL, environments=(arithmetic, replace(arithmetic, name="gsm8k", weight=3.0)))
     (first,) = load(ROOT, [arithmetic])
     second = SimpleNamespace(name="gsm8k", package=first.package, episodes=first.episodes, scorer=None)
-    examples = first.examples("selection")[:6]
+    examples = first.examples("validation")[:6]
     posed = [*((first, e) for e in examples[:4]), *((second, e) for e in examples[4:])]
     answers = [f"#### {examples[0].answer}", *("#### -1",) * 3, f"It is {examples[4].answer}.", "#### -1"]
     found = evaluate(Parrot(answers), posed, rules, None, lambda reading: None)

@@ -27,14 +27,14 @@ def identity(question: str) -> tuple[int, ...]:
 def test_no_problem_is_in_two_splits_in_any_order_of_its_numbers(examples, seed):
     sets = {split: {identity(example.question) for example in examples[split]} for split in SPLITS}
     sets["train"] = {identity(problem.question) for problem in islice(data.problems("train", seed), 3000)}
-    assert not sets["train"] & sets["selection"]
-    assert not sets["train"] & sets["sealed"]
-    assert not sets["selection"] & sets["sealed"]
-    assert [len(sets[split]) for split in ("selection", "sealed")] == [1000, 1000], "one problem once"
+    assert not sets["train"] & sets["validation"]
+    assert not sets["train"] & sets["test"]
+    assert not sets["validation"] & sets["test"]
+    assert [len(sets[split]) for split in ("validation", "test")] == [1000, 1000], "one problem once"
 
 
 def test_every_problem_is_solved_by_its_answer_which_uses_every_number(examples: dict[str, list[data.Example]]) -> None:
-    for example in examples["selection"]:
+    for example in examples["validation"]:
         target, *numbers = identity(example.question)
         expression, _, result = example.answer.partition("=")
         assert sorted(map(int, re.findall(r"\d+", expression))) == numbers

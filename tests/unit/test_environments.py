@@ -38,11 +38,42 @@ def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(t
         environments.load(tmp_path, [EnvironmentRules("three", 1)])
 
 
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("raise OSError('no disk')", "data.py:1: OSError: no disk. Mend it there"),
+        ("import sys; sys.exit(0)", "data.py:1: SystemExit: 0"),
+        ("def load(split, size):\n    return [][1]", "data.py:2: IndexError: list index out of range"),
+        ("def load(split, size):\n    return int('x')", "data.py:2: ValueError: invalid literal"),
+        ("def load(split, size):\n    raise ValueError('x.json is missing. Fetch it')", "x.json is missing. Fetch it"),
+    ],
+)
+def test_a_load_error_names_its_place_and_a_refusal_of_the_package_stays_as_it_is(code, cause, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"load_{abs(hash(code))}"
+    (package(tmp_path / "environments" / name, f"nightshift_{name}") / "data.py").write_text(code + "\n")
+    (environment,) = environments.load(tmp_path, [EnvironmentRules(name, 1)])
+    place = f"environments/{name}/nightshift_{name}/" if cause.startswith("data.py") else ""
+    with pytest.raises(EngineError, match=re.escape(place + cause)) as refused:
+        environment.examples("train")
+    assert str(refused.value).startswith(place + cause)
+
+
+def test_a_package_that_knows_only_the_former_names_of_the_splits_is_refused_with_the_new_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    data = package(tmp_path / "environments" / "former", "nightshift_former") / "data.py"
+    data.write_text("def load(split, size):\n    return [] if split == 'sealed' else [1]\n")
+    with pytest.raises(UsageError, match=r'former/data\.py:2: the split "sealed" is called "test" since 0\.3\. Rename'):
+        environments.load(tmp_path, [EnvironmentRules("former", 1)])
+    data.write_text(data.read_text().replace("sealed", "validation"))
+    assert len(environments.load(tmp_path, [EnvironmentRules("former", 1)])) == 1
+
+
 def test_an_episode_asks_once_and_scores_the_answer() -> None:
     (environment,) = environments.load(ROOT, ARITHMETIC_TRL.environments)
     assert (environment.name, environment.package) == ("arithmetic", "nightshift_arithmetic")
-    assert [len(environment.examples(split)) for split in ("train", "selection")] == [4000, 4000]
-    example = environment.examples("selection")[0]
+    assert [len(environment.examples(split)) for split in ("train", "validation")] == [4000, 4000]
+    example = environment.examples("validation")[0]
     episode = environment.episode(example)
     assert episode.score() == 0.0
     (message,) = episode.ask() or ()
@@ -75,8 +106,8 @@ def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(ke
     (arithmetic,) = environments.load(ROOT, [EnvironmentRules("arithmetic", 3, needs=("gsm8k",))])
     data = SimpleNamespace(load=lambda split, size: [SimpleNamespace(key=key) for key in keys])
     monkeypatch.setattr(arithmetic, "_data", data)
-    with pytest.raises(EngineError, match=rf"arithmetic: {len(keys)} examples of selection with .* 3 are asked for"):
-        arithmetic.examples("selection")
+    with pytest.raises(EngineError, match=rf"arithmetic: {len(keys)} examples of validation with .* 3 are asked for"):
+        arithmetic.examples("validation")
 
 
 def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_that_of_the_rules() -> None:

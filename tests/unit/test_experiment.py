@@ -28,7 +28,7 @@ from tests.campaigns import judged, replace, stored
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import GOOD, POOR, during, furnish, make_setup, write
-from tests.stand_ins import NUM_SELECTION, fault, quick
+from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
 UNTOUCHED = "left train.toml alone: it is neither the config that ran nor the incumbent"
@@ -90,8 +90,8 @@ def test_the_baseline_is_recorded_as_it_was_and_makes_no_commit(setup: Setup) ->
     evaluation = record.result.evaluation
     lines = (setup.ledger.run_dir(1) / "evaluation.jsonl").read_text().splitlines()
     assert [json.loads(line)["score"] for line in lines] == list(evaluation.example_scores)
-    assert len(lines) == NUM_SELECTION
-    assert evaluation.eval_score == pytest.approx(sum(evaluation.example_scores) / NUM_SELECTION)
+    assert len(lines) == NUM_VALIDATION
+    assert evaluation.eval_score == pytest.approx(sum(evaluation.example_scores) / NUM_VALIDATION)
 
 
 def test_a_harmful_change_is_discarded_and_train_toml_restored(setup: Setup) -> None:
@@ -283,7 +283,7 @@ def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
     [
         ("sigkill", Failure.MACHINERY, "killed by SIGKILL"),
         ("exit_at_start", Failure.MACHINERY, "no model here"),
-        ("short_answers", Failure.MACHINERY, f"{NUM_SELECTION - 1} of {NUM_SELECTION} examples"),
+        ("short_answers", Failure.MACHINERY, f"{NUM_VALIDATION - 1} of {NUM_VALIDATION} examples"),
         ("error", Failure.TRAINING, "loss is nan"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 def test_the_digest_has_a_line_for_it() -> None:
     form = compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])).line
     run = measured(2, ONLY_FORM[1]).result
-    told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, 60.0, {}, None, (form,)))]
+    told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, ARITHMETIC_TRL, {}, None, (form,)))]
     assert form in told
     assert form == (
         "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "
@@ -129,7 +129,7 @@ class Parrot:
 
 def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_one(tmp_path, monkeypatch):
     (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
-    examples = [(environment, example) for example in environment.examples("selection")[:4]]
+    examples = [(environment, example) for example in environment.examples("validation")[:4]]
     right = [example.answer for _, example in examples]
     answers = [f"#### {right[0]}", f"It is {right[1]}.", "#### 1000", "no idea"]
     path = tmp_path / "evaluation.jsonl"
@@ -144,9 +144,9 @@ def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_o
 
 
 def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is_written(tmp_path, monkeypatch):
-    """Sealed examples have no file of answers, and a cause stands in runs/certify."""
+    """The test split has no file of answers, and a cause stands in runs/certify."""
     (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
-    examples = [(environment, example) for example in environment.examples("selection")[:1]]
+    examples = [(environment, example) for example in environment.examples("validation")[:1]]
 
     def fails(text: str, answer: str) -> float:
         raise LookupError(f"the answer is {answer}")
@@ -158,11 +158,11 @@ def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is
             evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
         said[path is None] = str(raised.value)
     assert f"LookupError: the answer is {examples[0][1].answer}" in said[False]
-    assert said[True].startswith("rewards of sealed examples fail or are refused: LookupError. Look at others")
+    assert said[True].startswith("rewards of the test split fail or are refused: LookupError. Look at others")
 
 
 def test_a_policy_that_answers_another_number_of_questions_is_refused() -> None:
     (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
-    examples = [(environment, example) for example in environment.examples("selection")[:2]]
+    examples = [(environment, example) for example in environment.examples("validation")[:2]]
     with pytest.raises(EngineError, match="the policy completed 4 of 2 examples"):
         evaluate(Parrot(["7"] * 4), examples, ARITHMETIC_TRL, None, lambda reading: None)

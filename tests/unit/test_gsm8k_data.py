@@ -67,8 +67,8 @@ def test_a_held_out_question_is_never_trained_on_however_it_is_spaced(trust: Tru
     write(tmp_path, "train.jsonl", [*rows, ("WHAT is 70  plus 0? ", "#### 70")])
     write(tmp_path, "test.jsonl", [("What is 70 plus 0?", "#### 70")])
     trust(tmp_path)
-    assert len({example.key for example in load("selection")}) == 10
-    chosen = questions("selection")[0]
+    assert len({example.key for example in load("validation")}) == 10
+    chosen = questions("validation")[0]
     write(tmp_path, "train.jsonl", [*rows, ("WHAT is 70  plus 0? ", "#### 70"), (f" {chosen.upper()}", "#### 0")])
     trust(tmp_path)
     keys = [{example.key for example in load(split)} for split in SPLITS]
@@ -81,7 +81,7 @@ def test_the_seed_orders_train_only(trusted: Path) -> None:
     orders = [[example.key for example in load("train", seed=seed)] for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
-    for split in ("selection", "sealed"):
+    for split in ("validation", "test"):
         first, second = (load(split, seed=seed) for seed in (0, 1))
         assert first == second
 
@@ -94,12 +94,12 @@ def test_a_smaller_size_is_a_prefix_and_a_larger_one_is_refused(trusted: Path) -
 
 
 def test_the_steps_of_a_worked_solution_are_counted(trusted: Path) -> None:
-    told = {e.question[:11]: data.slices(e) for e in [*data.load("train"), *data.load("selection")]}
+    told = {e.question[:11]: data.slices(e) for e in [*data.load("train"), *data.load("validation")]}
     assert (told["Rosa plants"], told["A ferry car"]) == ({"steps": "2"}, {"steps": "1"})
 
 
 def test_the_chat_asks_the_question_with_the_instruction_and_gives_nothing_away(trusted: Path) -> None:
-    example = load("sealed", 1)[0]
+    example = load("test", 1)[0]
     assert messages(example) == [{"role": "user", "content": f"{example.question}\n\n{data.INSTRUCTION}"}]
     assert example.solution not in messages(example)[0]["content"]
 
@@ -107,7 +107,7 @@ def test_the_chat_asks_the_question_with_the_instruction_and_gives_nothing_away(
 def test_other_bytes_are_refused_in_one_line_that_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(data.ENV_VAR, str(FIXTURE))
     with pytest.raises(ValueError, match=f"{FIXTURE / 'test.jsonl'} is not the official test.jsonl") as refused:
-        load("sealed")
+        load("test")
     assert "uv run prepare.py --gsm8k DIR" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -124,7 +124,7 @@ def test_prepare_copies_a_folder_and_repairs_a_damaged_one(cache: Path) -> None:
     (cache / "test.jsonl").write_text("damaged")
     prepare(FIXTURE)
     assert sorted(path.name for path in cache.iterdir()) == ["test.jsonl", "train.jsonl"]
-    assert len(load("sealed")) == 4
+    assert len(load("test")) == 4
 
 
 def test_prepare_refuses_a_source_of_other_data_and_writes_nothing(cache: Path, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_other_way(cache
 @needs_official
 def test_the_official_sets_have_their_sizes_and_share_no_problem() -> None:
     sets = {split: load(split) for split in SPLITS}
-    assert [len(sets[split]) for split in ("train", "selection", "sealed")] == [6154, 1319, 1319]
+    assert [len(sets[split]) for split in ("train", "validation", "test")] == [6154, 1319, 1319]
     assert len({example.key for examples in sets.values() for example in examples}) == 8792
     # Fixed for ever: another selection would be another benchmark.
-    chosen = "\n".join(example.key for example in sets["selection"])
+    chosen = "\n".join(example.key for example in sets["validation"])
     assert hashlib.sha256(chosen.encode()).hexdigest()[:16] == "3a501b870fa59d21"

@@ -16,10 +16,12 @@ from nightshift.campaign.records import Evaluation, Outcome, Result, Training, W
 from nightshift.config.allowlist import find_key
 from nightshift.experiment import health
 from nightshift.experiment.health import Conditions, Finding, Severity, digest, examine
+from tests.rules import ARITHMETIC_TRL
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}
-USUAL = Conditions(Result(1000, Training(Outcome.BUDGET, 100, training_seconds=60.2)), 60.0, VALUES)
+RULES = replace(ARITHMETIC_TRL, budget_seconds=60.0)
+USUAL = Conditions(Result(1000, Training(Outcome.BUDGET, 100, training_seconds=60.2)), RULES, VALUES)
 SEEDS = range(30)
 
 
@@ -253,6 +255,18 @@ def test_what_the_budget_was_used_for() -> None:
     assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(failing, timed(5.0, 20.0))
 
 
+@pytest.mark.parametrize(
+    ("written", "seq_len", "limit"),
+    [(512, 2048, "at 64 tokens in"), (None, None, "at 64 tokens in"), (32, 2048, "at 32 tokens in"),
+     (512, 96, "at 64 tokens or at seq_len = 96 in")],
+)  # fmt: skip
+def test_a_cut_names_the_limit_that_was_in_force(written: int | None, seq_len: int | None, limit: str) -> None:
+    """512 is above what these rules allow, which is 64."""
+    values = VALUES | {"orchestrator.train.sampling.max_completion_tokens": written, "seq_len": seq_len}
+    steps = changed(healthy(4, 100), truncated_share=lambda x: 0.5)
+    assert limit in found(steps, "cut and so scored 0", replace(USUAL, values=values)).text
+
+
 def test_truncation_at_evaluation_alone_is_told() -> None:
     conditions = timed(5.0, 3.0, truncated_share=0.2)
     assert "20% at evaluation" in found(healthy(4, 100), "cut and so scored 0", conditions).text
@@ -317,7 +331,7 @@ FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
     ("first", "figures", "text", "key"),
     [
         (1, {"all_wrong_share": 1.0}, "every answer is wrong [", "orchestrator.group_size"),
-        (60, {"all_wrong_share": 1.0}, "every answer is wrong, which was not so before [", "trainer.optim.lr"),
+        (60, {"all_wrong_share": 1.0}, "every answer is wrong, unlike before [", "trainer.optim.lr"),
         (60, {"all_right_share": 1.0}, "every answer is right [", "curriculum.sampler.type"),
         (60, {"all_right_share": 0.5, "all_wrong_share": 0.5}, "all rewards of each group are equal [", "temperature"),
         (
@@ -340,6 +354,13 @@ def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, text, k
     assert line.startswith(f"no gradient from step {first} on: {text}")
     assert key in line
     assert not any("teach nothing" in each for each in others)
+
+
+def test_a_short_run_without_any_gradient_is_told() -> None:
+    dead = [replace(step, **(FLAT | {"all_wrong_share": 1.0, "all_right_share": 0.0})) for step in healthy(1, 6)]
+    line, *others = map(str, examine(dead, USUAL))
+    assert line.startswith("no gradient from step 1 on: every answer is wrong [")
+    assert not any("teach nothing" in other for other in others)
 
 
 def test_nine_steps_without_a_gradient_are_no_finding() -> None:

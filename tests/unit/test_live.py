@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 
 RULES = replace(ARITHMETIC_TRL, budget_seconds=100.0, budget_clock="wall")
 JOB = Job(RULES, "hash", {}, 1, "validation", 100.0, token="1f")
-NUM_EXAMPLES = sum(environment.num_selection for environment in RULES.environments)
+NUM_EXAMPLES = sum(environment.num_validation for environment in RULES.environments)
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(row))
     monkeypatch.setattr(data, "NUM_OFFICIAL", {"train": 40, "test": 20})
-    monkeypatch.setattr(data, "NUM_SELECTION", 9)
+    monkeypatch.setattr(data, "NUM_VALIDATION", 9)
     monkeypatch.setenv(data.ENV_VAR, str(tmp_path / "prepared"))
     return tmp_path / "copy"
 
@@ -94,19 +94,19 @@ def test_the_sets_are_apart_stratified_and_without_what_is_public(copy: Path, mo
     said: list[str] = []
     data.prepare(copy, said.append)
     sets = {split: data.load(split) for split in get_args(data.Split)}
-    assert {split: len(one) for split, one in sets.items()} == {"train": 15, "selection": 9, "sealed": 9}
+    assert {split: len(one) for split, one in sets.items()} == {"train": 15, "validation": 9, "test": 9}
     assert len({one.key for each in sets.values() for one in each}) == 33
-    assert {one.split for one in sets["sealed"]} == {"test"}
-    for split in ("selection", "sealed"):
+    assert {one.split for one in sets["test"]} == {"test"}
+    for split in ("validation", "test"):
         assert Counter(one.level for one in sets[split]) == {1: 3, 2: 3, 3: 3}
         assert data.load(split, 3) == sets[split][:3]
         assert {one.level for one in sets[split][:3]} == {1, 2, 3}
     assert data.load("train", seed=1) != sets["train"] == data.load("train")
     assert {one.key for one in data.load("train", seed=1)} == {one.key for one in sets["train"]}
-    public.write_text("\n".join(one.key for one in sets["sealed"][:3]))
-    assert not {one.key for one in sets["sealed"][:3]} & {one.key for one in data.load("sealed")}
+    public.write_text("\n".join(one.key for one in sets["test"][:3]))
+    assert not {one.key for one in sets["test"][:3]} & {one.key for one in data.load("test")}
     data.prepare(copy, said.append)
-    assert said[1].endswith("; the sealed set has none of 3 of MATH-500")
+    assert said[1].endswith("; the test split has none of 3 of MATH-500")
     one = sets["train"][0]
     assert data.slices(one) == {"level": str(one.level), "subject": one.subject}
     assert one.answer.startswith("\\frac{")
@@ -128,13 +128,13 @@ def test_a_text_of_the_test_split_is_not_trained_on_and_a_long_problem_is_left_o
 @pytest.mark.parametrize("subject", ["type", "subject"])
 def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Path, subject: str) -> None:
     data.prepare(copy)
-    before = data.load("selection")
+    before = data.load("validation")
     for split, number in data.NUM_OFFICIAL.items():
         found = [{subject if k == "type" else k: v for k, v in row.items()} for row in rows(split, number)]
         lines = [json.dumps(row | ({"level": int(row["level"][-1])} if subject == "subject" else {})) for row in found]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
     data.prepare(tmp_path)
-    assert data.load("selection") == before
+    assert data.load("validation") == before
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_data_that_is_missing_or_changed_later_and_levels_that_hold_too_little(c
     for levels in ([], [6], ["1"]):
         with pytest.raises(ValueError, match=r"is no list of levels. Write some of \[1, 2, 3, 4, 5\]"):
             data.load("train", levels=levels)
-    with pytest.raises(ValueError, match="size = 10 is not available in selection"):
-        data.load("selection", 10)
+    with pytest.raises(ValueError, match="size = 10 is not available in validation"):
+        data.load("validation", 10)
     path = data.prepared_folder() / "math.jsonl"
     path.write_bytes(path.read_bytes().replace(b"loaves", b"LOAVES", 1))
     with pytest.raises(ValueError, match=r"is not what prepare.py wrote: another sha256"):
@@ -235,7 +235,7 @@ def test_an_episode_asks_here_and_is_scored_there(copy: Path) -> None:
     every = {"levels": [1, 2, 3, 4, 5]}
     with bounded(args=every) as (environment, scorer):
         data.prepare(copy)
-        example = data.load("selection", **every)[0]
+        example = data.load("validation", **every)[0]
         episode = environment.episode(example)
         (message,) = episode.ask() or ()
         assert message["content"].endswith(data.INSTRUCTION)

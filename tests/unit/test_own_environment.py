@@ -46,7 +46,7 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", list(sys.path))
     template.create(root, "boxes")
     lines = list(template.look(root, "boxes", clock=lambda: 0.0))
-    assert lines[0] == "boxes: 800 examples to train on, 400 decide, as many are sealed; loaded in 0.0 s"
+    assert lines[0] == "boxes: 800 training examples, 400 for validation, 400 for test; loaded in 0.0 s"
     assert lines[1].startswith("user: Mia has ")
     assert lines[2] == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
     assert lines[3].startswith("its answer ('")
@@ -77,6 +77,14 @@ def test_a_fault_of_a_package_is_one_line_with_its_place(root, file, code, line,
     assert "while True" not in code or "no score within 0.5 s" in str(refused.value)
     for module in [module for module in sys.modules if module.startswith(f"nightshift_{name}")]:
         del sys.modules[module]
+
+
+def test_the_former_name_of_num_validation_is_answered_with_the_new_one(root: Path) -> None:
+    template.create(root, "boxes")
+    project = root / "environments" / "boxes" / "pyproject.toml"
+    project.write_text(project.read_text().replace("num_validation", "num_selection"))
+    with pytest.raises(UsageError, match=r"boxes/pyproject\.toml: .*It is num_validation since 0\.3: rename it"):
+        list(template.look(root, "boxes"))
 
 
 def test_a_weight_of_an_environment_that_is_not_chosen_is_named_with_its_line(root: Path) -> None:

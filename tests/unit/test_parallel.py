@@ -31,7 +31,8 @@ from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide, layout, num_slots_of
-from nightshift.experiment.experiment import admit, compose, require_ready, start
+from nightshift.experiment.admission import admit, compose, require_ready
+from nightshift.experiment.experiment import start
 from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night

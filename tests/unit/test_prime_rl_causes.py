@@ -140,7 +140,7 @@ SAID = {
     "two settings for one": ("train.toml: prime-rl refuses it: Shared config conflicts", True),
     "no renderer for the model": ("orchestrator: prime-rl refuses it: orchestrator.renderer.name='auto' but", True),
     "too few GPUs": ("deployment: prime-rl refuses it: Total GPU count (2 = 1 train + 1 infer) exceeds", False),
-    "the sealed set": ("orchestrator.train.source.env.taskset.split: prime-rl refuses it: Input should be", False),
+    "the test split": ("orchestrator.train.source.env.taskset.split: prime-rl refuses it: Input should be", False),
     "unknown key of the taskset": ("orchestrator.train.source.env.taskset.shuffle: prime-rl refuses it", False),
     "a taskset that is not installed": ("failed: ModuleNotFoundError: taskset 'nowhere' not found", False),
     "a module that is no taskset": ("failed: TypeError: taskset module 'json' exports no Taskset", False),

@@ -136,7 +136,7 @@ def test_the_constants_of_the_page() -> None:
 
 @pytest.mark.parametrize("page", ["RULE", "MEASURED"])
 def test_the_recorded_nights_are_believed_as_they_were_certified(page: str) -> None:
-    """Gains, never levels: the sealed set is another one than the selection set."""
+    """Gains, never levels: the test split is another one than the validation split."""
     text = " ".join({"RULE": RULE, "MEASURED": MEASURED}[page].split())
     for night in result("replay")["nights"]:
         low, high = night["certified_interval"]

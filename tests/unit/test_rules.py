@@ -205,7 +205,7 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     tables = {"gsm8k": {"weight": 3.0}}
     chosen = msgspec.convert({"environments": ["gsm8k", "arithmetic"], "environment": tables}, Chosen)
     rules = rules_of(ROOT, chosen, "trl", 1)
-    assert [(e.name, e.num_selection, e.weight) for e in rules.environments] == [
+    assert [(e.name, e.num_validation, e.weight) for e in rules.environments] == [
         ("gsm8k", 1319, 3.0),
         ("arithmetic", 4000, 1.0),
     ]

@@ -32,7 +32,9 @@ def open_taskset(name, args):
     while args.get("burns") and time.process_time() < 1: pass
     print("a package that prints"); sys.stdin.read()
     return args
-def split(taskset, num_selection, num_train): return {"train": [Task()], "selection": [], "sealed": []}
+def split(taskset, num_validation, num_train, note):
+    note("2 of 3 tasks have the same prompt")
+    return {"train": [Task()], "validation": [], "test": []}
 def identity(task): return "key"
 def chat(task): return [{"role": "user", "content": "?"}]
 def reward_of(task, text):
@@ -42,7 +44,7 @@ def as_score(reward, reward_range):
     if not reward_range[0] <= reward <= reward_range[1]: raise Refused(f"a reward of {reward:g} lies outside")
     return reward
 """
-OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_selection": 1, "num_train": None}
+OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_validation": 1, "num_train": None}
 
 
 @pytest.fixture
@@ -66,6 +68,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
 def test_it_loads_and_scores_in_one_process_that_is_not_this_one(make: Callable[..., Scorer]) -> None:
     scorer = make()
     assert scorer.load("train") == [TaskExample("key", "forty-two", [{"role": "user", "content": "?"}])]
+    assert scorer.notes == ["2 of 3 tasks have the same prompt"]
     assert scorer.score("#one", "key") == 1.0
     assert scorer.score("import os\nassert os.getppid() == " + str(os.getpid()), "key") == 0.5
     assert (scorer.failures(), scorer.num_scored, scorer.cpu_seconds > 0) == ("", 2, True)
@@ -171,6 +174,14 @@ def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause
     monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
     with pytest.raises(EngineError, match=r"1 of 2 answers .* s lost\)\. Look at it: uv run nightshift doctor"):
         again.score("1 / 0", "key")
+
+
+def test_a_nan_of_a_package_of_our_own_is_named(tmp_path: Path) -> None:
+    scorer = Scorer("mine", PROCESS, {"path": [str(tmp_path)], "scoring": "nan_scoring"})
+    (tmp_path / "nan_scoring.py").write_text("def score(text, answer): return float('nan' if text == 'x' else text)\n")
+    assert [scorer.score(text, "1") for text in ("1", "nan", "2")] == [1.0, 0.0, 0.0]
+    assert "2 of 3 answers failed and counts 0; the first: ValueError: score nan is not 0..1" in scorer.failures()
+    scorer.close()
 
 
 @pytest.mark.parametrize("text", ["#far", "#nan"])

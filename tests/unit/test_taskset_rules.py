@@ -17,7 +17,7 @@ from nightshift.errors import UsageError
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
 BOMB = "raise AssertionError('imported')\n"
-LINES = '[environment.mine]\npackage = "their_env"\nnum_selection = 5\n'
+LINES = '[environment.mine]\npackage = "their_env"\nnum_validation = 5\n'
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def package(folder: Path) -> Path:
 
 
 def rules(root: Path, **table: Any) -> Rules:
-    mine = {"package": "their_env", "num_selection": 5} | table
+    mine = {"package": "their_env", "num_validation": 5} | table
     chosen = {"environments": ["mine"], "environment": {"mine": mine}}
     return rules_of(root, msgspec.convert(chosen, Chosen), "trl", 1)
 
@@ -70,7 +70,7 @@ def test_an_installed_package_is_hashed_by_its_bytes_wherever_it_lies(root, tmp_
 def test_every_key_of_the_table_is_part_of_the_hash(root: Path) -> None:
     package(root / "their_env")
     changes: list[dict[str, Any]] = [
-        {}, {"args": {"level": 2}}, {"reward_range": [-1, 1]}, {"num_train": 9}, {"num_selection": 6},
+        {}, {"args": {"level": 2}}, {"reward_range": [-1, 1]}, {"num_train": 9}, {"num_validation": 6},
         {"prompt_tokens": 99},
     ]  # fmt: skip
     assert len({rules(root, **change).hash(root) for change in changes}) == len(changes)
@@ -86,7 +86,7 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
     assert not {name for name in elsewhere if "their_env" in name or "mine" in name}
     names = {"their_env/__init__.py", "beside/__init__.py", "nightshift_taskset/training.py"}
     assert {*files} >= names | {"nightshift_gsm8k/harness.py", "nightshift_mine/__init__.py"}
-    assert b"'num_selection': 5" in files["nightshift_mine/__init__.py"]
+    assert b"'num_validation': 5" in files["nightshift_mine/__init__.py"]
     compile(files["nightshift_mine/__init__.py"], "nightshift_mine", "exec")
     tree = effective(parse(b"[orchestrator]\nbatch_size = 8\ngroup_size = 4\n"), rules_here(root, "prime-rl", 2), 64)
     (source,) = tree["orchestrator"]["train"]["source"]
@@ -96,7 +96,8 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (LINES.replace("num_selection = 5", ""), "has no num_selection. Write how many tasks decide"),
+        (LINES.replace("num_validation = 5", ""), "has no num_validation. Write how many tasks decide"),
+        (LINES.replace("num_validation", "num_selection"), "It is num_validation since 0.3: rename it"),
         (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
         (LINES.replace("their_env", "../x"), 'package = "../x" is no folder of this checkout'),
         (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),
@@ -115,7 +116,7 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
         (LINES + "models = []", "Expected `array` of length >= 1"),
         (LINES + "judge = true", "unknown field `judge`"),
         (LINES.replace("mine", '"a b"'), '"a b" is no name. Write up to 40'),
-        ("[environment.gsm8k]\nnum_selection = 5", "[environment.gsm8k]: num_selection goes with package"),
+        ("[environment.gsm8k]\nnum_validation = 5", "[environment.gsm8k]: num_validation goes with package"),
     ],
 )
 def test_what_does_not_fit_is_one_line(root: Path, text: str, expected: str) -> None:

@@ -17,7 +17,7 @@ from nightshift_tictactoe.players import POOL
 from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.errors import EngineError
-from nightshift.evaluation.evaluate import evaluate, selection_set
+from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
 from tests.rules import ROOT
 
 Policy = Callable[[Match], str]
@@ -40,13 +40,13 @@ def of_pool(name: str) -> Policy:
 
 
 def by_opponent(policy: Policy, num_openings: int) -> list[dict[str, float]]:
-    games = [[played(policy, match) for match in episodes(one)] for one in data.load("selection", num_openings)]
+    games = [[played(policy, match) for match in episodes(one)] for one in data.load("validation", num_openings)]
     return [{name: mean(m.score() for m in each if m.opponent_name == name) for name in POOL} for each in games]
 
 
 def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
-    sets = {split: data.load(split) for split in ("train", "selection", "sealed")}
-    assert {split: len(found) for split, found in sets.items()} == {"train": 890, "selection": 100, "sealed": 100}
+    sets = {split: data.load(split) for split in ("train", "validation", "test")}
+    assert {split: len(found) for split, found in sets.items()} == {"train": 890, "validation": 100, "test": 100}
     boards = [one.board for found in sets.values() for one in found]
     assert len({*boards}) == 1090
     assert START in boards
@@ -55,10 +55,10 @@ def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
     told = {tuple(data.slices(one).values()) for found in sets.values() for one in found}
     assert {played for played, _ in told} == {"0", "1", "2", "3", "4"}
     assert ("0", "draw") in told
-    with pytest.raises(ValueError, match=r"size = 101 is not available in sealed\. Use 1 to 100"):
-        data.load("sealed", 101)
-    with pytest.raises(ValueError, match=r"split = 'test' does not exist\. Use one of: train, selection, sealed"):
-        data.load("test")
+    with pytest.raises(ValueError, match=r"size = 101 is not available in test\. Use 1 to 100"):
+        data.load("test", 101)
+    with pytest.raises(ValueError, match=r"split = 'sealed' does not exist\. Use one of: train, validation, test"):
+        data.load("sealed")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_each_seat_has_a_chat_of_its_own_and_sees_the_new_board() -> None:
 
 
 def test_the_same_answers_meet_the_same_luck() -> None:
-    (opening,) = data.load("selection", 1)
+    (opening,) = data.load("validation", 1)
     first, second = (
         [played(lambda m: moves(m.board)[0], match).details() for match in episodes(opening)] for _ in "ab"
     )
@@ -149,7 +149,7 @@ def test_a_curve_of_earlier_steps_stands_beside_the_rating_and_what_it_lacks_is_
 ) -> None:
     rules = rules_of(ROOT, Chosen(environments=["tictactoe"]), "trl", 0)
     path = tmp_path / "evaluation.jsonl" if is_told else None
-    evaluation = evaluate(session, selection_set(rules, ROOT), rules, path, lambda reading: None)
+    evaluation = evaluate(session, examples_of_validation_split(rules, ROOT), rules, path, lambda reading: None)
     shown = evaluation.figures["tictactoe"]
     assert {name for name in shown if name.startswith("elo_step")} == found
     assert lacking in " ".join(evaluation.unscored)

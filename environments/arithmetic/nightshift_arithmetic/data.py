@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-Split = Literal["train", "selection", "sealed"]
+Split = Literal["train", "validation", "test"]
 
 PROMPT_TOKENS = 448  # far more than any question has: the shipped model's 512 less its longest answer
 
 # A bound that the generator reaches quickly; the wording alone could go on for much longer.
-MAX_SIZE: dict[str, int] = {"train": 200_000, "selection": 20_000, "sealed": 20_000}
+MAX_SIZE: dict[str, int] = {"train": 200_000, "validation": 20_000, "test": 20_000}
+# They seed the generator: another word would generate other problems.
+_SEED_WORDS: dict[str, str] = {"train": "train", "validation": "selection", "test": "sealed"}
 
 _SIZES = range(2, 10)  # written numbers and container sizes
 _STARTS = range(30, 70)  # 30 - 3 * 9 = 3 and 69 + 3 * 9 = 96
@@ -97,7 +99,7 @@ class Problem:
         """The one split that may hold this problem, whatever its wording: 80 % train, 10 % each of the others."""
         identity = [str(self.start), *(f"{event.sign:+d} {event.container or event.amount}" for event in self.events)]
         bucket = int(_digest(";".join(identity)), 16) % 10
-        return "sealed" if bucket == 0 else "selection" if bucket == 1 else "train"
+        return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
     def solution(self, amounts: Sequence[int] | None = None) -> str:
         """One line a step and the answer. `amounts` replaces the true amounts (the base model's errors)."""
@@ -141,7 +143,7 @@ def slices(example: Example) -> dict[str, str]:
 def problems(split: Split, seed: int) -> Iterator[Problem]:
     """Endless problems of one split; wordings may repeat."""
     # Only `Random.random()` is promised to be the same on every Python, so nothing else is used.
-    rng = random.Random(int(_digest(f"{split} {seed}"), 16))
+    rng = random.Random(int(_digest(f"{_SEED_WORDS[split]} {seed}"), 16))
     while True:
         problem = _draw(rng)
         if problem.split == split:

@@ -23,7 +23,7 @@ class ArithmeticConfig(WordProblemConfig):
 
 
 class ArithmeticTaskset(vf.Taskset[WordProblemTask, ArithmeticConfig]):
-    """Generated word problems without the sealed ones."""
+    """Generated word problems without the test split."""
 
     def load(self) -> Iterator[WordProblemTask]:
         """The configured problems."""

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-Split = Literal["train", "selection", "sealed"]
+Split = Literal["train", "validation", "test"]
 
 PROMPT_TOKENS = 448  # far more than any question has
 
 # A bound that the generator reaches quickly; 8,172, 2,612 and 2,638 are all that there are.
-MAX_SIZE: dict[str, int] = {"train": 5000, "selection": 2500, "sealed": 2500}
+MAX_SIZE: dict[str, int] = {"train": 5000, "validation": 2500, "test": 2500}
+# They seed the generator: another word would generate other problems.
+_SEED_WORDS: dict[str, str] = {"train": "train", "validation": "selection", "test": "sealed"}
 
 LARGE = range(10, 90)
 SMALL = range(2, 10)
@@ -71,7 +73,7 @@ class Problem:
     def split(self) -> Split:
         """The one split that may hold this problem, whatever the order of its numbers: 60 % train, 20 % each other."""
         bucket = int(_digest(f"{self.target}={sorted(self.numbers)}"), 16) % 5
-        return "sealed" if bucket == 0 else "selection" if bucket == 1 else "train"
+        return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
 
 def load(split: Split, size: int, seed: int = 0) -> list[Example]:
@@ -100,7 +102,7 @@ def messages(example: Example) -> list[dict[str, str]]:
 def problems(split: Split, seed: int) -> Iterator[Problem]:
     """Endless problems of one split; they repeat."""
     # Only `Random.random()` is promised to be the same on every Python, so nothing else is used.
-    rng = random.Random(int(_digest(f"{split} {seed}"), 16))
+    rng = random.Random(int(_digest(f"{_SEED_WORDS[split]} {seed}"), 16))
     while True:
         problem = _draw(rng)
         if problem.split == split:

@@ -32,7 +32,7 @@ class CountdownTask(WordProblemTask):
 
 
 class CountdownTaskset(vf.Taskset[CountdownTask, CountdownConfig]):
-    """Generated countdown problems without the sealed ones."""
+    """Generated countdown problems without the test split."""
 
     def load(self) -> Iterator[CountdownTask]:
         """The configured problems."""

@@ -1,7 +1,7 @@
 """GSM8K: 8,792 grade-school word problems (Cobbe et al., 2021, https://arxiv.org/abs/2110.14168).
 
-Three disjoint sets: `selection` is 1,319 problems of the official train file, chosen by the hash of
-their question; `train` is the rest of that file (6,154); `sealed` is the official test file (1,319).
+Three disjoint sets: `validation` is 1,319 problems of the official train file, chosen by the hash of
+their question; `train` is the rest of that file (6,154); `test` is the official test file (1,319).
 The two official files lie in one prepared folder and are checked by their sha256 at every load.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Split = Literal["train", "selection", "sealed"]
+Split = Literal["train", "validation", "test"]
 
 INSTRUCTION = "Reason step by step, then end with a line `#### <number>` that gives only the final number."
 # Room for a prompt in the model's context. The longest question has 985 characters in 183 words; the instruction
@@ -30,8 +30,8 @@ SHA256 = {
 }
 HUB_ID, HUB_REVISION = "openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee"
 
-# As many as the sealed set has. A folder of other data gives the same share of its train file.
-NUM_SELECTION, NUM_OFFICIAL_TRAIN = 1319, 7473
+# As many as the test split has. A folder of other data gives the same share of its train file.
+NUM_VALIDATION, NUM_OFFICIAL_TRAIN = 1319, 7473
 
 _FIX = "Run: uv run prepare.py --gsm8k DIR (a folder with the official train.jsonl and test.jsonl)"
 
@@ -55,13 +55,13 @@ def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
     """
     if split not in get_args(Split):
         raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(get_args(Split))}")
-    examples = sealed = _examples("test.jsonl")
-    if split != "sealed":
+    examples = test = _examples("test.jsonl")
+    if split != "test":
         official = sorted(_examples("train.jsonl"), key=lambda example: example.key)
-        num_selection = len(official) * NUM_SELECTION // NUM_OFFICIAL_TRAIN
-        examples = official[:num_selection]
+        num_validation = len(official) * NUM_VALIDATION // NUM_OFFICIAL_TRAIN
+        examples = official[:num_validation]
         if split == "train":
-            held_out = {example.key for example in [*examples, *sealed]}
+            held_out = {example.key for example in [*examples, *test]}
             examples = [example for example in official if example.key not in held_out]
             rng = random.Random(seed)  # of which only `random()` is promised to be the same on every Python
             examples.sort(key=lambda _: rng.random())

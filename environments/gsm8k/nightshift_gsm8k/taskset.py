@@ -1,6 +1,6 @@
 """GSM8K as a verifiers v1 taskset, so that prime-rl can train on it; and what every word-problem taskset shares.
 
-The sealed set cannot be loaded from here: nothing that trains has a way to see it.
+The test split cannot be loaded from here: nothing that trains has a way to see it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WordProblemTask(vf.Task[WordProblem]):
 class WordProblemConfig(vf.TasksetConfig):
     """`split` has no default: whoever trains says on what."""
 
-    split: Literal["train", "selection"]
+    split: Literal["train", "validation"]
     size: int | None = Field(None, ge=1)
     """Number of examples; None = all."""
     seed: int = 0

@@ -1,8 +1,8 @@
 """MATH: 12,500 competition problems in five levels (Hendrycks et al., 2021, https://arxiv.org/abs/2103.03874).
 
-The problems come from one's own copy and are in no repository of ours. Of one's `levels`, `selection` is 1,000 problems
-of the official train split, by the hash of their text and of each level its share; `train` is the rest of that split;
-`sealed` is 1,000 of the official test split in the same way, without MATH-500, which models have seen and papers show.
+The problems come from the user's own copy; Nightshift holds none of them. Of the chosen `levels`, `validation` is 1,000
+problems of the official train split, by the hash of their text and of each level its share; `train` is the rest of that
+split; `test` is 1,000 of the official test split, chosen alike, without MATH-500, which models have seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from nightshift_math.scoring import extract_answer
 
-Split = Literal["train", "selection", "sealed"]
+Split = Literal["train", "validation", "test"]
 
 INSTRUCTION = "Reason step by step, and put your final answer within \\boxed{}."
 # A longer problem is left out: no tokenizer of bytes makes more tokens than bytes, so a prompt always has its room.
@@ -29,7 +29,7 @@ MAX_PROBLEM_BYTES, PROMPT_TOKENS = 1900, 2048
 
 ENV_VAR = "NIGHTSHIFT_MATH"  # the folder with what `prepare` wrote, if it is not the default one
 NUM_OFFICIAL = {"train": 7500, "test": 5000}
-NUM_SELECTION = 1000
+NUM_VALIDATION = 1000
 LEVELS = (1, 2, 3)  # as [tool.nightshift] has them
 MATH_VERIFY = "0.9.0"
 # Keys of MATH-500's problems, of the hub's HuggingFaceH4/MATH-500: test.jsonl of sha256 35dc41080a36.
@@ -65,16 +65,16 @@ def load(split: Split, size: int | None = None, seed: int = 0, levels: Sequence[
     every = list(_read())
     known, public = {one.key for one in every if one.split == "test"}, {*MATH_500.read_text().split()}
     mine = [one for one in every if one.level in levels and len(one.problem.encode()) <= MAX_PROBLEM_BYTES]
-    sealed = _in_shares([one for one in mine if one.split == "test" and one.key not in public])
+    test = _in_shares([one for one in mine if one.split == "test" and one.key not in public])
     official = _in_shares([one for one in mine if one.split == "train" and one.key not in known])
-    for name, found, least in (("test", sealed, NUM_SELECTION), ("train", official, 2 * NUM_SELECTION)):
+    for name, found, least in (("test", test, NUM_VALIDATION), ("train", official, 2 * NUM_VALIDATION)):
         if len(found) < least:
             have = f"levels = {list(levels)} have {len(found)} problems of {name} that can be used"
             raise ValueError(f"{have}, and {least} are needed. Add levels")
-    selection, rest = official[:NUM_SELECTION], official[NUM_SELECTION:]
+    validation, rest = official[:NUM_VALIDATION], official[NUM_VALIDATION:]
     rng = random.Random(seed)  # of which only `random()` is promised to be the same on every Python
     rest.sort(key=lambda _: rng.random())
-    examples = {"train": rest, "selection": selection, "sealed": sealed[:NUM_SELECTION]}[split]
+    examples = {"train": rest, "validation": validation, "test": test[:NUM_VALIDATION]}[split]
     if size is not None and not 0 < size <= len(examples):
         raise ValueError(
             f"size = {size} is not available in {split} of levels {list(levels)}. Use 1 to {len(examples)}"
@@ -127,7 +127,7 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
     public = {*MATH_500.read_text().split()}
     found = len(public & {one.key for one in examples if one.split == "test"})
     rest = "" if found == len(public) else ", and may hold the others: their text is another here"
-    progress(f"math: {folder} is ready, sha256 {digest[:12]}; the sealed set has none of {found} of MATH-500{rest}")
+    progress(f"math: {folder} is ready, sha256 {digest[:12]}; the test split has none of {found} of MATH-500{rest}")
 
 
 def _check_math_verify() -> None:

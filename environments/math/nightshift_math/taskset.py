@@ -31,7 +31,7 @@ class MathTask(WordProblemTask):
 
 
 class MathTaskset(vf.Taskset[MathTask, MathConfig]):
-    """MATH without what is sealed."""
+    """MATH without the test split."""
 
     def load(self) -> Iterator[MathTask]:
         """The configured problems."""

@@ -27,7 +27,8 @@ class Loaded:
         self._tasks, self._range = tasks, spec["reward_range"]
         name = tasks.import_package(Path(spec["place"]))
         taskset = tasks.open_taskset(name, spec["args"])
-        self._sets = tasks.split(taskset, spec["num_selection"], spec["num_train"])
+        self.notes: list[str] = []
+        self._sets = tasks.split(taskset, spec["num_validation"], spec["num_train"], self.notes.append)
         self._by_key = {tasks.identity(task): task for found in self._sets.values() for task in found}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,10 +50,14 @@ class Scoring:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._score = importlib.import_module(spec["scoring"]).score
         self._score("x", "y")  # what it loads for a first answer is not that one's time
+        self.notes: list[str] = []
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What a text scores; `score` of the request is the right answer."""
-        return {"score": self._score(request["text"], request["score"])}
+        """Return what a text scores; `score` of the request is the right answer."""
+        score = self._score(request["text"], request["score"])
+        if not 0 <= score <= 1:  # NaN, too, which JSON does not have
+            raise ValueError(f"score {score!r} is not 0..1")
+        return {"score": score}
 
 
 def _place(error: BaseException) -> str:
@@ -81,7 +86,8 @@ def main() -> None:
             if spec := request.get("open"):
                 resource.setrlimit(resource.RLIMIT_DATA, (spec["memory"], spec["memory"]))
                 sys.path += spec["path"]
-                loaded, reply = (Scoring if "scoring" in spec else Loaded)(spec), {"ready": True}
+                loaded = (Scoring if "scoring" in spec else Loaded)(spec)
+                reply = {"ready": True, "notes": loaded.notes}
                 os.dup2(nothing, 2)  # until here an error in the package has a traceback in the log
             else:
                 assert loaded is not None

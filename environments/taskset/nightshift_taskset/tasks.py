@@ -16,7 +16,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,36 +122,47 @@ def identity(task: vf.Task[Any]) -> str:
     return digest(key_of(task), json.dumps(task.data.model_dump(mode="json", exclude={"idx"}), sort_keys=True))[:16]
 
 
-def split(taskset: vf.Taskset[Any, Any], num_selection: int, num_train: int | None) -> dict[str, list[vf.Task[Any]]]:
-    """The tasks as `selection`, `sealed` (as many) and `train`, in the order of the hash of their keys. Of those that
-    have no key of their own and ask the same there is one.
+def split(
+    taskset: vf.Taskset[Any, Any],
+    num_validation: int,
+    num_train: int | None,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, list[vf.Task[Any]]]:
+    """Return the tasks as `validation`, `test` (as many) and `train`, in the order of the hash of their keys.
+
+    Of tasks that ask the same and have no key of their own one is used; `note` is called with their number.
 
     Refused for no tasks, too few of them, one key twice, or no end of them without a size.
     """
     if taskset.INFINITE and num_train is None:
-        raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 beside num_selection.")
-    most = 2 * num_selection + (num_train or 0) if taskset.INFINITE else MOST_TASKS
+        raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 beside num_validation.")
+    most = 2 * num_validation + (num_train or 0) if taskset.INFINITE else MOST_TASKS
     kept: dict[str, vf.Task[Any]] = {}
+    num_same = 0
     for task in itertools.islice(taskset, MOST_TASKS):
         check(task)
         other = kept.setdefault(key := key_of(task), task)
         if other is not task and type(task).key is not vf.Task.key:  # type: ignore[comparison-overlap]
             raise Refused(f"the key {key[:80]!r} occurs more than once. Give each task a `key` of its own.")
+        num_same += other is not task and not taskset.INFINITE
         kept[key] = min(other, task, key=identity)  # of those that ask the same, whichever comes first
         if len(kept) == most:
             break
     tasks = list(kept.values())
-    if len(tasks) < 2 * num_selection + 1:
-        held = f"{len(tasks)} tasks are too few: num_selection = {num_selection} takes {2 * num_selection}"
-        fix = f"Lower num_selection to {len(tasks) // 4}." if len(tasks) > 7 else "Name a taskset with more."
-        raise Refused(f"{held}, a sealed set of that size included, and none is left to train on. {fix}")
+    if num_same:
+        found = f"{num_same} of {len(tasks) + num_same} tasks have the same prompt as another and were left out"
+        note(f"{found}. Give each task a `key` of its own to use them.")
+    if len(tasks) < 2 * num_validation + 1:
+        held = f"{len(tasks)} tasks are too few: num_validation = {num_validation} takes {2 * num_validation}"
+        fix = f"Lower num_validation to {len(tasks) // 4}." if len(tasks) > 7 else "Name a taskset with more."
+        raise Refused(f"{held}, a test split of that size included, and none is left to train on. {fix}")
     tasks.sort(key=lambda task: digest(key_of(task)))
-    train = tasks[2 * num_selection :]
+    train = tasks[2 * num_validation :]
     if num_train is not None and len(train) < num_train:
         raise Refused(f"num_train = {num_train}, and {len(train)} tasks are left to train on. Lower it.")
     return {
-        "selection": tasks[:num_selection],
-        "sealed": tasks[num_selection : 2 * num_selection],
+        "validation": tasks[:num_validation],
+        "test": tasks[num_validation : 2 * num_validation],
         "train": train[:num_train],
     }
 
@@ -185,10 +196,14 @@ _MESSAGES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf
 
 
 def as_score(reward: float, reward_range: Sequence[float]) -> float:
-    """The reward as 0..1. Refused for one outside its range."""
+    """Return the reward as 0..1. Refused for NaN, infinity, and a reward outside its range."""
+    if not math.isfinite(reward):
+        raise Refused(
+            f"a reward is {'NaN' if math.isnan(reward) else reward}. Return a finite number from each reward."
+        )
     low, high = reward_range
     score = (reward - low) / (high - low)
-    if not -ROUNDING <= score <= 1 + ROUNDING or math.isnan(score):
+    if not -ROUNDING <= score <= 1 + ROUNDING:
         fix = "Write reward_range = [lowest, highest] for this environment."
         raise Refused(f"a reward of {reward:g} lies outside {low:g}..{high:g}. {fix}")
     return min(max(score, 0.0), 1.0)

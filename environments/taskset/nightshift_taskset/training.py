@@ -1,5 +1,5 @@
 """The training set of a taskset, for prime-rl: it reads a package that the installer writes, three lines that call
-`training_set`. What stands in the selection and the sealed set never leaves `load`."""
+`training_set`. The validation and the test split never leave `load`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def training_set(spec: Mapping[str, Any]) -> type[vf.Taskset[Any, Any]]:
 
         def load(self) -> Iterator[vf.Task[Any]]:
             """All of it, in the order of the seed."""
-            found = tasks.split(inner, spec["num_selection"], spec["num_train"])["train"]
+            found = tasks.split(inner, spec["num_validation"], spec["num_train"])["train"]
             random.Random(self.config.seed).shuffle(found)
             for task in found:
                 yield TrainingTask(task.data)

@@ -1,7 +1,7 @@
 """Openings: every position after 0 to 4 moves of which the game goes on; an example is one, from both seats.
 
-In the order of a hash of the board the first 100 are sealed, the next 100 selection, the other 890 train. What is held
-out are starts, not positions: games from train's openings come through 98 of the 100 boards of selection, and 99 of
+In the order of a hash of the board the first 100 are test, the next 100 validation, the other 890 train. What is held
+out are starts, not positions: games from train's openings come through 98 of the 100 boards of validation, and 99 of
 them are one of train's, turned or mirrored (a test counts).
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 from nightshift_tictactoe.board import START, moves, play
 from nightshift_tictactoe.players import value
 
-Split = Literal["train", "selection", "sealed"]
+Split = Literal["train", "validation", "test"]
 
 PROMPT_TOKENS = 256  # five boards and four answers have fewer than 200 characters
 MAX_PLIES = 4
@@ -55,10 +55,10 @@ def _openings() -> dict[str, list[Example]]:
     for _ in range(MAX_PLIES):
         level = {after for board in level for cell in moves(board) if moves(after := play(board, cell))}
         boards += sorted(level)
-    splits: dict[str, list[Example]] = {"train": [], "selection": [], "sealed": []}
+    splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
     digests = sorted((hashlib.sha256(board.encode()).hexdigest(), board) for board in boards)
     for place, (digest, board) in enumerate(digests):
         words = {1: "X wins", 0: "draw", -1: "O wins"}[value(board, "X")]
-        split = "sealed" if place < NUM_HELD_OUT else "selection" if place < 2 * NUM_HELD_OUT else "train"
+        split = "test" if place < NUM_HELD_OUT else "validation" if place < 2 * NUM_HELD_OUT else "train"
         splits[split].append(Example(digest[:16], board, words))
     return splits

@@ -39,7 +39,7 @@ class OpeningTask(vf.Task[Opening]):
 
 
 class TicTacToeTaskset(vf.Taskset[OpeningTask, WordProblemConfig]):
-    """The openings without the sealed ones; `seed`: their order."""
+    """The openings without the test split; `seed`: their order."""
 
     def load(self) -> Iterator[OpeningTask]:
         """Both seats of each."""

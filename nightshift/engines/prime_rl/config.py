@@ -188,7 +188,7 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # sampling parameters (V/clients/train.py:359), and vLLM reads it beside them (P/inference/vllm/
         # serving_tokens.py:227). With a cache, rollouts would begin with keys and values of older weights.
         "inference.vllm.enable_prefix_caching": False,
-        # vLLM's own defaults, said here: the sealed set's prompts lie nowhere below runs/. (Its prompts need the
+        # vLLM's own defaults, said here: the test split's prompts lie nowhere below runs/. (Its prompts need the
         # level DEBUG besides, whose variable engine_environment leaves out; a crash dump has lengths only.)
         "inference.vllm.enable_log_requests": False,
         "inference.vllm.enable_log_outputs": False,

@@ -130,7 +130,7 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
         if one.taskset is not None:
             packages.append(one.taskset.place(root))
             packages += [path.parent for beside in one.taskset.beside(root) for path in beside.glob("*/__init__.py")]
-            named = {name: getattr(one, name) for name in ("args", "num_selection", "num_train")}
+            named = {name: getattr(one, name) for name in ("args", "num_validation", "num_train")}
             spec = asdict(one.taskset) | named
             text = f"{_TRAINING}TrainingSet = training_set({spec!r})\n"
             written[f"{one.package}/__init__.py"] = text.encode()

@@ -21,7 +21,7 @@ import msgspec
 from nightshift.campaign.records import Completion
 from nightshift.config.rules import Decoding
 from nightshift.errors import EngineError
-from nightshift.evaluation.policy import Message
+from nightshift.evaluation.episode import Message
 from nightshift.text import clean
 
 # vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in

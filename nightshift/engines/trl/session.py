@@ -28,7 +28,7 @@ from nightshift.campaign.records import (
 from nightshift.config.rules import Decoding
 from nightshift.engines.base import NoGradient
 from nightshift.errors import EngineError
-from nightshift.evaluation.policy import Message
+from nightshift.evaluation.episode import Message
 from nightshift.executors.process import ProcessGroup, python_command
 
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
@@ -164,7 +164,7 @@ class TrlSession:
     ) -> list[Completion]:
         """Completions in the order of the prompts; EngineError if the trainer fails or the deadline passes.
 
-        Prompts and answers go through the pipes only: those of a sealed set must not lie anywhere below runs/.
+        Prompts and answers go through the pipes only: those of a test split must not lie anywhere below runs/.
         """
         completions: list[Completion] = []
         for event in self._events({"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}):

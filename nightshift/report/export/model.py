@@ -164,7 +164,7 @@ def card(story: Story, record: Record, each: Row, private: Private) -> str:
         "## How it was made", "", "| | |", "|---|---|", *(f"| {name} | {plain(text)} |" for name, text in rows), "",
         "train.toml as it was submitted:", "", *map(private.text, _indented(story, record)), "",
         "## What is known of it", "",
-        f"- eval_score {score}: the share of the selection set that is answered right (0 to 1){decoding}. "
+        f"- eval_score {score}: the share of the validation split that is answered right (0 to 1){decoding}. "
         "Experiments were chosen on that set, so the score of the best of them is flattered.",
         f"- {markdown(against_incumbent(story, record), 2000)}",
         f"- {certified(story, record)}", "",
@@ -204,7 +204,7 @@ def certified(story: Story, record: Record) -> str:
         if (plan.split, plan.branch, plan.rules_hash, plan.configs["baseline"], plan.configs["incumbent"]) == wanted:
             gain = _gain(comparison.estimate.difference, comparison.estimate.interval)
             verdict = comparison.verdict
-            return f"Certified, {verdict}: its config gains {gain}, by fresh runs of both on sealed examples."
+            return f"Certified, {verdict}: its config gains {gain}, by fresh runs of both on the test split."
     gain = _gain(campaign.standing.gain, campaign.standing.gain_interval)
     return f"Not certified. Believed of its config: {gain}; nothing was measured on the test split."
 

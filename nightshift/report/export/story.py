@@ -43,7 +43,7 @@ Row = dict[str, Any]  # one experiment as every export tells it, by the names of
 
 
 def outcome_of(record: Record, since: str = "") -> str:
-    """In the words of campaign.counts.Counts; `since`: what became of its change, see Campaign.since."""
+    """In the words of campaign.results.Counts; `since`: what became of its change, see Campaign.since."""
     if record.is_keep and record.parent is None:
         return "baseline"
     if record.failure is Failure.INTERRUPTED:

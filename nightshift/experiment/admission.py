@@ -1,0 +1,252 @@
+"""What a request runs, and whether it may run: checked before anything is recorded.
+
+`run.py` on main measures what a branch made from that commit would measure first. If everything is the same, the branch
+begins with that result (`adopt_baseline`), and no baseline is trained twice.
+"""
+
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from typing import Any
+
+from msgspec.structs import replace
+
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
+from nightshift.campaign.finish import close, uncommitted
+from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.journal import record_sha256, sha256
+from nightshift.campaign.ledger import (
+    EFFECTIVE_NAME,
+    RECORD_NAME,
+    STARTED,
+    baseline_of,
+    differences,
+    require_same_setup,
+)
+from nightshift.campaign.records import Action, Change, Decision, Proposal, Record, Request, Run
+from nightshift.config.train_toml import Config, diff
+from nightshift.config.values import shorten
+from nightshift.errors import EngineError, UsageError
+from nightshift.executors.slots import Slot
+from nightshift.experiment.integrity import require_committed, require_unchanged
+from nightshift.experiment.setup import Setup
+from nightshift.files import read_file
+
+_LONGEST = 200  # characters of a list in a refusal, which is one line
+
+
+def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
+    """Raise EngineError with the first problem of these slots; None: of the slot of the next run."""
+    for slot in setup.executor.free_slots[:1] if slots is None else slots:
+        if problems := setup.engine_of.get(slot.gpus, setup.engine).check():
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise EngineError(problems[0] + more)
+
+
+def wanted_config(config: Config, request: Request, setup: Setup) -> Config:
+    """Return the config that a request runs: the campaign's baseline, or `config` as train.toml holds it."""
+    if not request.baseline:
+        return config
+    baseline = setup.campaign(setup.repo.head().branch).baseline
+    if baseline is None:
+        raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+    return setup.ledger.stored_config(baseline)
+
+
+def admit(candidate: Config, request: Request, setup: Setup) -> Record:
+    """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
+    head, records = setup.repo.head(), setup.ledger.records()
+    first = baseline_of(records, head)
+    hardware, variables = setup.hardware, setup.variables
+    if first:
+        require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
+        require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
+    elif head.is_campaign:
+        require_committed(setup.repo, head, candidate.source, setup.rules)
+    campaign = setup.campaign(head.branch, records)
+    kept, decisions = incumbent_now(campaign, setup)
+    validated = setup.engine.validate(candidate)
+    effective_hash = sha256(settings_json(validated.settings))[:12]
+    run, changes = _contents(candidate, request, campaign, kept, setup)
+    is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
+    if not is_repeat and campaign.baseline is not None:
+        if head.is_campaign:
+            _refuse_tried(candidate, run, campaign, setup)
+        if changes:
+            before = setup.engine.validate(compose(replace(run, new=None).changes, campaign, setup))
+            if before.settings == validated.settings:
+                keys = shorten("; ".join(changes), _LONGEST)
+                cause = f"the only changes are to keys that this engine does not use: {keys}"
+                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+    description = request.proposal.description or "; ".join(changes) or _name_of(run, campaign)
+    return Record(
+        number=0,
+        status=STARTED,
+        branch=head.branch,
+        commit=head.commit,
+        started=setup.now().isoformat(timespec="milliseconds"),
+        parent=campaign.parent.number if campaign.parent else None,
+        decided_before=setup.ledger.num_decided(),
+        user_decisions=decisions,
+        proposal=replace(request.proposal, description=description),
+        run=run,
+        diff=changes,
+        scaled=validated.scaled,
+        unused_keys=validated.unused,
+        config_hash=candidate.hash,
+        effective_hash=effective_hash,
+        effective=dict(validated.settings),
+        rules_name=setup.rules.name,
+        rules_hash=setup.rules_hash,
+        decision_rules=setup.rules.decision,
+        budget_seconds=setup.rules.budget_seconds,
+        engine=setup.engine.name,
+        versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")} | variables,
+        hardware=hardware,
+        num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
+    )
+
+
+def settings_json(settings: Mapping[str, Any]) -> bytes:
+    """Return equal bytes for equal settings."""
+    return json.dumps(settings, sort_keys=True, indent=1, allow_nan=False).encode()
+
+
+def incumbent_now(campaign: Campaign, setup: Setup) -> tuple[tuple[Change, ...], tuple[Decision, ...]]:
+    """Return the incumbent's changes, and what your own commits since the last experiment decided about them.
+
+    While git lacks a commit of ours, your changes cannot be told from ours, and are not read.
+    """
+    records, head = setup.ledger.records(), setup.repo.head()
+    if not head.is_campaign or campaign.baseline is None or uncommitted(records, head.branch):
+        return campaign.kept, ()
+    ours = [record for record in records if record.branch == head.branch]
+    ids = {id for record in ours for id in record.commits.values()}
+    ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
+    baseline = setup.ledger.stored_config(campaign.baseline)
+    decisions = user_decisions(setup.repo, Head(head.branch, ours[-1].commit), baseline, campaign.kept, ids)
+    if not decisions:
+        return campaign.kept, ()
+    assert campaign.posterior is not None
+    decisions = tuple(replace(d, change=campaign.posterior.known(d.change) or d.change) for d in decisions)
+    posterior = campaign.posterior.copy()
+    for decision in decisions:
+        posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+    return posterior.kept, decisions
+
+
+def compose(changes: Iterable[Change], campaign: Campaign, setup: Setup) -> Config:
+    """Return the campaign's baseline with these changes. UsageError if no valid train.toml holds them."""
+    assert campaign.baseline is not None
+    return incumbent_config(setup.ledger.stored_config(campaign.baseline), changes)
+
+
+def _contents(
+    candidate: Config, request: Request, campaign: Campaign, kept: tuple[Change, ...], setup: Setup
+) -> tuple[Run, tuple[str, ...]]:
+    """Return the changes that the run measures, and a line for each key of the new change."""
+    if campaign.baseline is None or request.baseline:
+        return Run(), ()
+    if request.run is not None:
+        before = compose(replace(request.run, new=None).changes, campaign, setup)
+        return request.run, tuple(change.line for change in diff(before, candidate))
+    incumbent = compose(kept, campaign, setup)
+    keys = change_keys(incumbent, candidate)
+    new = campaign.known(keys) if keys else None
+    if request.again and new is not None and (new.experiment or new.commit):  # the same changes, none of them new
+        return Run(kept=(*kept, new)), ()
+    return Run(kept=kept, new=new), tuple(change.line for change in diff(incumbent, candidate))
+
+
+def _refuse_tried(candidate: Config, run: Run, campaign: Campaign, setup: Setup) -> None:
+    """Raise UsageError if the config was tried, or is in flight."""
+    if tried := campaign.tried(run, candidate.hash):
+        effect = tried.decision and tried.decision.estimate
+        outcome = tried.status + (f", effect {effect}" if effect else "")
+        cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
+        raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
+    for record in setup.in_flight:
+        is_same = run.new and record.run.new and record.run.new.keys == run.new.keys
+        if is_same or record.config_hash == candidate.hash:
+            raise UsageError(f"this config is in flight as experiment {record.number:04d}", "Change train.toml.")
+
+
+def _name_of(run: Run, campaign: Campaign) -> str:
+    """Return the description of an experiment without a new change."""
+    if campaign.baseline is None:
+        return "baseline"
+    if run.is_baseline:
+        return "baseline again"
+    return "incumbent again" if run.changes == campaign.kept else "again"
+
+
+def fitting_baseline(setup: Setup) -> Record | None:
+    """Return the record that measured this new campaign's baseline before its branch; None without one.
+
+    Of several it is the first, so that nobody picks the best.
+    """
+    head, records = setup.repo.head(), setup.ledger.records()
+    if not head.is_campaign or not head.commit or baseline_of(records, head) or setup.experiments_in_flight():
+        return None
+    committed = setup.repo.config_at(head.commit)
+    if committed is None:
+        return None
+    for record in records:
+        if _fits(record, head, committed, setup):
+            require_committed(setup.repo, head, committed, setup.rules)
+            return record
+    return None
+
+
+def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | None:
+    """Begin the campaign checked out with a result that was measured before it, if one fits.
+
+    Return the closed record if running `config` asks for no more than this; else None.
+    """
+    earlier = fitting_baseline(setup)
+    if earlier is None:
+        return None
+    is_all = config.hash == earlier.config_hash and not (request.again or request.baseline)
+    description = f"baseline: the run of {earlier.number:04d}, made on {earlier.branch or 'a detached HEAD'}"
+    if is_all and request.proposal.description:
+        description = f"{request.proposal.description}: {description}"
+    cleared: dict[str, Any] = dict.fromkeys(("result", "judgement", "decided", "git_action", "total_seconds"))
+    num_decided = setup.ledger.num_decided()
+    record = replace(
+        earlier,
+        branch=setup.repo.head().branch,
+        proposal=Proposal(description=description),
+        decided_before=num_decided,
+        started=setup.now().isoformat(timespec="milliseconds"),
+        **cleared,
+    )
+    source = setup.ledger.source(earlier.number)
+    record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: settings_json(record.effective)})
+    seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
+    record = replace(
+        record, result=earlier.result, baseline=earlier.number, decided=num_decided + 1, total_seconds=seconds
+    )
+    record = close(setup.campaign(record.branch).judge(record, config), setup.ledger, setup.repo)
+    setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; it is not made again")
+    return record if is_all else None
+
+
+def _fits(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
+    """Return whether a record from outside any campaign measured what this campaign would measure first."""
+    here = setup.engine.name, setup.rules_hash, setup.hardware, setup.variables
+    is_campaign = Head(record.branch, record.commit).is_campaign
+    if not record.is_keep or record.parent is not None or is_campaign or record.evaluation is None:
+        return False
+    if differences(record, *here) or record.commit != head.commit:
+        return False
+    # Agents can write in runs/: the files must be those of the journal.
+    folder = setup.ledger.run_dir(record.number)
+    try:
+        hashes = {CONFIG_NAME: sha256(committed), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}
+    except (OSError, ValueError):
+        return False
+    lines = {name: setup.ledger.journal.last(f"{folder.name}/{name}") for name in hashes}
+    return all(line and not line.recovered and line.sha256 == hashes[name] for name, line in lines.items())
