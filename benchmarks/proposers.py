@@ -33,7 +33,11 @@ from nightshift.agents.space import DECAY, STEPS, WARMUP, SearchSpace
 from nightshift.agents.throughput import Throughput
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config
-from nightshift.campaign.next_run import measuring_run, next_stage
+from nightshift.campaign.next_run import (
+    already_tried,
+    measuring_run,
+    next_stage,
+)
 from nightshift.campaign.records import (
     Action,
     Change,
@@ -246,7 +250,7 @@ class Night:
             except UsageError as error:
                 refusals.append(str(error))
                 continue
-            is_tried = self.campaign.tried(Run(kept=kept, new=change), config.hash) is not None
+            is_tried = already_tried(self.campaign.decided, Run(kept=kept, new=change), config.hash) is not None
             if answer.cause is None and not is_tried:
                 return change
             refusals.append(answer.cause or "tried")

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from nightshift.campaign.commits import plan
-from nightshift.campaign.next_run import Settings, settings_of
 from nightshift.campaign.posterior import Posterior
-from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Run, Standing, Verdict
+from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Standing, Verdict
 from nightshift.campaign.results import is_replaced, measured_text
 from nightshift.campaign.scores import BUSY, compare, remarks, run_scores, taken, without
 from nightshift.config.train_toml import Config
@@ -220,18 +219,6 @@ class Campaign:
         """Return what the verdict on a measured experiment does not say, a line each."""
         return remarks(record, self._parent_of(record))
 
-    def seeds(self) -> set[int]:
-        """Return the seeds of all scored runs: each experiment has its own."""
-        return {record.result.seed for record in self.decided if record.result and record.result.evaluation}
-
-    def tried(self, run: Run, config_hash: str) -> Record | None:
-        """Return the last experiment with this config, or with the same changes besides its rider."""
-        contents = _contents(run)
-        for record in reversed(self.decided):
-            if record.config_hash == config_hash or _contents(record.run) == contents:
-                return record
-        return None
-
     def _parent_of(self, record: Record) -> Record | None:
         if record.parent is None:
             return None
@@ -297,7 +284,3 @@ def _began(record: Record) -> datetime:
 
 def _settings(changes: Iterable[Change]) -> dict[str, str | None]:
     return {key: value for change in changes for key, value in change.keys.items()}
-
-
-def _contents(run: Run) -> set[Settings]:
-    return {settings_of(change) for change in (*run.kept, *([run.new] if run.new else []))}

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.toml_edit import ABSENT, set_values
@@ -153,7 +153,9 @@ def commit(
             if changed:
                 edited = _edit(config, {key: value for key, value in (held | changed).items() if value is not ABSENT})
         if edited is not config:
-            tip = repo.commit_config(tip, edited.source, message(step, config, edited, reason(step.decision)))
+            tip = repo.commit_files(
+                tip, {CONFIG_NAME: edited.source}, message(step, config, edited, reason(step.decision))
+            )
         ids.append(None if edited is config else tip.commit)
         config = edited
     return ids

@@ -132,12 +132,8 @@ class Repo:
         digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
         return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
 
-    def commit_config(self, head: Head, config: bytes, message: str) -> Head:
-        """Commit train.toml on top of `head`; return the new head. UsageError if the branch has moved."""
-        return self.commit_files(head, {CONFIG_NAME: config}, message)
-
     def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
-        """Commit files at the top of the checkout, by name, as `commit_config` does."""
+        """Commit files at the top of the checkout, by name, on `head`; return the new head. UsageError if the branch moved."""
         parent = self._commit_on(head.branch)
         if parent != head.commit:
             cause = f"{head.branch} moved to {parent[:7]} while {', '.join(files)} was committed"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from nightshift.campaign.records import Change, Run, Stage
+from nightshift.campaign.records import Change, Record, Run, Stage
 
 Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
 _NIGHT_OF_LAST_RUNS = 5  # a night has last runs if it has at least this many times as many runs
@@ -22,6 +22,19 @@ def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
         pairs.append((settings, frozenset(item for item in settings if item[0] not in taken)))
         taken.update(key for key, _ in settings)
     return pairs[::-1]
+
+
+def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
+    """Return the last experiment with this config, or with the same changes besides its rider."""
+    contents = _contents(run)
+    for record in reversed(decided):
+        if record.config_hash == config_hash or _contents(record.run) == contents:
+            return record
+    return None
+
+
+def _contents(run: Run) -> set[Settings]:
+    return {settings_of(change) for change in (*run.kept, *([run.new] if run.new else []))}
 
 
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:

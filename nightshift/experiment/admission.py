@@ -26,6 +26,7 @@ from nightshift.campaign.ledger import (
     differences,
     require_same_setup,
 )
+from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.records import Action, Change, Decision, Proposal, Record, Request, Run
 from nightshift.config.train_toml import Config, diff
 from nightshift.config.values import shorten
@@ -163,7 +164,7 @@ def _contents(
 
 def _refuse_tried(candidate: Config, run: Run, campaign: Campaign, setup: Setup) -> None:
     """Raise UsageError if the config was tried, or is in flight."""
-    if tried := campaign.tried(run, candidate.hash):
+    if tried := already_tried(campaign.decided, run, candidate.hash):
         effect = tried.decision and tried.decision.estimate
         outcome = tried.status + (f", effect {effect}" if effect else "")
         cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"

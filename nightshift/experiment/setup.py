@@ -86,7 +86,8 @@ class Setup:
 
     def next_seed(self, branch: str) -> int:
         """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
-        used = self.campaign(branch).seeds() | {job.seed for job in self.executor.in_flight().values()}
+        results = [record.result for record in self.campaign(branch).decided if record.evaluation]
+        used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
     def job(self, settings: Mapping[str, Any], seed: int, split: Literal["validation", "test"] = "validation") -> Job:

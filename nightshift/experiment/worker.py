@@ -5,15 +5,12 @@ within the budget, evaluates the final weights, and writes `result.json`. It lea
 controller holds the pipe to stdin, so a worker ends with its controller.
 """
 
-import math
 import os
-import platform
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from nightshift.campaign.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, read_steps
+from nightshift.campaign.metrics import METRICS_NAME, PROGRESS_NAME, read_steps
 from nightshift.campaign.records import (
     JOB_NAME,
     RESULT_NAME,
@@ -29,66 +26,21 @@ from nightshift.campaign.records import (
     Failure,
     Job,
     Outcome,
-    Phase,
-    Progress,
-    ProgressCallback,
     Result,
     Training,
 )
-from nightshift.engines.base import Engine, NoGradient, open_engine
+from nightshift.engines.base import Engine, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
 from nightshift.evaluation.test_split import examples_of_test_split
 from nightshift.executors.gpus import Watch, nvml_session, watching
 from nightshift.executors.process import engine_environment, interruptible
-from nightshift.files import free_disk_gb, read_file, temporary_beside, write_atomically, write_json
+from nightshift.experiment.callbacks import ending, reporter
+from nightshift.files import read_file, temporary_beside, write_json
 from nightshift.text import MAX_TEXT, clean
 
 ANSWERS_NAME = "evaluation.jsonl"
 INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to tell whose fault a failed start is
-_PROGRESS_SECONDS = 0.5
-_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
-
-
-def reporter(path: Path, slot: str) -> ProgressCallback:
-    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`."""
-    last_phase: Phase | None = None
-    last = 0.0
-
-    def report(reading: Progress) -> None:
-        nonlocal last_phase, last
-        now = time.monotonic()
-        if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
-            with suppress(OSError):  # a full disk ends the run where it matters, not here
-                write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
-            last_phase, last = reading.phase, now
-
-    report(Progress(Phase.STARTING, 0))
-    return report
-
-
-def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
-    """Return `report` with an end: it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
-
-    Where rewards are sparse, many steps have no gradient by chance. So the row must also be less likely than _CHANCE,
-    given the steps before it: steps are taken for independent, and the share without a gradient has a uniform prior. A
-    run that never had a gradient goes on for half of its budget, because sparse rewards start late.
-    """
-
-    def watch(reading: Progress) -> None:
-        report(reading)
-        row, left = reading.num_without_gradient, reading.seconds_left
-        if row < NO_GRADIENT_STEPS or left is None:
-            return
-        before = reading.num_steps - row
-        without = before - reading.num_with_gradient
-        # Probability that all of the next `row` steps have no gradient.
-        chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
-        is_over = chance < _CHANCE if before else left <= budget_seconds / 2
-        if is_over:
-            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
-
-    return watch
 
 
 def main(root: Path, folder: Path) -> int:
@@ -199,29 +151,11 @@ def _start_incumbent(
     return True, "the incumbent starts, so it is the config's fault"
 
 
-def probe(job: Job, root: Path) -> list[str]:
-    """Open the engine here. Return this node's name, then lines on its hardware, rules and problems."""
-    try:
-        engine = open_engine(job.rules, root, dict(os.environ), job.gpus, job.keep_all)
-        hardware, problems = engine.hardware(), [*engine.check()]
-    except NightshiftError as error:
-        hardware, problems = "unknown", [str(error)]
-    gpus, rules_hash = os.environ.get("CUDA_VISIBLE_DEVICES", "none"), job.rules.hash(root)
-    rules = "the same as here" if rules_hash == job.rules_hash else f"PROBLEM: {rules_hash}, here {job.rules_hash}"
-    return [
-        os.environ.get("SLURMD_NODENAME", platform.node()),
-        f"hardware:  {hardware}; GPUs of the job: {gpus}; {free_disk_gb(root):.0f} GB of disk free",
-        f"rules:     {rules}",
-        *(f"PROBLEM:   {problem}" for problem in problems),
-    ]
-
-
 if __name__ == "__main__":
     words = sys.argv[1:]
     if words[0] == "--probe":
-        from nightshift.executors.slurm import FOUND_NAME
+        from nightshift.experiment.probe import write_probe
 
-        asked = msgspec.json.decode(read_file(Path(words[2]) / JOB_NAME), type=Job)
-        write_json(Path(words[2]) / FOUND_NAME, probe(asked, Path(words[1])))
+        write_probe(Path(words[1]), Path(words[2]))
     else:
         sys.exit(main(Path(words[0]), Path(words[1])))

@@ -26,7 +26,7 @@ from nightshift.engines.prime_rl.launch import Ports, free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
-from nightshift.experiment.worker import ending
+from nightshift.experiment.callbacks import ending
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules

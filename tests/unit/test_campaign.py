@@ -9,6 +9,7 @@ import pytest
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import incumbent_values, plan
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.records import (
     Action,
     Change,
@@ -217,17 +218,16 @@ def test_what_was_not_decided_counts_for_nothing(changes: dict[str, Any]) -> Non
     record = a_record(number=3, config_hash="3", decided=None, run=Run(new=a_change(3)), **changes)
     campaign = folded([*records, record])
     assert campaign.standing == folded(records).standing
-    assert campaign.tried(record.run, "3") is None
+    assert already_tried(campaign.decided, record.run, "3") is None
 
 
 def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
     records = judged(STORY)
     campaign = folded(records)
     run = Run(kept=(a_change(3),), new=a_change(4), rider=a_change(2))
-    assert campaign.tried(run, "never").number == 4
-    assert campaign.tried(Run(new=a_change(4)), "never") is None
-    assert campaign.tried(Run(new=a_change(99)), "2").number == 2
-    assert campaign.seeds() == {record.result.seed for record in records if record.result}
+    assert already_tried(campaign.decided, run, "never").number == 4
+    assert already_tried(campaign.decided, Run(new=a_change(4)), "never") is None
+    assert already_tried(campaign.decided, Run(new=a_change(99)), "2").number == 2
 
 
 def test_a_run_whose_machine_others_used_counts_with_more_noise() -> None:

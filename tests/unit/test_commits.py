@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, message, plan, user_decisions
-from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
@@ -191,7 +191,7 @@ def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
     assert branch.by_user() == [("keep", mine, {LR: "9e-6", BATCH: "128"})]
     (branch.repo.root / "train.toml").write_bytes(branch.config().source)
     with pytest.raises(UsageError, match="moved to"):
-        branch.repo.commit_config(branch.start, SHIPPED, "lost")
+        branch.repo.commit_files(branch.start, {CONFIG_NAME: SHIPPED}, "lost")
     git(branch.repo.root, "switch", "--quiet", "main")
     with pytest.raises(UsageError, match="the checkout moved"):
         commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))

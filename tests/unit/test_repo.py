@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from nightshift.campaign import git as git_module
-from nightshift.campaign.git import CAMPAIGN_PREFIX, Head, Repo
+from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import interruptible
 from tests.checkouts import MEASURING, wait_for
@@ -38,7 +38,7 @@ def test_a_commit_holds_the_submitted_bytes_and_nothing_else(repo: Repo) -> None
     (repo.root / "prepare.py").write_text("staged = True\n")
     (repo.root / "new.txt").write_text("untracked\n")
     git(repo.root, "add", "prepare.py")
-    commit = repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
+    commit = repo.commit_files(repo.head(), {CONFIG_NAME: CANDIDATE}, MESSAGE)
     assert commit == repo.head()
     assert repo.config_at("HEAD") == CANDIDATE
     assert git(repo.root, "show", "--name-only", "--format=", "HEAD").split() == ["train.toml"]
@@ -55,7 +55,7 @@ def test_nothing_is_committed_after_the_checkout_moved(repo: Repo, move: tuple[s
     git(repo.root, *move, "--quiet")
     (repo.root / "train.toml").write_bytes(CANDIDATE)
     with pytest.raises(UsageError, match="the checkout moved from autoresearch/"):
-        repo.commit_config(head, CANDIDATE, MESSAGE)
+        repo.commit_files(head, {CONFIG_NAME: CANDIDATE}, MESSAGE)
     assert (repo.root / "train.toml").read_bytes() == CANDIDATE
     assert len(commits(repo)) == 2
 
@@ -68,7 +68,7 @@ def test_a_lock_that_goes_in_time_only_delays_a_commit(repo: Repo, name: str) ->
     lock = repo.root / ".git" / name
     lock.touch()
     Timer(0.5, lock.unlink).start()
-    commit = repo.commit_config(repo.head(), CANDIDATE, MESSAGE)
+    commit = repo.commit_files(repo.head(), {CONFIG_NAME: CANDIDATE}, MESSAGE)
     assert repo.config_at("HEAD") == CANDIDATE
     assert repo.head() == commit
     assert git(repo.root, "diff", "--cached", "--name-only") == ""
@@ -82,7 +82,7 @@ def test_a_git_that_is_ended_removes_its_lock_file(repo: Repo, tmp_path: Path, m
     monkeypatch.setattr(git_module, "_program", lambda: str(program))
     Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(Interrupted), interruptible():
-        repo.commit_config(Head(CAMPAIGN, "0" * 40), CANDIDATE, MESSAGE)
+        repo.commit_files(Head(CAMPAIGN, "0" * 40), {CONFIG_NAME: CANDIDATE}, MESSAGE)
     assert not lock.exists()
 
 
@@ -229,7 +229,7 @@ def test_nothing_that_a_person_or_an_agent_configured_runs(checkout, tmp_path, m
     repo.clone(repo.head(), copy)
     assert (copy / MEASURING).read_text() == "MEASURES = True\n"
     for author in ("Ada", "Nightshift"):
-        repo.commit_config(repo.head(), CANDIDATE, "kept\n")
+        repo.commit_files(repo.head(), {CONFIG_NAME: CANDIDATE}, "kept\n")
         assert repo.config_at("HEAD") == CANDIDATE
         assert not marker.exists()
         with monkeypatch.context() as patch:
