@@ -1,7 +1,7 @@
 """Which files and lines an experiment passes through, from run.py to the commit of a kept change.
 
 \b
-    uv run benchmarks/path_of_an_experiment.py c6f9e29 HEAD     two minutes each; the second environment is installed anew
+    uv run benchmarks/path_of_an_experiment.py c6f9e29 HEAD     a few minutes each, on a quiet machine
 
 Each revision is cloned and installed with coverage.py, which starts in every Python process of that environment. Then
 the real run.py makes a baseline and one experiment with a change, of a few seconds, on the embedded engine. A function
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from machine import machine, write_result
+from machine import RESULTS, machine, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = "5"
@@ -100,14 +100,15 @@ def measure(revision: str) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.argument("revisions", nargs=-1, required=True)
 def main(revisions: tuple[str, ...]) -> None:
-    rows = []
+    kind, rows = machine(), []
     for revision in revisions:
         row = measure(revision)
         rows.append(row)
         click.echo(f"{row['commit']}: {row['files']} files, {row['functions']} functions, {row['lines']:,} lines")
         for name, folder in row["folders"].items():
             click.echo(f"    {name:14} {folder['files']:3} files {folder['functions']:4} functions {folder['lines']:6}")
-    write_result("path_of_an_experiment", {"machine": machine(), "revisions": rows})
+    command = f"benchmarks/path_of_an_experiment.py {' '.join(revisions)}"
+    write_result(RESULTS / "path_of_an_experiment.json", command, {"revisions": rows}, kind)
 
 
 if __name__ == "__main__":

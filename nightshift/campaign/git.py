@@ -133,7 +133,7 @@ class Repo:
         return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
 
     def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
-        """Commit files at the top of the checkout on `head`; return the new head. UsageError if the branch has moved."""
+        """Commit files at the top of the checkout on `head`; return the new head. UsageError if the branch moved."""
         parent = self._commit_on(head.branch)
         if parent != head.commit:
             cause = f"{head.branch} moved to {parent[:7]} while {', '.join(files)} was committed"
