@@ -8,7 +8,7 @@ lines begins with `| `: the text cannot forge a line of the brief. The user's di
 from collections.abc import Sequence
 
 from nightshift.agents.base import Context
-from nightshift.agents.history import describe_change, history, kept_changes
+from nightshift.agents.history import describe_change, kept_changes
 from nightshift.agents.notebook import belied, calibrations, compare_prediction, lessons, mode
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
@@ -138,7 +138,6 @@ def _sections(context: Context) -> list[Section]:
     campaign, run, rider = context.campaign, context.incumbent_run, context.rider
     decided, last = campaign.decided, campaign.decided[-1]
     latest = [record for record in reversed(decided) if record is not campaign.baseline][:_NUM_LAST]
-    now = parse(context.source)
     running = map(describe, context.in_flight)
     waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
     comparison = [f"{last.number:04d} {text}"] if (text := compare_prediction(last)) else []
@@ -153,7 +152,7 @@ def _sections(context: Context) -> list[Section]:
             f"Health of experiment {last.number:04d}, the last one:",
             (last.health or "").splitlines() if last is not run else [],
         ),
-        ("What was tried:", history(campaign, context.configs, now, context.used_keys).summary),
+        ("What was tried:", context.memory.summary),
         ("The last experiments, latest first:", [describe(record, campaign) for record in latest]),
         ("The kept changes, the most certain first:", kept_changes(campaign)),
         ("Noise and steps:", [_noise(context), steps(context)]),
@@ -187,7 +186,7 @@ def _role_of(run: Record, campaign: Campaign) -> str:
 
 
 def describe(record: Record, campaign: Campaign | None = None) -> str:
-    """One experiment on one line: verdict and effect as they are believed now, change, hypothesis and lesson.
+    """Describe one experiment on one line: verdict and effect as believed now, change, hypothesis and lesson.
 
     `campaign`: the experiment's; None for an experiment in flight.
     """
@@ -202,8 +201,8 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
         status += f" ({why})"
     change = "; ".join(record.diff)
     text = clean(change, 120) + record.run.with_rider
-    said = proposal.description.partition(": ")[2] or proposal.description
-    if not change.startswith(said.removesuffix("...")):  # a search says `tpe: trainer.optim.lr 3e-6 -> 5e-6`
+    description = proposal.description.partition(": ")[2] or proposal.description
+    if not change.startswith(description.removesuffix("...")):  # a search says `tpe: trainer.optim.lr 3e-6 -> 5e-6`
         text = " | ".join(filter(None, (text, clean(proposal.description, 120))))
     text += f" | lesson: {clean(proposal.lesson, 120)}" if proposal.lesson else ""
     if contradiction := belied(record):

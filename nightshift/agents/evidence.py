@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nightshift.agents.base import Context
-from nightshift.agents.history import history
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
 from nightshift.campaign.records import Record
-from nightshift.config.train_toml import parse
 from nightshift.executors.process import tail
 from nightshift.files import read_rows
 from nightshift.text import clean
@@ -42,19 +40,18 @@ notebook.md        hypotheses, outcomes and lessons so far, and how predictions 
 
 def evidence(context: Context) -> dict[str, bytes]:
     """Return the files by name, at most MAX_BYTES together; the most important runs first."""
-    tried = history(context.campaign, context.configs, parse(context.source), context.used_keys)
     files = {
         NOTEBOOK_NAME: notebook(context.campaign.decided).encode(),
-        HISTORY_NAME: str(tried)[:_MAX_HISTORY].encode(errors="replace"),
+        HISTORY_NAME: str(context.memory)[:_MAX_HISTORY].encode(errors="replace"),
     }
     names = list[str]()
     room = MAX_BYTES - sum(map(len, files.values())) - len(_README) - 1_000
     for role, record in _chosen(context):
-        of_run = dict(_files_of(record, context))
-        size = sum(map(len, of_run.values()))
+        run_files = dict(_files_of(record, context))
+        size = sum(map(len, run_files.values()))
         if size <= room:
             room -= size
-            files |= of_run
+            files |= run_files
             names.append(f"{record.number:04d} is {role}{record.run.with_rider}")
     return {README_NAME: _README.format(names="; ".join(names)).encode(), **files}
 

@@ -84,18 +84,18 @@ class Login:
         """
         if before is None:
             return ()
-        there, own = home / self.credential, self._source(self.credential, environ).resolve()
+        renewed, original = home / self.credential, self._source(self.credential, environ).resolve()
         try:
-            if there.resolve() != home.resolve() / self.credential:
+            if renewed.resolve() != home.resolve() / self.credential:
                 raise ValueError("it is behind a link")
-            after = read_file(there, MAX_BYTES)
+            after = read_file(renewed, MAX_BYTES)
             if after == before:
                 return ()
             if _keys(after) != _keys(before):
                 raise ValueError("its keys are others")
-            if own.read_bytes() != before:
-                raise ValueError(f"{own} has changed meanwhile")
-            write_atomically(own, after, mode=0o600)
+            if original.read_bytes() != before:
+                raise ValueError(f"{original} has changed meanwhile")
+            write_atomically(original, after, mode=0o600)
         except (OSError, ValueError, RuntimeError) as error:  # of a link that leads to itself
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             return (f"the {self.credential} that it left was not taken back: {reason}",)
@@ -150,11 +150,11 @@ def system_places() -> Places:
 
 
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
-    """`places`, with the program that `words` begin with, what it does not run without, and the files that they name.
+    """Return `places` and the program that `words` begin with, the files that it needs, and the files in `words`.
 
-    `search`: your PATH. UsageError if one of them is hidden, or a shim.
+    `search`: your PATH. UsageError for a hidden file, or a shim.
     """
-    found, program = dict(places), shutil.which(words[0], path=search)
+    shown, program = dict(places), shutil.which(words[0], path=search)
     waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
     seen = set[Path]()
     while waiting:
@@ -163,14 +163,14 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
         for folder in [folder for step in steps for folder in _package(step)]:
             # Not the checkout's .venv; nor a HOME in which somebody made an environment.
             if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
-                expose(folder, found, hidden)
-        expose(path, found, hidden)
+                expose(folder, shown, hidden)
+        expose(path, shown, hidden)
         if (real := steps[-1]) not in seen:
             seen.add(real)
             waiting += _needs(path.name, real, search)
     for word in filter(_is_file, words[1:]):
-        expose(Path(word), found, hidden)
-    return found
+        expose(Path(word), shown, hidden)
+    return shown
 
 
 def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
@@ -180,13 +180,13 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
         raise UsageError(
             f"the agent's {real} lies where no agent may look", "Install it in a folder of its own; or --sandbox none."
         )
-    found: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
-    found[real] = ("--ro-bind", os.fspath(real))
-    places |= {p: option for p, option in found.items() if p not in places and not is_shown(p, places, hidden)}
+    added: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
+    added[real] = ("--ro-bind", os.fspath(real))
+    places |= {p: option for p, option in added.items() if p not in places and not is_shown(p, places, hidden)}
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
-    """`places`, with an empty folder over all that is hidden and would be seen in one of them."""
+    """Return `places` with an empty folder over each hidden folder that would be seen in one of them."""
     shown = [(place, option[1]) for place, option in places.items() if option[0] == "--ro-bind"]
     return places | {
         place / path.relative_to(source): ("--tmpfs",)
@@ -205,13 +205,13 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def is_shown(path: Path, places: Places, hidden: Sequence[Path]) -> bool:
-    """True if it lies in a folder that is shown already, and is not covered there."""
+    """Return True if a path lies in a folder that is shown already, and is not covered there."""
     folders = [place for place, option in places.items() if option[0] == "--ro-bind" and path.is_relative_to(place)]
     return bool(folders) and not _is_below(path, [place for place in hidden if _is_below(place, folders)])
 
 
 def _steps(path: Path) -> list[Path]:
-    """All links on the way to a file, each without links before it, and the file that it is at last."""
+    """Return all links on the way to a file, each without links before it, and last the file itself."""
     links, real, parts = list[Path](), Path("/"), [*path.parts[1:]]
     while parts:
         step = Path(os.path.normpath(real / parts.pop(0)))
@@ -253,8 +253,8 @@ def _needs(name: str, program: Path, search: str) -> list[Path]:
             f"Put the folder of `{manager} which {name}` first on PATH.",
         )
     if words and Path(words[0]).name == "env":
-        named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
-        words = [found] if (found := shutil.which(named, path=search)) else []
+        interpreter = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
+        words = list(filter(None, [shutil.which(interpreter, path=search)]))
     needed = [Path(word) for word in words[:1] if _is_file(word)]
     for is_beside, path_text in _NAMED.findall(body):
         path = Path(os.path.normpath(f"{program.parent if is_beside else ''}{os.fsdecode(path_text)}"))
@@ -446,9 +446,10 @@ class Bubblewrap(Sandbox):
         seen = (name for name in files if not _is_below(Path(name).resolve(), self.hidden))
         for name in (*seen, *self.login.sees):
             expose(Path(name), places, self.hidden)
-        own, evidence = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}, clone.path / EVIDENCE_NAME
+        writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
+        evidence = clone.path / EVIDENCE_NAME
         return cover(places, self.hidden) | {
-            **{place: ("--bind", f"{clone.folder}/{name}") for place, name in own.items()},
+            **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
             **({evidence: ("--ro-bind", os.fspath(evidence))} if evidence.is_dir() else {}),
@@ -499,8 +500,13 @@ class OtherUser(Sandbox):
         return before
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
-        own = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp", "USER": "agent", "LOGNAME": "agent"}
-        inside = self._variables(PATH=self.environ.get("PATH", os.defpath), **own)
+        inside = self._variables(
+            PATH=self.environ.get("PATH", os.defpath),
+            HOME=f"{clone.folder}/home",
+            TMPDIR=f"{clone.folder}/tmp",
+            USER="agent",
+            LOGNAME="agent",
+        )
         return [*_entry(), *_as_user(self.uid), *self._whole(words)], inside
 
     def end(self) -> list[str]:
@@ -520,7 +526,7 @@ class OtherUser(Sandbox):
             "above": dict.fromkeys(parent for path in kept for parent in path.parents),
             "kept": [*kept, *self.login.sees, *filter(os.path.isabs, search.split(os.pathsep))],
         }
-        return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
+        return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
 
 
 def _as_user(uid: int) -> list[str]:
