@@ -98,10 +98,8 @@ def open_agent(
     clone: Clone,
     agent_env: Sequence[str] = (),
     agent_sees: Sequence[str] = (),
-    clock: Callable[[], float] = time.monotonic,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Agent:
-    """The agent that is called `name`, in what --sandbox `sandbox` asks for. UsageError where that does not work.
+    """Return the agent that is called `name`, in the sandbox that `sandbox` asks for. UsageError if that does not work.
 
     `agent_env`, `agent_sees`: more variables of `environ` that it gets, more files and folders that it may read.
     """
@@ -110,11 +108,11 @@ def open_agent(
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name) if chosen.name == NO_SANDBOX else contained
     title = name if name in PRESETS else Path(command[0]).name
-    return Agent(title, command, timeout_seconds, clone, chosen, clock, now)
+    return Agent(title, command, timeout_seconds, clone, chosen)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
-    """`base`, keys and all, less what points git or a shell at another place than the clone."""
+    """Return `base` without the variables that point git or a shell at another place than the clone."""
     kept = {name: value for name, value in base.items() if not name.startswith("GIT_") and name != "OLDPWD"}
     # Should it delete .git, git must not find another repository further up.
     return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
@@ -339,7 +337,7 @@ class AgentProposer:
 
 
 def _read_answer(path: Path) -> str:
-    """The text of an answer, its first 64 KiB; "" if there is none. ConfigError if it cannot be read."""
+    """Return the first 64 KiB of an answer; "" if there is none. ConfigError if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(_MAX_ANSWER).decode(errors="replace")

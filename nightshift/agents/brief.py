@@ -64,7 +64,7 @@ PREDICTION: <the effect on the score that you expect, in pp>
 
 
 def compose(context: Context) -> str:
-    """The whole brief of an agent that works alone: it asks for one proposal, or for a wave of them."""
+    """Return the whole brief of an agent that works alone: it asks for one proposal, or for a wave of them."""
     num, last = context.num_proposals, context.campaign.decided[-1]
     if num > 1:
         edits, answer, where = _WAVE_EDIT.format(num=num), _WAVE_ANSWER + _LINES, " (in proposal-1.txt)"
@@ -78,8 +78,8 @@ def compose(context: Context) -> str:
 
 
 def brief(context: Context, role: str, task: str, edits: str, answer: str) -> str:
-    """The user's direction, the rules, the state of the campaign, the form of the answer, and earlier refusals: at most
-    MAX_CHARACTERS beside the direction. `edits`: the rule that says what this role may write."""
+    """Return direction, rules, state of the campaign, form of the answer and earlier refusals: at most MAX_CHARACTERS
+    beside the direction. `edits`: the rule that says what this role may write."""
     decision = context.rules.decision
     text = _RULES.format(
         edits=edits,
@@ -94,7 +94,7 @@ def brief(context: Context, role: str, task: str, edits: str, answer: str) -> st
 
 
 def opening(role: str, task: str, direction: str) -> str:
-    """The first words of every prompt, which CLAUDE.md and AGENTS.md name, and the user's direction."""
+    """Return the first words of every prompt, which CLAUDE.md and AGENTS.md name, and the user's direction."""
     text = f"You are the {role} of an overnight campaign that improves an LLM's RL post-training. Your one task now: "
     text += f"{task}\n"
     if direction:
@@ -134,7 +134,7 @@ def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
 
 
 def _sections(context: Context) -> list[Section]:
-    """The most important first."""
+    """Return the sections of a brief, the most important first."""
     campaign, run, rider = context.campaign, context.incumbent_run, context.rider
     decided, last = campaign.decided, campaign.decided[-1]
     latest = [record for record in reversed(decided) if record is not campaign.baseline][:_NUM_LAST]
@@ -211,7 +211,7 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
 
 
 def steps(context: Context) -> str:
-    """How many steps a run makes, so that a schedule can end with the run."""
+    """Say how many steps a run makes, so that a schedule can end with the run."""
     num_steps, log_sd = throughput_of(context).plan(parse(context.source).resolved)
     halfwidth = num_steps * Z95 * log_sd
     return (
@@ -221,7 +221,7 @@ def steps(context: Context) -> str:
 
 
 def _noise(context: Context) -> str:
-    """The band within which a difference says nothing, by the campaign's runs."""
+    """Say how much the scores of equal runs differ, by the campaign's runs."""
     standing = context.campaign.standing
     assert standing is not None
     sd = 100 * standing.run_sd

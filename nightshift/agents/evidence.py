@@ -57,7 +57,7 @@ def evidence(context: Context) -> dict[str, bytes]:
 
 
 def _chosen(context: Context) -> Iterator[tuple[str, Record]]:
-    """The runs of interest: the role of each, and its record."""
+    """Yield the role and the record of each run of interest."""
     decided, seen = context.campaign.decided, set[int]()
     scored = [record for record in decided if record.score is not None]
     is_exact = context.campaign.incumbent_run is not None
@@ -83,7 +83,7 @@ def _files_of(record: Record, context: Context) -> Iterator[tuple[str, bytes]]:
 
 
 def _step_table(steps: Sequence[Step]) -> bytes:
-    """What was measured of every step, or of every k-th and the last, as csv."""
+    """Return what was measured of every step, or of every k-th and the last, as csv."""
     shown = [*steps[: -1 : -(-len(steps) // _MAX_ROWS)], steps[-1]]
     rows = [{**dataclasses.asdict(step), **(step.rewards or {}), "rewards": None} for step in shown]
     measured = [{name: value for name, value in row.items() if value is not None} for row in rows]
@@ -98,7 +98,7 @@ def _step_table(steps: Sequence[Step]) -> bytes:
 
 
 def _rollouts(samples: Sequence[Sample]) -> bytes:
-    """The best rollouts, the worst, and those that were cut off, a third of each."""
+    """Return the best rollouts, the worst, and those that were cut off, a third of each."""
     scored = [sample for sample in samples if sample.reward is not None and not sample.truncated]
     by_reward = sorted(scored, key=lambda sample: sample.reward or 0.0)
     cut = [sample for sample in samples if sample.truncated][-(NUM_ROLLOUTS // 3) :]

@@ -60,7 +60,7 @@ class Login:
     sees: tuple[str, ...] = ()
 
     def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables of `environ` that go in."""
+        """Return the variables of `environ` that go in."""
         more = (patterns for switches, patterns in self.when if any(map(environ.get, switches.split())))
         patterns = " ".join((_VARIABLES, self.variables, *more)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
@@ -136,7 +136,7 @@ _SHIM_PROGRAMS = {"mise": "mise", "volta-shim": "volta", "asdf": "asdf"}  # that
 
 
 def system_places() -> Places:
-    """Programs, libraries, name resolution and certificates of this machine, to read."""
+    """Return programs, libraries, name resolution and certificates of this machine, to read."""
     places: Places = {Path(name): ("--ro-bind", name) for name in _SYSTEM if Path(name).is_dir()}
     for path in Path("/").iterdir():
         if path.name in ("bin", "sbin") or path.name.startswith("lib"):
@@ -224,7 +224,7 @@ def _steps(path: Path) -> list[Path]:
 
 
 def _package(path: Path) -> list[Path]:
-    """The folders that a program does not run without."""
+    """Return the folders that a program needs beside its own file."""
     if modules := _MODULES.match(os.fspath(path)):
         return [Path(modules[0])]
     parts, top = path.parts, path.parent.parent
@@ -236,7 +236,7 @@ def _package(path: Path) -> list[Path]:
 
 
 def _needs(name: str, program: Path, search: str) -> list[Path]:
-    """The interpreter of a script and, of a shell script, the programs that it names by their paths.
+    """Return the interpreter of a script and, of a shell script, the programs that it names by their paths.
 
     `name`: what the program was called by. UsageError for the shim of a version manager.
     """
@@ -279,7 +279,7 @@ _FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
 
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The checkout with its git, runs/ and .venv, caches and data."""
+    """Return the checkout with its git, runs/ and .venv, caches and data."""
     home = home_of(environ)
     places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
     if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
@@ -357,7 +357,7 @@ class Sandbox:
         return None if done.returncode == 0 else lines[-1] if lines else f"exit code {done.returncode}"
 
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
-        """The script that looks around inside, its name and its arguments."""
+        """Return the script that looks around inside, its name and its arguments."""
         return ["true"]
 
     def _make_home(self, clone: Clone) -> bytes | None:
@@ -366,11 +366,11 @@ class Sandbox:
         return self.login.copy_in(self.environ, clone.folder / "home")
 
     def _variables(self, **inside: str) -> dict[str, str]:
-        """The agent's environment; in UTC are the times that it tells of the end of a limit."""
+        """Return the agent's environment. TZ is UTC, so that the printed end of a limit is in UTC."""
         return {**self.login.chosen(self.environ), "SHELL": "/bin/sh", "TZ": "UTC", **inside}
 
     def _whole(self, words: Sequence[str]) -> list[str]:
-        """`words` with the whole path of the program, unless it lies in the clone."""
+        """Return `words` with the whole path of the program, unless it lies in the clone."""
         program = shutil.which(words[0], path=self.environ.get("PATH"))
         return [program if program and Path(program).is_absolute() else words[0], *words[1:]]
 
@@ -402,7 +402,7 @@ FORMS = (
 
 
 def build_argv(bwrap: str, form: Form, places: Places, folder: Path) -> list[str]:
-    """bubblewrap's command line up to the words of what it shall run in `folder`."""
+    """Return bubblewrap's command line up to the words of the program that runs in `folder`."""
     argv = [bwrap, *_ALWAYS.split(), *form.options]
     for place in sorted(places, key=lambda place: place.parts):  # what lies in another comes after it
         argv += [*places[place], os.fspath(place)]
@@ -530,7 +530,7 @@ class OtherUser(Sandbox):
 
 
 def _as_user(uid: int) -> list[str]:
-    """The words that start a program as `uid`, without groups, capabilities or a way to get any."""
+    """Return the words that start a program as `uid`, without groups, capabilities or a way to get any."""
     setpriv = shutil.which("setpriv", path=os.defpath) or "setpriv"
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
@@ -578,7 +578,7 @@ def end_earlier(clone: Clone, note: Callable[[str], None]) -> None:
 
 
 def _free_uid(clone: Clone) -> int:
-    """A uid for the agents of this clone that no user and no group of this machine has."""
+    """Return a uid for the agents of this clone that no user and no process of this machine has."""
     first = int.from_bytes(hashlib.sha256(os.fsencode(clone.folder)).digest())
     for step in range(len(_UIDS)):
         uid = _UIDS[(first + step) % len(_UIDS)]
@@ -591,7 +591,7 @@ def _free_uid(clone: Clone) -> int:
 
 
 def _checked(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
-    """The paths of --agent-sees. UsageError for a path that does not exist, or that shows what no agent may see."""
+    """Check the paths of --agent-sees. UsageError for a missing path, or one that shows what no agent may see."""
     places = (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))
     paths = list[str]()
     for name in sees:
@@ -635,7 +635,7 @@ def choose(
 def _bubblewrap(
     words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
 ) -> Bubblewrap | str:
-    """The strongest form of bubblewrap that works here, or why none does."""
+    """Return the strongest form of bubblewrap that works here, or why none does."""
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     cause = "no program bwrap on PATH"
     for form in FORMS if bwrap else ():
@@ -653,7 +653,7 @@ def _bubblewrap(
 def _other_user(
     words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
 ) -> OtherUser | str:
-    """The sandbox by another uid, or why it does not work here."""
+    """Return the sandbox by another uid, or why it does not work here."""
     if os.getuid() != 0:
         return "only root can start a process as another user"
     if shutil.which("setpriv", path=os.defpath) is None:
@@ -681,7 +681,7 @@ SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 
 
 def key_filter(machine: str) -> bytes | None:
-    """The filter's instructions (struct sock_filter); None for a machine whose numbers are not known."""
+    """Return the filter's instructions (struct sock_filter); None for a machine whose numbers are not known."""
     if machine not in KEY_CALLS:
         return None
     audit, calls = KEY_CALLS[machine]
@@ -721,7 +721,7 @@ def enter(argv: Sequence[str]) -> None:
 
 
 def _entry() -> list[str]:
-    """The words that start `enter`; the words after these are what it runs."""
+    """Return the words that start `enter`; the words after these are the program that it runs."""
     # The checkout comes last: a file at its top is not to be taken for a library's.
     path = [*(place for place in sys.path if Path(place).is_absolute()), os.fspath(Path(__file__).parents[2])]
     code = f"import sys; sys.path[:] = {path!r}; from nightshift.agents.sandbox import enter; enter(sys.argv[1:])"

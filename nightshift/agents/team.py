@@ -102,13 +102,13 @@ def members(name: str) -> list[str]:
 
 
 def strategy(context: Context) -> str:
-    """The prompt that asks the strategist for a hypothesis."""
+    """Return the prompt that asks the strategist for a hypothesis."""
     task = _STRATEGY.format(number=context.number)
     return brief(context, "strategist", task, _STRATEGY_EDITS, _STRATEGY_ANSWER)
 
 
 def reflection(record: Record) -> str:
-    """The prompt that asks the strategist what came of a decided experiment."""
+    """Return the prompt that asks the strategist for the outcome of a decided experiment."""
     health = [clean(line, 500) for line in (record.health or "").splitlines()]
     lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), clean(record.why, 500), *health]
     text = "\n".join(f"| {line}" for line in lines if line)
@@ -117,7 +117,7 @@ def reflection(record: Record) -> str:
 
 
 def implementation(context: Context, hypothesis: Answer) -> str:
-    """The prompt that asks the implementer for the train.toml of a hypothesis."""
+    """Return the prompt that asks the implementer for the train.toml of a hypothesis."""
     task = (
         f"change train.toml so that it tests the strategist's hypothesis for experiment {context.number:04d}, then end."
     )

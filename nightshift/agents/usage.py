@@ -170,7 +170,7 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
 
 
 def decode(text: str) -> Any:
-    """The value of a JSON text; None for any other text."""
+    """Return the value of a JSON text; None for any other text."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -178,13 +178,13 @@ def decode(text: str) -> Any:
 
 
 def is_stack(line: str) -> bool:
-    """True for a line of a stack trace of Node.js that tells nothing: a frame, a brace, the version."""
+    """Return True for a line of a Node.js stack trace that says nothing: a frame, a brace, the version."""
     text = line.strip()
     return (text.startswith("at ") and line[0].isspace()) or _STACK.match(text) is not None
 
 
 def last_line(lines: list[str]) -> str:
-    """The last line that tells something: of a stack trace of Node.js, the line with the error."""
+    """Return the last line that says something: of a Node.js stack trace, the line with the error."""
     texts = [text for line in lines if (text := line.rstrip())]
     if texts and is_stack(texts[-1]):
         telling = next((text for text in reversed(texts) if _NODE_ERROR.match(text)), "")
@@ -194,7 +194,7 @@ def last_line(lines: list[str]) -> str:
 
 
 def _read_cost(row: Mapping[str, Any]) -> tuple[str, Cost | None]:
-    """The program that printed a row, and the cost that the row reports."""
+    """Return the program that printed a row, and the cost that the row reports."""
     kind, inner = row.get("type"), mapping(row.get("msg")) or mapping(row.get("message"))
     stats, part = mapping(row.get("stats")), mapping(row.get("part"))
     models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
@@ -224,7 +224,7 @@ def _read_cost(row: Mapping[str, Any]) -> tuple[str, Cost | None]:
 
 
 def _unwrapped(text: str) -> str:
-    """An error message for people: where it holds the JSON of a provider's error, the message in that."""
+    """Return an error message for people: the message in the JSON of a provider's error, if it holds one."""
     before, brace, rest = text.partition("{")
     value = decode(brace + rest)
     if isinstance(value, dict):

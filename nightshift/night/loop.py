@@ -605,7 +605,7 @@ class Night:
             self._send(AGENT, text)
 
     def _asks_at(self) -> float:
-        """When the agent is asked again, on the clock; 0 if it can be asked."""
+        """Return when the agent is asked again, on the clock; 0 if it can be asked."""
         if self.state.unavailable is None:
             return 0.0
         wait = parse_time(self.state.unavailable.asks_at) - self._setup.now()

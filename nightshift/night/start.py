@@ -187,11 +187,10 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
     is_team = request.agent.startswith(PREFIX)
-    options = (request.agent_env, request.agent_sees, setup.clock, setup.now)
-    agents = tuple(
-        open_agent(name, request.sandbox, setup.root, environ, seconds, clone, *options)
-        for name in (members(request.agent) if is_team else [request.agent])
-    )
+    names = members(request.agent) if is_team else [request.agent]
+    access = (request.agent_env, request.agent_sees)
+    opened = (open_agent(name, request.sandbox, setup.root, environ, seconds, clone, *access) for name in names)
+    agents = tuple(replace(agent, clock=setup.clock, now=setup.now) for agent in opened)
     for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
         setup.reporter.note(warning)
     return TeamProposer(agents) if is_team else AgentProposer(agents)

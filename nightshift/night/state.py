@@ -58,7 +58,7 @@ class NightRequest:
 
     @property
     def request(self) -> Request:
-        """What of it is for every experiment."""
+        """The part that is for every experiment."""
         return Request(
             budget_seconds=self.budget_seconds,
             engine=self.engine,
@@ -129,7 +129,7 @@ class NightState:
     version: Literal[4] = 4
 
     def __post_init__(self) -> None:
-        """ValueError for a time or an answer with which nothing can be done."""
+        """Raise ValueError for a time that cannot be read, or an answer without a change."""
         parse_time(self.started)
         if self.unavailable:
             parse_time(self.unavailable.asks_at)
@@ -170,7 +170,7 @@ def save(ledger: Ledger, state: NightState) -> None:
 
 
 def load(ledger: Ledger) -> NightState | None:
-    """The last night of this checkout; None if there was none. UsageError when its file is damaged."""
+    """Read the last night of this checkout; None if there was none. UsageError if the file is damaged."""
     return read_json(ledger.runs_dir / STATE_NAME, NightState, "Delete it: the next night starts anew.")
 
 
@@ -185,7 +185,7 @@ def decided(records: Sequence[Record]) -> list[Record]:
 
 
 def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup: Setup) -> float:
-    """How many runs the night can still start after `num_started`; infinite without --experiments and --hours.
+    """Return how many runs the night can still start after `num_started`; infinite without --experiments and --hours.
 
     `own`: the night's closed experiments, whose last runs say how long a run takes.
     """
@@ -201,18 +201,18 @@ def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup:
 
 
 def is_spent(state: NightState, cost: Cost) -> bool:
-    """True if the night's proposals have cost --max-cost, by their agents' own figures."""
+    """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
     most = state.request.max_cost
     return most is not None and cost.dollars is not None and cost.dollars >= most
 
 
 def certificate_seconds(state: NightState, run_seconds: float) -> float:
-    """What the runs of --certify take, one after the other."""
+    """Return the time that the runs of --certify take, one after the other."""
     return 2 * (state.request.certify or 0) * run_seconds
 
 
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
-    """What the next run is expected to take: the median of the last three, `at_first` before there is one."""
+    """Return the expected time of the next run: the median of the last three, `at_first` before there is one."""
     seconds = [record.result.total_seconds for record in own if record.result and record.result.evaluation]
     return median_low(seconds[-3:]) if seconds else at_first  # one slow run alone does not begin the night's last runs
 
@@ -238,7 +238,7 @@ def by_end(records: Sequence[Record]) -> list[Record]:
 def stop_rule(
     state: NightState, own: Sequence[Record], now: datetime, run_seconds: float, cost: Cost = NOTHING
 ) -> Stop | None:
-    """The first rule by which nothing new is begun; None to go on. `own`: the night's closed experiments;
+    """Return the first rule by which nothing new begins; None to go on. `own`: the night's closed experiments;
     `run_seconds`: expected of the next run; `cost`: of all proposals of the night."""
     request, num_without = state.request, num_since_keep(own)
     if request.experiments is not None and len(decided(own)) >= request.experiments:

@@ -26,7 +26,7 @@ _MAX_DESCRIPTION = 160
 
 
 def write_summary(state: NightState, setup: Setup) -> str:
-    """The night's summary, written beside the morning page. UsageError if runs/ was moved away."""
+    """Write the night's summary, and the page beside it. Returns the summary. UsageError if runs/ was moved away."""
     from nightshift.report.page import write_report
 
     setup.ledger.require_in_place()
@@ -81,7 +81,7 @@ def one_line(record: Record, campaign: Campaign) -> str:
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
-    """Which stop rule comes next, as far as it can be foreseen."""
+    """Say which stop rule comes next, as far as it can be foreseen."""
     request, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
@@ -97,7 +97,7 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
 
 
 def last_runs_text(request: NightRequest) -> str:
-    """What --experiments says of the night's last runs, which it counts."""
+    """Say how many of the runs of --experiments are the night's last runs."""
     if request.experiments is None or next_stage(request.experiments - 1, 0, 1, request.pairs) is Stage.SEARCH:
         return ""
     num_each = 2 if request.pairs == 1 else request.pairs
@@ -105,7 +105,7 @@ def last_runs_text(request: NightRequest) -> str:
 
 
 def certified_line(comparison: Comparison) -> str:
-    """The result of a night in one line: what fresh runs say of incumbent minus baseline on the test split."""
+    """Say the result of a night in one line: incumbent minus baseline by fresh runs on the test split."""
     result = comparison.estimate
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
     runs = f"{min(comparison.num_seeds.values())} fresh runs each"
@@ -115,7 +115,7 @@ def certified_line(comparison: Comparison) -> str:
 
 
 def message(event: str, state: NightState, setup: Setup, why: str, record: Record | None = None) -> dict[str, Any]:
-    """What a notification tells (`--notify`). `counts` is None where records cannot be read, which is noted."""
+    """Return what a notification says (`--notify`). `counts` is None if records cannot be read, which is noted."""
     counts = None
     try:
         own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
