@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.campaign import Campaign, fold  # noqa: E402
-from nightshift.campaign.counts import last_campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.campaign.results import last_campaign  # noqa: E402
 from nightshift.experiment.certify import Comparison, read_comparisons  # noqa: E402
 from nightshift.night import state  # noqa: E402
 from tests.checkouts import clone  # noqa: E402

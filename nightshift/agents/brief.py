@@ -12,8 +12,8 @@ from nightshift.agents.history import describe_change, kept_changes
 from nightshift.agents.notebook import belied, calibrations, compare_prediction, lessons, mode
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.counts import gain_text
 from nightshift.campaign.records import Z95, Record, Verdict
+from nightshift.campaign.results import gain_text
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
 from nightshift.text import clean
@@ -23,6 +23,7 @@ MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
 _MAX_LINE = 500
 _NUM_LAST = 8
 _MAX_REFUSALS = 3
+_REFUSAL_CHARACTERS = 600
 _MORE = "| ... and {} lines more\n"
 
 Section = tuple[str, Sequence[str]]  # a title, and lines
@@ -35,7 +36,7 @@ all that was tried.
 - A training run has {budget}. The score is greedy pass@1 of its final weights, 0 to 1, on held-out problems. Model, \
 data, seeds, budget and evaluation are fixed.
 - One change whose effect you can predict. A config that was tried already is refused.
-- Only open keys of prime-rl, by its own names: nightshift/config/allowlist.py has all, with ranges and defaults.
+- Only open keys of prime-rl, by its own names: nightshift/config/allowlist.toml has all, with ranges and defaults.
 - A change is kept when P(it helps) reaches {keep_at} %, judged by all runs that held it, and leaves below \
 {revert_below} %.
 - {mode}
@@ -104,8 +105,14 @@ def opening(role: str, task: str, direction: str) -> str:
 
 
 def refusals_of(context: Context) -> str:
-    causes = context.refusals[-_MAX_REFUSALS:]
-    return "".join(f"An earlier proposal for this experiment was refused:\n| {clean(cause, 200)}\n" for cause in causes)
+    """Return the last refusals of this experiment's proposals; the latest has room for all problems of a file."""
+    texts: list[str] = []
+    room = _REFUSAL_CHARACTERS
+    for cause in reversed(context.refusals[-_MAX_REFUSALS:]):
+        if room >= 100:
+            texts.insert(0, clean(cause, room))
+            room -= len(texts[0])
+    return "".join(f"An earlier proposal for this experiment was refused:\n| {text}\n" for text in texts)
 
 
 def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.counts import last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
+from nightshift.campaign.results import last_campaign
 from nightshift.config.allowlist import BY_PRESET, KEYS
 from nightshift.config.train_toml import Config, changes_of, parse, spelled
 from nightshift.config.values import value_text

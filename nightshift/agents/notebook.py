@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from nightshift.campaign.counts import num_since_keep
 from nightshift.campaign.records import POINTS, Z95, Effect, Record
+from nightshift.campaign.results import num_since_keep
 from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"

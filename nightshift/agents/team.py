@@ -44,7 +44,7 @@ LESSON: <what it taught that holds beyond this one experiment>
 _IMPLEMENTATION = """
 - Edit train.toml only, and no more keys than the hypothesis needs. Other edits are thrown away.
 - {steps}
-- Only open keys of prime-rl, by its own names: nightshift/config/allowlist.py has all, with ranges and defaults.
+- Only open keys of prime-rl, by its own names: nightshift/config/allowlist.toml has all, with ranges and defaults.
 
 The hypothesis:
 | {hypothesis}

@@ -26,8 +26,8 @@ Values = dict[str, Value]  # by dotted key
 
 
 class Step(NamedTuple):
-    """A decision that changes the incumbent, with the values of train.toml before and after it. `kept`: the changes
-    that are kept after it, in the order of their adoption."""
+    """A decision that changes the incumbent, with the values of train.toml before and after it. `kept`: the kept
+    changes after it, in the order of their adoption."""
 
     decision: Decision
     before: Values
@@ -42,9 +42,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a decision was made. `run`: the experiment after which it was made; `measured_by`: those that ran the change,
-    the last one `with_rider`; `journal`: hash of the journal's last line; `agent`: a remark on the agent, such as
-    "not isolated"."""
+    """What a commit's message says of a decision. `run`: the experiment after which it was made; `measured_by`: the
+    experiments that ran the change, the last one `with_rider`; `journal`: hash of the journal's last line; `agent`: a
+    remark on the agent, such as "not isolated"."""
 
     run: int
     measured_by: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
 
 
 def change_keys(before: Config, after: Config) -> dict[str, str | None]:
-    """Return the keys by which `after` trains otherwise than `before`, as in `Change.keys`."""
+    """Return the keys that train differently in `after` than in `before`, as in `Change.keys`."""
     return {key: spelled(after.values[key]) if key in after.values else None for key in changed_keys(before, after)}
 
 
@@ -86,12 +86,12 @@ def plan(
     decisions: Iterable[Decision],
     validate: Callable[[Config], object] = lambda config: None,
 ) -> tuple[list[Step], list[tuple[Decision, str]]]:
-    """Plan the commits of one round's decisions, in their order: each change was judged on those before it.
+    """Plan the commits of one run's decisions in their order: each change was judged on the changes before it.
 
-    Each commit must leave a valid train.toml, with which `validate`, the engine's, finds no fault either. A decision
-    whose commit would not waits for the others. If its commit is still invalid after them, the decision is refused, and
-    the others are made. So a change cannot leave while a kept change depends on it, and two changes that are valid only
-    together are both refused.
+    Each commit must leave a train.toml that is valid, also for the engine's `validate`. A decision whose commit would
+    be invalid waits for the others. If its commit is still invalid after them, the decision is refused, and the others
+    are made. So a change cannot leave while a kept change depends on it, and two changes that are valid only together
+    are both refused.
 
     Returns: the steps, in order, and each refused decision with the cause.
     """
@@ -121,15 +121,17 @@ def commit(
     reason: Callable[[Decision], Reason],
     others: Container[str] = (),
 ) -> list[str | None]:
-    """Commit each step on the campaign's branch. Returns: the id of each commit, None for a step that changes no value.
+    """Commit each step on the campaign's branch.
 
-    A call that is repeated after a kill commits only the steps after the last one whose commit is there, by its
-    subject. Keys that the user set meanwhile stay, and a step that does not fit them is left out: `user_decisions` says
-    so then.
+    A call that is repeated after a kill finds the last committed step by its subject, and commits the steps after it.
+    Keys that the user set meanwhile stay, and a step that does not fit them is left out: `user_decisions` returns that
+    as the user's decision.
 
     Args:
         head: the branch, and a commit on it from before the steps.
         others: ids of the commits of earlier decisions.
+
+    Returns: the id of each commit, None for a step that changes no value.
 
     Raises:
         UsageError: the checkout left the branch, or train.toml at HEAD is not valid.
@@ -145,7 +147,7 @@ def commit(
         held: dict[str, Any] = dict(incumbent_values(config))
         changed = _changed(step.before, step.after)
         for key in [key for key in changed if held.get(key, ABSENT) != step.before.get(key, ABSENT)]:
-            del changed[key]  # the user set it meanwhile
+            del changed[key]  # the user set the key meanwhile
         edited = config
         with suppress(ConfigError):
             if changed:
@@ -163,15 +165,14 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
     if (effect := step.decision.estimate) is not None:
         evidence.append(f"effect {effect.with_p}")
     if reason.measured_by:
-        evidence.append(
-            "measured by " + ", ".join(f"{number:04d}" for number in reason.measured_by) + reason.with_rider
-        )
+        runs = ", ".join(f"{number:04d}" for number in reason.measured_by)
+        evidence.append(f"measured by {runs}{reason.with_rider}")
     hypothesis = clean(reason.hypothesis)
     trailers = {"Run": f"{reason.run:04d}", "Journal": clean(reason.journal), "Agent": clean(reason.agent)}
     paragraphs = [
         _subject(step, before, after),
         f"Evidence: {', '.join(evidence)}" if evidence else "",
-        # Behind a label and above the last paragraph, so that no hypothesis is read as a trailer.
+        # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
         f"Hypothesis: {hypothesis}" if hypothesis else "",
         "\n".join(f"Nightshift-{name}: {text}" for name, text in trailers.items() if text),
     ]
@@ -181,23 +182,23 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
 def user_decisions(
     repo: Repo, head: Head, baseline: Config, kept: Sequence[Change], ours: Container[str]
 ) -> tuple[Decision, ...]:
-    """What the user's own commits to train.toml decide, oldest first.
+    """Return the decisions of the user's own commits to train.toml, oldest first.
 
-    A commit that sets the keys of a kept change back takes that change out; whatever else it sets is a change that the
-    user keeps. A reset or rebased branch, and what a refused train.toml hides, is one edit, named by the last commit.
-    Trailers do not count: they can be forged, and `git revert` copies none.
+    A commit that sets the keys of a kept change back reverts that change; its other keys are a change that the user
+    keeps. The edits of a reset or rebased branch, or of an invalid train.toml, are one edit, named by the last commit.
+    Trailers are ignored: they can be forged, and `git revert` copies none.
 
     Args:
         head: the branch, and its commit when the campaign's last experiment started.
         kept: the incumbent's changes, all committed.
-        ours: ids of Nightshift's commits, and of those that earlier decisions name.
+        ours: ids of Nightshift's commits, and of commits that earlier decisions name.
 
     Raises:
-        ConfigError: train.toml at HEAD is refused.
+        ConfigError: train.toml at HEAD is not valid.
     """
     decisions = list[Decision]()
     for entry in repo.config_history(head):
-        if entry.is_rewritten or entry.id in ours:
+        if entry.id in ours:
             continue
         with suppress(ConfigError):
             changed = _changed(*(incumbent_values(parse(text)) for text in (entry.before, entry.after)))
@@ -211,23 +212,22 @@ def user_decisions(
 def _edited_by_user(
     baseline: Config, kept: Sequence[Change], changed: Mapping[str, Any], commit: str, decisions: list[Decision]
 ) -> Sequence[Change]:
-    """Append what an edit decides to `decisions`. Returns: the changes that are kept after it."""
+    """Append the decisions of an edit to `decisions`. Return the kept changes after it."""
     before = incumbent_values(baseline, kept)
     wanted = {key: value for key, value in (before | dict(changed)).items() if value is not ABSENT}
     while (undone := _undone(baseline, kept, before, wanted)) is not None:
-        kept = [each for each in kept if each != undone]
+        kept = [change for change in kept if change != undone]
         before = incumbent_values(baseline, kept)
         decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
     if left := _changed(before, wanted):
         keys = {key: None if value is ABSENT else spelled(value) for key, value in left.items()}
-        change = Change(keys=keys, commit=commit)
-        kept = [*kept, change]
-        decisions.append(Decision(change=change, action=Action.KEEP, commit=commit))
+        kept = [*kept, Change(keys=keys, commit=commit)]
+        decisions.append(Decision(change=kept[-1], action=Action.KEEP, commit=commit))
     return kept
 
 
 def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Values) -> Change | None:
-    """The last kept change without which all its keys have the wanted values."""
+    """Return the last kept change without which all its keys have the wanted values."""
     for change in reversed(kept):
         without = incumbent_values(baseline, [other for other in kept if other != change])
         changed = _changed(before, without)
@@ -244,7 +244,7 @@ def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, .
 
 
 def _value(key: str, text: str) -> Value:
-    """The value that `Change.keys` holds as text: strings without quotes, a table as `on`."""
+    """Return the value of a text in `Change.keys`: strings without quotes, a table as `on`."""
     row = find_key(key)
     if row is None:
         raise ConfigError(f"{shorten(clean(key), 80)} is no open key")
@@ -255,27 +255,27 @@ def _value(key: str, text: str) -> Value:
 
 
 def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Any]:
-    """The keys whose values differ, with the new values; ABSENT for a key that `after` does not hold."""
+    """Return the keys whose values differ, with the new values; ABSENT for a key that `after` does not hold."""
     keys = dict.fromkeys([*before, *after])
     return {key: after.get(key, ABSENT) for key in keys if before.get(key, ABSENT) != after.get(key, ABSENT)}
 
 
 def _edit(config: Config, values: Values) -> Config:
-    """The text of `config` with other values. UsageError if no valid train.toml has exactly these values."""
+    """Return `config` with other values in its text. UsageError if no valid train.toml has exactly these values."""
     try:
         edited = parse(set_values(config.source, _changed(incumbent_values(config), values)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # tables that do not fit into each other
         fix = "Write each table of train.toml in one place, its keys before its sub-tables."
         raise UsageError(f"train.toml cannot be edited: {error}", fix) from None
-    # To take a table out takes the keys in it along, and a key in a table switches the table on.
+    # Removing a table removes its keys, and a key in a table switches the table on.
     if wrong := _changed(values, incumbent_values(edited)):
         raise UsageError(f"{next(iter(wrong))} does not fit the other kept changes")
     return edited
 
 
 def _subject(step: Step, before: Config, after: Config) -> str:
-    """`keep 0012: lr 3e-6 → 5e-6`, with as many keys as fit."""
-    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's default where a file is silent
+    """Return `keep 0012: lr 3e-6 → 5e-6`, with as many keys as fit."""
+    trained = {change.key: change for change in diff(before, after)}  # with prime-rl's default for a key not in a file
     items = []
     for key in _changed(before.values, after.values):
         old, new = (spelled(each.values[key]) if key in each.values else None for each in (before, after))
@@ -292,7 +292,7 @@ def _subject(step: Step, before: Config, after: Config) -> str:
 
 
 def _short(key: str) -> str:
-    """The shortest end of a key that no other open key has: `lr`, `optim.type`."""
+    """Return the shortest end of a key that no other open key has: `lr`, `optim.type`."""
     parts = key.split(".")
     ends = (".".join(parts[-n:]) for n in range(1, len(parts)))
     return next((end for end in ends if not any(path.endswith(f".{end}") for path in _PATHS - {key})), key)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -10,24 +9,29 @@ from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import Reason, commit, incumbent_values, plan
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.models import delete_weights, keep_model
 from nightshift.campaign.records import NOT_ISOLATED, Action, Decision, Failure, Judgement, Record, Verdict
 from nightshift.campaign.verify import resume_journal
 from nightshift.config.train_toml import Config, parse
 from nightshift.config.values import Value
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.files import disk_error, remove_tree, write_atomically
+from nightshift.files import write_atomically
 from nightshift.text import clean
 
-WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
 _FAILED = "not done: "
-MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
+
+
+def crash(record: Record, failure: Failure, cause: str) -> Record:
+    """Return the record as a crash with its cause."""
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(why=clean(cause)))
 
 
 def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Write a record that has its verdict, make the commits of its decisions, keep or delete the model, add the row."""
+    """Write a record with its verdict, commit its decisions, keep or delete the model, and add the row. Commits that
+    failed for earlier experiments are made first. Return the record with what git did."""
     ledger.write(record)
-    for earlier in _unsettled(ledger, ledger.records(), record.branch):
-        if earlier.number != record.number and earlier.decided and earlier.decided < (record.decided or 0):
+    for earlier in _unsettled(ledger.records(), record.branch):
+        if earlier.number != record.number and (earlier.decided or 0) < (record.decided or 0):
             ledger.write(_settle(earlier, ledger, repo))
     record = _settle(record, ledger, repo)
     keep_model(ledger, record)
@@ -36,8 +40,8 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Make a commit for each decision of a record, and put the incumbent into train.toml. A failure of git is written
-    into the record."""
+    """Commit each decision of a record, and write the incumbent to train.toml. Return the record with what git did, or
+    why git failed."""
     head = Head(record.branch, record.commit)
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
@@ -53,40 +57,40 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
             return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
         baseline, candidate = ledger.stored_config(before.baseline), ledger.stored_config(record)
         steps, _ = plan(baseline, before.kept, record.judgement.decisions)
-        earlier = {id for each in before.decided for id in each.commits.values()}
+        earlier = {id for decided in before.decided for id in decided.commits.values()}
         ids = commit(repo, head, steps, lambda decision: _reason(decision, record, before, ledger), earlier)
         commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
-        done = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
+        actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.after != step.before and step.name not in commits]
-        done += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
-        done.append(_restore(repo, candidate, incumbent_values(baseline, before.kept)))
-        return replace(record, commits=commits, git_action="; ".join(done))
+        actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
+        actions.append(_restore(repo, candidate, incumbent_values(baseline, before.kept)))
+        return replace(record, commits=commits, git_action="; ".join(actions))
     except (EngineError, UsageError, OSError, ValueError) as error:
         return replace(record, git_action=f"{_FAILED}{error}")
 
 
 def _campaign_before(ledger: Ledger, record: Record) -> Campaign:
-    """The campaign as it was when the record was decided."""
+    """Return the campaign as it was when the record was decided."""
     place = record.decided or ledger.num_decided() + 1
     before = [
-        each if (each.decided or 0) < place else replace(each, decided=None)
-        for each in ledger.records()
-        if each.decided_before < place
+        other if (other.decided or 0) < place else replace(other, decided=None)
+        for other in ledger.records()
+        if other.decided_before < place
     ]
     return fold(ledger, before, record.branch, record.rules_hash)
 
 
 def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledger) -> Reason:
-    change = decision.change
-    proposed = record if change == record.run.new else campaign.first_proposals.get(change.experiment)
-    runs = campaign.measured_by(change)
+    """Return what the commit's message says besides the decision."""
+    change, runs = decision.change, campaign.measured_by(decision.change)
+    proposal = record if change == record.run.new else campaign.proposal_of(change)
     if any(change == held for held in record.run.changes):
         runs = (*runs, record.number)
     return Reason(
         run=record.number,
         measured_by=runs,
-        with_rider=record.run.with_rider if proposed is record else "",
-        hypothesis=proposed.proposal.description if proposed else "",
+        with_rider=record.run.with_rider if proposal is record else "",
+        hypothesis=proposal.proposal.description if proposal else "",
         journal=ledger.journal.head,
         agent="" if record.proposal.is_isolated else NOT_ISOLATED,
     )
@@ -108,49 +112,38 @@ def _restore(repo: Repo, candidate: Config, before: Mapping[str, Value]) -> str:
 
 
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:
-    """What git did not take of a campaign's decisions, in one line; None if nothing is missing."""
+    """Return the decisions of a campaign that git did not commit, in one line; None if there are none."""
     for record in records:
-        if record.branch == branch and _is_unsettled(record) and record.git_action and _decisions(record):
-            names = ", ".join(f"{decision.action} {decision.change.name}" for decision in _decisions(record))
-            cause = record.git_action.removeprefix(_FAILED).rstrip(".")
-            return f"{names}: decided and not committed: {cause}. Each later experiment and start tries again."
+        decisions = record.judgement.decisions if record.judgement else ()
+        names = [f"{d.action} {d.change.name}" for d in decisions if d.action is not Action.DISCARD]
+        if record.branch == branch and _is_unsettled(record) and record.git_action and names:
+            cause = f"{', '.join(names)}: decided and not committed: {record.git_action.removeprefix(_FAILED)}"
+            return f"{cause.rstrip('.')}. Each later experiment and start tries again."
     return None
 
 
-def _decisions(record: Record) -> list[Decision]:
-    decisions = record.judgement.decisions if record.judgement else ()
-    return [decision for decision in decisions if decision.action is not Action.DISCARD]
-
-
 def _is_unsettled(record: Record) -> bool:
-    """True if what its verdict does to the branch was not done, or failed for a reason that may have passed."""
+    """Return True if the verdict's commits were not made, or failed for a reason that may have passed."""
     failed = (record.git_action or "").startswith(_FAILED) and Head(record.branch, None).is_campaign
     return record.judgement is not None and (record.git_action is None or failed)
 
 
-def _unsettled(ledger: Ledger, records: Sequence[Record], branch: str) -> list[Record]:
-    """The experiments of a branch whose commits are missing, in the order of their decisions. What was decided before
-    a commit of the user's stays as the user left it."""
+def _unsettled(records: Sequence[Record], branch: str) -> list[Record]:
+    """Return the experiments of a branch whose commits are missing, in the order of their decisions. Decisions before a
+    commit of the user's stay as the user left them."""
     ours = [record for record in records if record.branch == branch]
     by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
     due = [record for record in ours if _is_unsettled(record) and (record.decided or 0) > by_user]
     return sorted(due, key=lambda record: record.decided or 0)
 
 
-def crash(record: Record, failure: Failure, cause: str) -> Record:
-    """The record of an experiment that came to no verdict of its own."""
-    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(why=clean(cause)))
-
-
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
-    """Close what an earlier head left open, but for what is `in_flight`. Call as the controller."""
+    """Close what an earlier controller left open, except what is `in_flight`. Call as the controller."""
     ledger.sweep(in_flight)
     records = resume_journal(ledger, note)
-    branch = repo.head().branch
-    due = {record.number for record in _unsettled(ledger, records, branch)}
+    due = {record.number for record in _unsettled(records, repo.head().branch)}
     due |= {record.number for record in records if record.git_action is None}
-    order = sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number))
-    for record in order:
+    for record in sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number)):
         if record.number in in_flight or record.number not in due:
             continue
         if record.status == STARTED:
@@ -158,52 +151,13 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")
         elif record.judgement is not None:
-            settled = close(record, ledger, repo).git_action
-            if settled != record.git_action:
-                note(f"experiment {record.number:04d} was decided before git was called; now: {settled}")
+            git_action = close(record, ledger, repo).git_action
+            if git_action != record.git_action:
+                note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
     for number in reversed(ledger.numbers()):
         if number in in_flight:
             continue
         if (last := ledger.read(number)) is not None:
-            keep_model(ledger, last)  # what a full disk would not let go of
+            keep_model(ledger, last)  # a full disk may have kept the weights
             break
-        _delete_weights(ledger.run_dir(number))
-
-
-def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
-    """Keep the model of a kept experiment, and of a run of the incumbent, as `runs/NNNN/model`; delete all weights of
-    any other.
-
-    Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted, but never the baseline's, the last one of
-    the incumbent, or this one. Raises EngineError when the disk refuses. Call before `Ledger.close`: a kill repeats
-    both.
-    """
-    folder = ledger.run_dir(record.number)
-    try:
-        is_model = record.is_keep or record.is_incumbent
-        if is_model and record.evaluation and record.baseline is None:
-            with suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
-                (folder / WEIGHTS_NAME).lstat()
-                remove_tree(folder / MODEL_NAME)  # planted: it would refuse the right one at every start
-                (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
-        _delete_weights(folder)
-        if not is_model:  # no other adds to the models
-            return
-        models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
-        sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
-        if sum(sizes.values()) <= max_gb * 1e9:
-            return
-        campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
-        spared = [each for each in (campaign.baseline, campaign.parent, campaign.incumbent_run, record) if each]
-        folders = {ledger.files_dir(each) for each in spared}
-        for model in models[1:-1]:
-            if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
-                remove_tree(model)
-                del sizes[model]
-    except OSError as error:
-        raise disk_error(error, folder) from None
-
-
-def _delete_weights(folder: Path) -> None:
-    for path in folder.glob(f"*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
-        remove_tree(path)  # whatever lies in its place
+        delete_weights(ledger, number)

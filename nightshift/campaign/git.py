@@ -1,8 +1,8 @@
-"""The only module that calls git. Only train.toml is ever touched; nothing is reset or cleaned.
+"""The only module that calls git. It changes train.toml only, and never resets or cleans.
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the submitted bytes are
-committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the person's
-configuration, which an agent could have written, but for the author's name.
+committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
+configuration, which an agent could have written, except for the author's name.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -21,25 +21,6 @@ from subprocess import PIPE
 from typing import Any, NamedTuple
 
 from nightshift.errors import EngineError, UsageError
-
-
-class Blob(NamedTuple):
-    """A file of a commit: `mode` 120000 is a link, `id` hashes its bytes."""
-
-    mode: str
-    id: str
-
-
-class ConfigCommit(NamedTuple):
-    """A commit that changes train.toml, with the file's bytes before and after it (none: no file). `is_rewritten`: the
-    difference between two commits of which the first is no longer on the branch."""
-
-    id: str
-    subject: str
-    before: bytes
-    after: bytes
-    is_rewritten: bool = False
-
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
@@ -62,43 +43,58 @@ _NO_CONFIGURATION = {
 }
 
 
+class Blob(NamedTuple):
+    """A file of a commit: `mode` 120000 is a link, `id` hashes its bytes."""
+
+    mode: str
+    id: str
+
+
+class ConfigCommit(NamedTuple):
+    """A commit that changes train.toml, with the file's bytes before and after (empty without a file)."""
+
+    id: str
+    subject: str
+    before: bytes
+    after: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where the checkout stands. `branch` is "" when HEAD is detached; `commit` None before the first commit."""
+    """The checkout's branch and commit. `branch` is "" if HEAD is detached; `commit` None before the first commit."""
 
     branch: str
     commit: str | None
 
     @property
     def is_campaign(self) -> bool:
-        """True on a branch `autoresearch/<tag>`: the only place where results are settled in git."""
+        """True on a branch `autoresearch/<tag>`: decisions are committed only there."""
         return self.branch.startswith(CAMPAIGN_PREFIX)
 
 
 class Repo:
-    """The git repository whose top is `root`; knows nothing where there is no git.
-
-    A git that meets a lock file is started again for LOCK_SECONDS; then EngineError.
-    """
+    """The git repository whose top is `root`. A git that meets a lock file is started again for LOCK_SECONDS; then
+    EngineError."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def head(self) -> Head:
-        """Branch and commit now; ("", None) outside a git checkout."""
+        """Return branch and commit; ("", None) outside a git checkout."""
         if _program() is None:
             return Head("", None)
-        # Not --short, which says heads/<branch> where a tag has the branch's name.
+        # Not --short, which prints heads/<branch> if a tag has the branch's name.
         branch = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip().removeprefix("refs/heads/")
         commit = self._git("rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
         return Head(branch, commit or None)
 
     def config_at(self, commit: str) -> bytes | None:
-        """Bytes of train.toml in `commit`; None if it has none."""
-        return self._configs([commit])[0]
+        """Return the bytes of train.toml in `commit`; None if it has none."""
+        blob = self._run("cat-file", "blob", f"{commit or 'no commit'}:{CONFIG_NAME}")  # `:NAME` is in the index
+        return blob.stdout if blob.returncode == 0 else None
 
     def files_at(self, commit: str) -> dict[str, Blob]:
-        """The files that `commit` holds, by their names relative to the root. UsageError if git cannot read it."""
+        """Return the files of `commit` by name, relative to the root. UsageError if git cannot read the commit."""
         files = dict[str, Blob]()
         listed = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
         if listed.returncode != 0:
@@ -115,14 +111,14 @@ class Repo:
         return files
 
     def files(self) -> list[str]:
-        """Names of the files here, relative to the root, tracked or not, without those that git ignores."""
+        """Return the names of the files here, tracked or not, without those that git ignores."""
         listed = self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z")
         return [name for name in listed.split("\0") if name]
 
     def differs(self, name: str, blob: Blob) -> bool:
-        """True if the working file is another one, is gone, or lies below a link to another folder.
+        """Return True if the working file has other bytes, is gone, or lies below a link to another folder.
 
-        Not `git diff`: index flags, attributes, filters and core.worktree can bend its answer.
+        Not `git diff`: index flags, attributes, filters and core.worktree can change its answer.
         """
         path, is_link = self.root / name, blob.mode == "120000"
         try:
@@ -142,50 +138,63 @@ class Repo:
 
     def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
         """Commit files at the top of the checkout, by name, as `commit_config` does."""
-        now = self._commit_on(head.branch)
-        if now != head.commit:
-            raise UsageError(
-                f"{head.branch} moved to {now[:7]} while {', '.join(files)} was committed", "Run it again."
-            )
-        return Head(head.branch, self._commit(head.branch, now, files, message))
+        parent = self._commit_on(head.branch)
+        if parent != head.commit:
+            cause = f"{head.branch} moved to {parent[:7]} while {', '.join(files)} was committed"
+            raise UsageError(cause, "Run it again.")
+        write_blob = ("hash-object", "-w", "--stdin", "--no-filters")
+        blobs = {name: self._git(*write_blob, stdin=data).strip() for name, data in files.items()}
+        listed = self._git("ls-tree", "-z", "--full-tree", parent).split("\0")[:-1]
+        entries = [entry for entry in listed if entry.partition("\t")[2] not in blobs]
+        entries += [f"100644 blob {blob}\t{name}" for name, blob in blobs.items()]
+        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{entry}\0" for entry in entries))).strip()
+        identity = []  # the author: what the user configured, else Nightshift
+        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
+            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
+            identity += ["-c", f"{key}={configured or default}"]
+        commit = self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
+        # The index first: with the old one, the user's next commit would revert this commit. A damaged index fails no
+        # verdict.
+        for name, blob in blobs.items():
+            self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
+        # Compare-and-swap: a commit that somebody makes at this moment is not lost.
+        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
+        return Head(head.branch, commit)
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
-        """The commits after `head.commit` that change train.toml, oldest first, a merge as one commit.
-
-        One commit, `is_rewritten`, if HEAD does not descend from `head.commit` by first parents (reset or rebased).
-        """
+        """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if
+        HEAD does not descend from `head.commit` by first parents (reset or rebased)."""
         since, tip = head.commit, self._commit_on(head.branch)
         if since is None or since == tip:
             return []
-        listed = self._listed("--first-parent", "--reverse", f"{since}..{tip}")
-        is_rewritten = not listed or listed[0][1] != since
-        if is_rewritten:
-            listed = self._listed("--max-count=1", tip)
-        texts = [text or b"" for text in self._configs([since, *(commit for commit, _, _ in listed)])]
-        changes = zip(listed, texts, texts[1:], strict=False)
-        return [ConfigCommit(commit, s, a, b, is_rewritten) for (commit, _, s), a, b in changes if a != b]
+        options = ("--parents", "--first-parent", "--reverse", "--format=%s")
+        lines = self._git("rev-list", *options, f"{since}..{tip}").split("\n")[:-1]
+        commits = [line.removeprefix("commit ").split() for line in lines[::2]]
+        if not commits or commits[0][1:2] != [since]:
+            return []
+        history, before = list[ConfigCommit](), self.config_at(since) or b""
+        for (id, *_), subject in zip(commits, lines[1::2], strict=True):
+            after = self.config_at(id) or b""
+            if after != before:
+                history.append(ConfigCommit(id, subject, before, after))
+            before = after
+        return history
 
     def start_campaign(self, tag: str) -> Head:
-        """Create `autoresearch/<tag>` (`-2`, `-3`, ... where it is taken) at HEAD and stand on it; no file changes."""
+        """Create `autoresearch/<tag>` (or `-2`, `-3`, ... if it exists) at HEAD and check it out; no file changes."""
         commit = self.head().commit
         if commit is None:
             raise UsageError(f"{self.root} has no commit to start a campaign from", "Commit the checkout first.")
-        if self._has_branch(CAMPAIGN_PREFIX.rstrip("/")):
-            cause = f"git has a branch {CAMPAIGN_PREFIX.rstrip('/')}, so it cannot make {CAMPAIGN_PREFIX}{tag}"
-            raise UsageError(cause, f"Rename it: git branch -m {CAMPAIGN_PREFIX.rstrip('/')} NEW-NAME.")
         branch, number = f"{CAMPAIGN_PREFIX}{tag}", 1
-        while self._has_branch(branch):
+        while self._run("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
             number += 1
             branch = f"{CAMPAIGN_PREFIX}{tag}-{number}"
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, "")
         self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{branch}")
         return Head(branch, commit)
 
-    def _has_branch(self, name: str) -> bool:
-        return self._run("show-ref", "--verify", "--quiet", f"refs/heads/{name}").returncode == 0
-
     def clone(self, head: Head, folder: Path) -> None:
-        """Copy the branch into `folder`, with no object, remote or reflog in common."""
+        """Copy the branch into `folder`, without a common object, remote or reflog."""
         options = ("--quiet", "--no-local", "--single-branch", "--no-tags", "--template=", "--branch", head.branch)
         # From outside: the configuration of this checkout could lead the clone to another place.
         git = Repo(folder.parent)._git
@@ -193,56 +202,14 @@ class Repo:
         Repo(folder)._git("remote", "remove", "origin")
 
     def _commit_on(self, branch: str) -> str:
-        """The commit that the checkout stands on. UsageError if it is no longer where the experiment began."""
+        """Return the commit that is checked out. UsageError if another branch is checked out."""
         now = self.head()
         if now.branch != branch or now.commit is None:
             raise UsageError(f"the checkout moved from {branch} to {now.branch or 'a detached HEAD'}")
         return now.commit
 
-    def _commit(self, branch: str, parent: str, files: Mapping[str, bytes], message: str) -> str:
-        """One commit on top of `parent` that changes these files only, and the same in the index."""
-        write_blob = ("hash-object", "-w", "--stdin", "--no-filters")
-        blobs = {name: self._git(*write_blob, stdin=data).strip() for name, data in files.items()}
-        listed = self._git("ls-tree", "-z", "--full-tree", parent).split("\0")[:-1]
-        entries = [entry for entry in listed if entry.partition("\t")[2] not in blobs]
-        entries += [f"100644 blob {blob}\t{name}" for name, blob in blobs.items()]
-        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{entry}\0" for entry in entries))).strip()
-        identity = []  # the author: what the person configured for this checkout or for all, else our own
-        for key, ours in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
-            person = self._git("config", "--get", key, check=False, is_personal=True).strip()
-            identity += ["-c", f"{key}={person or ours}"]
-        commit = self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
-        # First the index: with an older one, the user's next commit would take the change back. What else than a lock
-        # is wrong with an index is not worth failing a verdict.
-        for name, blob in blobs.items():
-            self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
-        # Compare-and-swap: a commit that somebody made this instant is not lost.
-        self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, parent)
-        return commit
-
-    def _listed(self, *arguments: str) -> list[tuple[str, str, str]]:
-        """The id, the first parent ("" if there is none) and the subject of each commit that `arguments` name."""
-        lines = self._git("rev-list", "--parents", "--format=%s", *arguments).split("\n")[:-1]
-        ids = [line.removeprefix("commit ").split() for line in lines[::2]]
-        return [(names[0], "".join(names[1:2]), subject) for names, subject in zip(ids, lines[1::2], strict=True)]
-
-    def _configs(self, commits: Sequence[str]) -> list[bytes | None]:
-        """The bytes of train.toml in each commit; None where there is none."""
-        names = "".join(f"{commit or 'no commit'}:{CONFIG_NAME}\n" for commit in commits)  # `:NAME` is in the index
-        answer, configs = self._run("cat-file", "--batch", stdin=os.fsencode(names)).stdout, list[bytes | None]()
-        for _ in commits:
-            header, _, answer = answer.partition(b"\n")
-            _, _, kind_and_size = header.partition(b" ")
-            kind, _, size = kind_and_size.partition(b" ")
-            if not size.isdigit():  # `missing`
-                configs.append(None)
-                continue
-            configs.append(answer[: int(size)] if kind == b"blob" else None)
-            answer = answer[int(size) + 1 :]
-        return configs
-
     def _git(self, *arguments: str, check: bool = True, **options: Any) -> str:
-        """The output of a git command. EngineError if it fails, unless `check` is False. `options`: of `_run_once`."""
+        """Return the output of a git command. EngineError if it fails, unless `check` is False."""
         result = self._run(*arguments, **options)
         if check and result.returncode != 0:
             command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
@@ -251,32 +218,29 @@ class Repo:
         return result.stdout.decode(errors="surrogateescape")
 
     def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        """Run git, again while a lock file is in the way."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             result = self._run_once(*arguments, **options)
-            met = _LOCK_FILE.search(os.fsdecode(result.stderr)) if result.returncode else None
-            if met is None:
+            lock = _LOCK_FILE.search(os.fsdecode(result.stderr)) if result.returncode else None
+            if lock is None:
                 return result
             if time.monotonic() >= deadline:
-                cause = f"git could not write: its lock file {self.root / met[1]} is still there"
+                cause = f"git could not write: its lock file {self.root / lock[1]} is still there"
                 raise EngineError(cause, "End the git that holds it; if none runs, delete the file.")
             time.sleep(_LOCK_POLL_SECONDS)
 
     def _run_once(
         self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
     ) -> subprocess.CompletedProcess[bytes]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
+        """Run git once, with the user's configuration if `is_personal`."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
+        environment |= {} if is_personal else _NO_CONFIGURATION
         command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
         try:
             process = subprocess.Popen(
-                command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                cwd=self.root,
-                env=clean if is_personal else clean | _NO_CONFIGURATION,
-                start_new_session=True,
+                command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=self.root, env=environment, start_new_session=True
             )
             with process:
                 try:
@@ -286,17 +250,17 @@ class Repo:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_GRACE_SECONDS)
                     raise
-                finally:  # with whatever it started, should there be a way for it to
+                finally:  # with its child processes
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.pid, signal.SIGKILL)
             return subprocess.CompletedProcess(command, process.returncode, *output)
         except subprocess.TimeoutExpired:
             raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
-        except (OSError, ValueError) as error:  # a NUL in an argument, which a record brought
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             reason = error.strerror if isinstance(error, OSError) else error
             raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
 
 
 def _program() -> str | None:
-    """The system's own git where there is one: PATH is the caller's, and the caller may be the agent."""
+    """Return the system's own git if there is one: the agent may have set PATH."""
     return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or shutil.which("git")

@@ -1,13 +1,14 @@
-"""`runs/journal.jsonl`: one line for all that is begun, submitted, measured, decided, certified, or read of the test
-split. Each line holds the sha256 of the line before it and of the file that it speaks of.
+"""`runs/journal.jsonl`: one line for each thing that is begun, submitted, measured, decided, certified, or read of the
+test split. Each line holds the sha256 of the line before and of its file.
 
-The head is the hash of the last line. Who can write a record can write a whole journal: so summaries, certificates and
-commits hold a copy of the head. verify.py compares.
+The head is the hash of the last line. A process that can write a record can write a whole journal, so summaries,
+certificates and commits hold a copy of the head. verify.py compares.
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,14 +19,14 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, read_file
 
 JOURNAL_NAME = "journal.jsonl"
-ASIDE = "journal.damaged"  # begins the name of a damaged journal that was set aside
-HEAD_DIGITS = 12  # of a head where it is printed
+ASIDE = "journal.damaged"  # the start of the name of a damaged journal that was set aside
+HEAD_DIGITS = 12  # of a printed head
 
 Event = Literal["begun", "submitted", "access", "measured", "decided", "certified", "direction"]
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Permission for one job to read the test split. All jobs of one certificate have the same `number`. `configs`:
+    """The permission of one job to read the test split. All jobs of one certificate have the same `number`. `configs`:
     hashes of the two configs, by side; `token`: of the job."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
@@ -36,9 +37,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. `file` is a path below runs/. `sha256` is that of the file's bytes; of a record.json see
-    `record_sha256`. `recovered`: not written by the process that wrote the file, but by the start after a kill.
-    """
+    """One line. `file` is a path below runs/, `sha256` the hash of its bytes, or the `record_sha256` of a record.json.
+    `recovered`: written by the start after a kill, not by the process that wrote the file."""
 
     number: int  # counts from 1
     time: str  # ISO 8601, UTC
@@ -57,41 +57,44 @@ class Journal:
         self.path = runs_dir / JOURNAL_NAME
 
     def lines(self) -> list[bytes]:
-        """The whole lines; a last line that a kill cut is left out. OSError if the path is not a regular file."""
+        """Return the whole lines, without a last line that a kill cut. OSError if the path is not a regular file."""
         try:
             return read_file(self.path).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def is_cut(self) -> bool:
-        """True if the last line has no end. OSError as `lines`."""
+        """Return True if the last line has no end. OSError as `lines`."""
         return self.path.exists() and read_file(self.path)[-1:] not in (b"", b"\n")
 
     @property
     def head(self) -> str:
-        """The first digits of the last line's hash; "" if there is no line that can be read."""
+        """The first digits of the last line's hash; "" if no line can be read."""
         try:
             return "".join(sha256(line)[:HEAD_DIGITS] for line in self.lines()[-1:])
         except OSError:
             return ""
 
     def last(self, file: str) -> Line | None:
-        """The last line about a file; None if there is none that can be read."""
+        """Return the last line about a file; None if none can be read."""
         try:
             return _last(self.lines(), file)
         except (OSError, ValueError):
             return None
 
     def num_lines(self, file: str) -> int:
-        """How many lines speak of a file. OSError if the journal cannot be read."""
+        """Return the number of lines about a file. OSError if the journal cannot be read."""
         return sum(_of(file) in line for line in self.lines())
 
     def add(
         self, event: Event, file: str, digest: str, *, access: Access | None = None, recovered: bool = False
     ) -> bool:
-        """Add a line, unless the last one about the file holds the same hash; True if one was added.
+        """Add a line and sync it to the disk, unless the last line about the file holds the same hash.
 
-        The line is on the disk when this returns. EngineError if the disk refuses, or the last line is damaged.
+        Returns: True if a line was added.
+
+        Raises:
+            EngineError: the disk refuses, or the last line is damaged.
         """
         try:
             lines = self.lines()
@@ -122,32 +125,27 @@ class Journal:
         return True
 
     def accesses(self) -> list[Access]:
-        """All accesses to the test split in order, one for each job; also those in journals that were set aside, as
-        far as these can be read.
-
-        UsageError if the journal itself is damaged: no access may be forgotten.
-        """
-        found = list[Access]()
-        for path in (*sorted(self.path.parent.glob(f"{ASIDE}-*")), self.path):
-            try:
-                for place, line in enumerate(read_file(path).split(b"\n")[:-1], 1):
-                    try:
-                        access = line_of(line).access
-                    except ValueError as error:
-                        if path == self.path:
-                            raise _damaged(path, f"line {place}: {error}") from None
-                        continue
-                    found += [access] if access else []
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                if path == self.path:
-                    raise _damaged(path, error.strerror or str(error)) from None
-        return found
+        """Return all accesses to the test split in order, one for each job, and first those in journals that were set
+        aside, if they can be read. UsageError if the journal itself is damaged: no access may be forgotten."""
+        aside, current = list[Access | None](), list[Access | None]()
+        for path in sorted(self.path.parent.glob(f"{ASIDE}-*")):
+            with suppress(OSError):
+                for line in read_file(path).split(b"\n")[:-1]:
+                    with suppress(ValueError):
+                        aside.append(line_of(line).access)
+        try:
+            for line in self.lines():
+                current.append(line_of(line).access)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"line {len(current) + 1}: {error}"
+            fix = "Every access to the test split counts: repair it, or set it aside"
+            fix = f"{fix}: mv {self.path} {self.path.parent / ASIDE}-1"
+            raise UsageError(f"{self.path} is damaged: {reason}", fix) from None
+        return [access for access in (*aside, *current) if access]
 
 
 def line_of(data: bytes) -> Line:
-    """A line from its JSON. ValueError if it is not one."""
+    """Return a line from its JSON. ValueError if the JSON is no line."""
     try:
         return msgspec.json.decode(data, type=Line)
     except RecursionError:
@@ -159,8 +157,8 @@ def sha256(data: bytes) -> str:
 
 
 def record_sha256(data: bytes) -> str:
-    """The hash of a record.json: of its JSON with sorted keys, without what is written after the decision
-    (`git_action`, `commits`, the proposer's `reported_outcome` and `lesson`). ValueError if it is no record."""
+    """Return the hash of a record.json: of its JSON with sorted keys, without what is written after the decision
+    (`git_action`, `commits`, the proposal's `reported_outcome` and `lesson`). ValueError if it is no record."""
     try:
         fields = msgspec.json.decode(data, type=dict)
         proposal = msgspec.convert(fields.get("proposal"), dict)
@@ -178,8 +176,3 @@ def _of(file: str) -> bytes:
 def _last(lines: Sequence[bytes], file: str) -> Line | None:
     name = _of(file)
     return next((line_of(line) for line in reversed(lines) if name in line), None)
-
-
-def _damaged(path: Path, reason: str) -> UsageError:
-    fix = f"Every access to the test split counts: repair it, or set it aside: mv {path} {path.parent / ASIDE}-1"
-    return UsageError(f"{path} is damaged: {reason}", fix)

@@ -1,20 +1,32 @@
-"""`runs/NNNN/` and results.tsv: all that is known of every experiment. A record is whole or absent."""
+"""`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one process that works in a
+checkout, the controller (run.py, a night, certify). A record is whole or absent.
+
+The controller holds a lock on the folder runs/ itself, so that deleting a file lets no second controller in.
+`runs/.controller` names the process and is locked as well: NFS and Lustre lock a folder for one host only, a file for
+all hosts. The kernel drops both locks when the process dies.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
-from datetime import datetime
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import psutil
 from msgspec.structs import replace
 
-from nightshift.campaign.controller import ControllerLock
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import Access, Event, Journal, record_sha256, sha256
 from nightshift.campaign.metrics import PROGRESS_NAME
@@ -23,6 +35,7 @@ from nightshift.campaign.results import columns, row
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
+    as_json,
     disk_error,
     read_file,
     read_json,
@@ -32,12 +45,14 @@ from nightshift.files import (
     write_atomically,
     write_json,
 )
+from nightshift.text import clean, local
 
 STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
 DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
-EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file that the line speaks of
+HOLDER_NAME = ".controller"
+EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file
     CONFIG_NAME: "begun",
     PLAN_NAME: "begun",
     JOB_NAME: "submitted",
@@ -46,75 +61,132 @@ EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file that 
     COMPARISON_NAME: "certified",
     DIRECTION_NAME: "direction",
 }
-_RESERVING = ".reserving"  # a folder on its way to its number
+_RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
-MAX_NUMBER = 999_999_999
+_PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
+_POLL_SECONDS = 0.01
+_MAX_COMMAND = 200  # characters that are shown
+# Some file systems lock no folders. An emulation of flock by locks on byte ranges refuses a descriptor that was opened
+# for reading (EBADF).
+_NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+# Environment variables that change how a worker trains.
+FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_held: dict[Path, int] = {}  # descriptors of the folders runs/ whose lock this process holds
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds the lock. `since` is ISO 8601, UTC: when the process started."""
+
+    pid: int
+    command: str
+    since: str
+    host: str
+
+    @classmethod
+    def here(cls) -> Holder:
+        program, *arguments = sys.argv or [""]
+        since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
+        return cls(os.getpid(), shlex.join(["uv", "run", Path(program).name, *arguments]), since, socket.gethostname())
+
+    def __str__(self) -> str:
+        since = local(datetime.fromisoformat(self.since))
+        where = "" if self.host == socket.gethostname() else f" on {clean(self.host)}"
+        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {since}"
 
 
 class Ledger:
-    """The records of one checkout. Takes paths; never reads the clock or git. Only the controller writes."""
+    """The records of one checkout. Takes paths; never reads git. Only the controller writes."""
 
     def __init__(self, root: Path, runs_dir: Path | None = None) -> None:
-        """`root` is the checkout, `runs_dir` its records if they lie elsewhere; nothing is created but by a write."""
+        """`root` is the checkout, `runs_dir` its records if they are elsewhere. Nothing is created before a write."""
         self.runs_dir = runs_dir or root / "runs"
         self.tsv_path = root / "results.tsv"
         self.journal = Journal(self.runs_dir)
-        self._controller = ControllerLock(self.runs_dir)
-        # What campaign.fold has folded so far, by branch and rules hash: Campaign, which this module cannot import.
+        # What campaign.fold has folded, by branch and rules hash: Campaign, which this module cannot import.
         self.folded: dict[tuple[str, str], Any] = {}
-        # Reserved here, or closed and read once: what a process decides by does not change under it.
+        # Records that were reserved here, or read after they were closed: they do not change under this process.
         self._known: dict[int, Record] = {}
 
     def run_dir(self, number: int) -> Path:
         return self.runs_dir / f"{number:04d}"
 
     def files_dir(self, record: Record) -> Path:
-        """Folder with the files of a record's run: of another experiment if the record took over its result."""
+        """Return the folder with the files of a record's run: another experiment's if the record took its result."""
         return self.run_dir(record.baseline or record.number)
 
-    def controller(self) -> AbstractContextManager[None]:
-        """Be the controller of this checkout. UsageError while another process is."""
-        return self._controller.held()
+    @contextmanager
+    def controller(self) -> Iterator[None]:
+        """Be the controller of this checkout. UsageError, which names the holder, while another process is."""
+        path, lock_path = self.runs_dir.absolute(), self.runs_dir / HOLDER_NAME
+        try:
+            path.mkdir(exist_ok=True)
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise disk_error(error, lock_path) from None
+        file = None
+        try:
+            file = _acquire(folder, lock_path)
+            _held[path] = folder
+            yield
+        finally:
+            if _held.pop(path, None) == folder and _is_at(folder, path):
+                lock_path.unlink(missing_ok=True)
+            for descriptor in (file, folder):
+                if descriptor is not None:
+                    os.close(descriptor)
 
     def is_running(self) -> bool:
-        """Whether a controller works in this checkout. Writes nothing."""
-        return self._controller.is_held()
+        """Return whether a controller works in this checkout. Writes nothing."""
+        for path, flags in ((self.runs_dir, os.O_DIRECTORY), (self.runs_dir / HOLDER_NAME, os.O_NOFOLLOW)):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+            except OSError:
+                return False
+            try:
+                if not _flock(descriptor, fcntl.LOCK_SH, is_required=False):
+                    return True
+            finally:
+                os.close(descriptor)
+        return False
 
     def require_in_place(self) -> None:
-        """Raise UsageError if this process is the controller and somebody moved runs/ away."""
-        self._controller.require_in_place()
+        """Raise UsageError if this process is the controller and runs/ was moved away."""
+        path = self.runs_dir.absolute()
+        if path in _held and not _is_at(_held[path], path):
+            cause = f"{path} was moved away or replaced while this process worked in it"
+            raise UsageError(cause, "Put the folder back, then repeat the command.")
 
     def numbers(self) -> list[int]:
-        """Numbers of all experiments, in order. Links, and names that are not as `run_dir` writes them, are none."""
+        """Return the numbers of all experiments in order. Links and other names are no experiments."""
         return sorted(int(e.name) for e in self._numbered() if e.is_dir(follow_symlinks=False))
 
     def next_number(self) -> int:
-        """The number that the next experiment gets: one that nothing in runs/ has."""
+        """Return the next experiment's number: above every number in runs/."""
         last = max((int(entry.name) for entry in self._numbered()), default=0)
-        if last >= MAX_NUMBER:
+        if not _NUMBER.fullmatch(f"{last + 1:04d}"):
             raise UsageError(f"{self.run_dir(last)} leaves no number for another experiment", "Move it out of runs/.")
         return last + 1
 
     def num_decided(self) -> int:
-        """The place of the last verdict in the order of decisions; 0 before the first."""
+        """Return the place of the last verdict in the order of decisions; 0 before the first."""
         return max((record.decided or 0 for record in self.records()), default=0)
 
     def _numbered(self) -> list[os.DirEntry[str]]:
         if not self.runs_dir.is_dir():
             return []
-        with os.scandir(self.runs_dir) as entries:  # a path each is what takes time, and every reserve asks
+        with os.scandir(self.runs_dir) as entries:  # much faster than a Path for each entry
             return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Give a `started` record the next number and a folder with `files`, which appears whole or not at all."""
         self.require_in_place()
-        if self.tsv_path.is_dir():  # it would be found out when all is done
+        if self.tsv_path.is_dir():  # before the run, not after it
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(), status=STARTED)
         if (new := record.run.new) is not None and not new.experiment:
-            new = replace(new, experiment=record.number)
-            record = replace(record, run=replace(record.run, new=new))
-        self._known.pop(record.number, None)  # one of this number was moved out of runs/
+            record = replace(record, run=replace(record.run, new=replace(new, experiment=record.number)))
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
         try:
             remove_tree(partial)  # left by a kill
@@ -131,7 +203,7 @@ class Ledger:
         return record
 
     def write(self, record: Record) -> None:
-        """Write record.json; then, if it is decided, its line of the journal. EngineError when the disk refuses."""
+        """Write record.json and, if the record is decided, its line of the journal. EngineError if the disk refuses."""
         self.require_in_place()
         data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._known.pop(record.number, None)
@@ -139,33 +211,35 @@ class Ledger:
             self.journal.add("decided", f"{record.number:04d}/{RECORD_NAME}", record_sha256(data))
 
     def enter(self, path: Path, access: Access | None = None) -> None:
-        """Add the line of a file in runs/ to the journal, as an access to the test split if one is given.
+        """Add the line of a file in runs/ to the journal, as an access to the test split if `access` is given.
 
-        OSError if the file cannot be read; EngineError when the disk refuses.
+        Raises:
+            OSError: the file cannot be read.
+            EngineError: the disk refuses.
         """
         self.require_in_place()
         event: Event = "access" if access else EVENTS[path.name]
         self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)), access=access)
 
     def holds(self, path: Path) -> bool:
-        """True if the journal's last line about a file in runs/ has its hash; False if the file cannot be read."""
+        """Return True if the journal's last line about a file in runs/ has the file's hash."""
         line = self.journal.last(path.relative_to(self.runs_dir).as_posix())
         with suppress(OSError):
             return line is not None and line.sha256 == sha256(read_file(path))
         return False
 
     def close(self, record: Record) -> None:
-        """Write the final record and its row, when no run of it is left. Raises EngineError when the disk refuses."""
+        """Write the final record and its row, when no run of it is left. EngineError if the disk refuses."""
         self.write(record)
         sweep_folder(self.run_dir(record.number), is_only_mine=True)
         self.sync_tsv()
 
     def records(self) -> list[Record]:
-        """All records in order; a folder without one (power cut) is passed over. UsageError for a damaged one."""
+        """Return all records in order, without folders that have none (power cut). UsageError for a damaged one."""
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
 
     def readable(self) -> tuple[list[Record], list[str]]:
-        """As `records` for who only looks: all that can be read, and a line for each that is damaged."""
+        """Return the records that can be read, and a line for each damaged one. For commands that write nothing."""
         records, damaged = [], []
         for number in self.numbers():
             try:
@@ -177,6 +251,7 @@ class Ledger:
         return records, damaged
 
     def record(self, number: int) -> Record:
+        """Return the record of an experiment. EngineError if there is none."""
         if not self.run_dir(number).is_symlink() and (record := self.read(number)) is not None:
             return record
         self.require_in_place()
@@ -184,7 +259,7 @@ class Ledger:
         raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
-        """One record; None when it was never written. UsageError for a damaged one, or one of an earlier version."""
+        """Return one record; None if it was never written. UsageError if it is damaged or of an earlier version."""
         if (known := self._known.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
@@ -196,20 +271,20 @@ class Ledger:
             reason = error.strerror if isinstance(error, OSError) else error
             fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
-        if record.git_action is not None:  # decided and no more is not closed: another process's head settles it yet
+        if record.git_action is not None:  # else the controller has not closed it yet
             self._known[number] = record
         return record
 
     def sweep(self, in_flight: Collection[int] = ()) -> None:
-        """Delete the temporary files of writers that were killed, but for those `in_flight`. Call as the controller."""
+        """Delete temporary files of killed writers, except in folders `in_flight`. Call as the controller."""
         self.require_in_place()
-        sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
+        sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # the checkout has files of the user's
         sweep_folder(self.runs_dir)
         for number in [number for number in self.numbers() if number not in in_flight][-1:]:
             sweep_folder(self.run_dir(number), is_only_mine=True)
 
     def source(self, number: int) -> bytes:
-        """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
+        """Return the train.toml that experiment `number` submitted. UsageError if the file cannot be read."""
         path = self.run_dir(number) / CONFIG_NAME
         try:
             return read_file(path)
@@ -218,9 +293,9 @@ class Ledger:
             raise UsageError(f"{path} cannot be read: {error.strerror}", fix) from None
 
     def stored_config(self, record: Record) -> Config:
-        """The config that an experiment ran, from runs/. UsageError if what lies there is something else by now."""
+        """Return the config that an experiment ran, from runs/. UsageError if the file was changed."""
         name = f"runs/{record.number:04d}/{CONFIG_NAME}"
-        with suppress(ConfigError):  # its own fixes are for the train.toml that is edited
+        with suppress(ConfigError):  # its fixes are for the train.toml that is edited
             config = parse(self.source(record.number), name)
             if config.hash == record.config_hash or not Head(record.branch, record.commit).is_campaign:
                 return config
@@ -229,7 +304,7 @@ class Ledger:
         raise UsageError(f"{name} is not what experiment {record.number:04d} ran", fix)
 
     def sync_tsv(self) -> None:
-        """Make results.tsv say what runs/ says. A link in its place is replaced: nothing is written through it."""
+        """Write results.tsv from runs/. A link in its place is replaced, not followed."""
         decided = [record for record in self.records() if record.status != STARTED]
         header = columns(decided)
         lines = ["\t".join(header), *(row(record, header) for record in decided)]
@@ -250,14 +325,8 @@ class _Version(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(Record)
 
 
-def read_progress(run_dir: Path) -> Progress | None:
-    try:
-        return read_json(run_dir / PROGRESS_NAME, Progress, "")
-    except UsageError:
-        return None
-
-
 def _record(text: bytes, number: int) -> Record:
+    """Return the record in a file. ValueError if it is not experiment `number`'s."""
     try:
         record = _DECODER.decode(text)
     except msgspec.ValidationError:
@@ -272,3 +341,99 @@ def _record(text: bytes, number: int) -> Record:
     if started.tzinfo is None or not 2000 <= started.year < 9000:
         raise ValueError(f"it started at {record.started!r}, in no time zone, or not in our time")
     return record
+
+
+def read_progress(run_dir: Path) -> Progress | None:
+    """Return how far a run is; None if it did not say."""
+    try:
+        return read_json(run_dir / PROGRESS_NAME, Progress, "")
+    except UsageError:
+        return None
+
+
+def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those of FIXED_VARIABLES that are set."""
+    return {name: environ[name] for name in FIXED_VARIABLES if environ.get(name)}
+
+
+def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
+    """Return the first kept experiment on a campaign's branch: it fixes engine, rules and hardware."""
+    return next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
+
+
+def differences(
+    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    """Return why a run here would not compare with those of `first`: what differs, its value then, its value now."""
+    fixed = (
+        ("engine", first.engine, engine),
+        ("rules", first.rules_hash, rules_hash),
+        ("hardware", first.hardware, hardware),
+        *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
+    )
+    return [(what, then, now) for what, then, now in fixed if then != now]
+
+
+def require_same_setup(
+    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
+) -> None:
+    """Raise UsageError if a run here would not compare with the campaign that `first` began."""
+    for what, then, now in differences(first, engine, rules_hash, hardware, variables):
+        cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
+        fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
+        raise UsageError(f"{cause} {now or 'unset'}", fix)
+
+
+def _acquire(folder: int, path: Path) -> int:
+    """Lock the folder and the file `path`, and write this process into the file. Return the file's descriptor."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            file = _lock_file(path) if _flock(folder, fcntl.LOCK_EX, is_required=False) else None
+        except OSError as error:
+            raise disk_error(error, path) from None
+        if file is not None:
+            return file
+        if time.monotonic() >= deadline:
+            holder = ""
+            with suppress(OSError, ValueError, OverflowError, RecursionError):
+                holder = f": {msgspec.json.decode(read_file(path, 64 * 1024), type=Holder)}"
+            cause = f"another controller works in this checkout{holder}"
+            raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
+        time.sleep(_POLL_SECONDS)
+
+
+def _lock_file(path: Path) -> int | None:
+    """Lock the file, and write this process into it. None while another process holds the lock."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    is_ours = False
+    try:
+        # The last controller may have removed the file before this process locked it.
+        if _flock(file, fcntl.LOCK_EX) and _is_at(file, path):
+            os.ftruncate(file, 0)
+            os.pwrite(file, as_json(Holder.here()) + b"\n", 0)
+            is_ours = True
+    finally:
+        if not is_ours:
+            os.close(file)
+    return file if is_ours else None
+
+
+def _flock(descriptor: int, kind: int, *, is_required: bool = True) -> bool:
+    """Try to lock; False if another process holds the lock. A file system without such locks is an OSError, unless the
+    lock is not required."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if is_required or error.errno not in _NO_LOCK:
+            raise
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False

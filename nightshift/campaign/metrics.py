@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line a training step, in the same terms for every engine. Health digest and report read it."""
+"""metrics.jsonl: one line a training step, in the same terms for every engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,11 @@ _ALL = 1 - 1e-9  # a share of 1, up to rounding: it may be a sum of shares
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One policy update and the rollouts it learnt from. What an engine does not measure is None.
+    """One policy update and its rollouts. None is "not measured". Seconds are on the budget's clock
+    (Rules.budget_clock), shares are fractions of 1, rewards are means over all rollouts of the step, before filters."""
 
-    `time` is in seconds since training began; all seconds are on the budget's clock (Rules.budget_clock). Shares are
-    fractions of 0..1; rewards are means over all rollouts of the step, before any filter. `kl`: between the policy that
-    trains and the one that sampled.
-    """
-
-    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # as a float it is still itself
-    time: float | None = None
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # exact also as a float
+    time: float | None = None  # seconds since training began
     reward_mean: float | None = None
     reward_std: float | None = None
     all_right_share: float | None = None  # of groups: no gradient in them
@@ -33,7 +29,7 @@ class Step:
     completion_tokens_mean: float | None = None
     truncated_share: float | None = None
     entropy: float | None = None  # per token
-    kl: float | None = None
+    kl: float | None = None  # between the policy that trains and the policy that sampled
     grad_norm: float | None = None  # before clipping
     lr: float | None = None
     loss: float | None = None
@@ -45,12 +41,12 @@ class Step:
     wait_for_policy_seconds: float | None = None  # prime-rl: the orchestrator idles
     off_policy_mean: float | None = None  # prime-rl: age of the rollouts, in policy versions
     masked_share: float | None = None  # prime-rl: tokens that the loss dropped
-    error_share: float | None = None  # rollouts that failed; trl: whose reward did
+    error_share: float | None = None  # failed rollouts; trl: failed rewards
     rewards: dict[str, float] | None = None  # means by environment
 
     @property
     def has_gradient(self) -> bool | None:
-        """Whether the rollouts of this step changed the policy; None if neither figure was measured."""
+        """Whether the rollouts of this step changed the policy; None if that was not measured."""
         if self.grad_norm == 0 or (self.equal_share is not None and self.equal_share >= _ALL):
             return False
         return None if self.grad_norm is None and self.equal_share is None else True
@@ -63,7 +59,7 @@ def num_without_gradient(steps: Sequence[Step]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One rollout of training, of the few that a run keeps. `reward` is None where scoring failed."""
+    """One of the few training rollouts that a run keeps. `reward` is None if scoring failed."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     problem: str
@@ -73,11 +69,11 @@ class Sample:
 
 
 def write_steps(path: Path, steps: list[Step]) -> None:
-    """Write the whole file; what was not measured, or is no finite number, is null."""
+    """Write the whole file. A value that was not measured, or is not finite, is null."""
     write_atomically(path, b"".join(msgspec.json.encode(step) + b"\n" for step in steps), sync=False)
 
 
 def read_steps(path: Path) -> list[Step]:
-    """The steps in order; of a step that was written twice (resumed runs) the last line. See `read_rows`."""
+    """Return the steps in order; of a step that was written twice (resumed runs) the last line."""
     steps = {step.step: step for step in read_rows(path, Step)}
     return [steps[number] for number in sorted(steps)]

@@ -1,4 +1,4 @@
-"""What the next run of a campaign measures: changes while a night searches, baseline and incumbent at its end."""
+"""What the next run of a campaign measures: changes during a night, baseline and incumbent at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def settings_of(change: Change) -> Settings:
 
 
 def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
-    """Return each change with what it still sets in a config; a later change wins on a shared key."""
+    """Return each change with the settings that remain of it in a config: a later change wins on a shared key."""
     taken = set[str]()
     pairs = []
     for settings in reversed(list(changes)):

@@ -9,13 +9,13 @@ One Gaussian is held over [baseline, drift, effect of each change], and every ru
 of keys and values: the same keys with the same values are the same change. Scores are fractions of 1.
 
 A later change wins on a shared key, and the earlier change keeps its other keys. These remaining keys are a change of
-their own in the Gaussian, because nobody measured how the effect of a change divides among its keys. With m of n keys
-left and the assumption that the effect is a sum of n independent parts of equal variance, the effect of the rest is
+their own in the Gaussian, because nobody measured how the effect of a change divides among its keys. If the effect is a
+sum of n independent parts of equal variance, one for each key, the effect of the rest, with m of n keys left, is
 
     rest = m / n * effect + N(0, m / n * (1 - m / n) * variance of an ordinary change).
 
 So runs of the whole change inform the rest, and runs of the rest inform the whole change. A change without remaining
-keys leaves the incumbent: it affects no score any more, and comes back like any discarded change.
+keys leaves the incumbent, and comes back like any discarded change.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TINY = 1e-14  # least variance that is divided by
 
 
 class Posterior:
-    """What a campaign believes of its changes. It begins with the first baseline's score and the standard error of that
-    score over examples, sqrt(p (1 - p) / n). Set `stage` when a run starts: after the first of the last runs no change
+    """The posterior of a campaign's changes. It starts with the score of the first baseline and the score's standard
+    error over examples, sqrt(p (1 - p) / n). Set `stage` when a run starts: after the first of the last runs no change
     comes in. Call `observe` when a run's score is known; a crash has no score."""
 
     def __init__(self, score: float, stderr: float, rules: RuleConstants, noise_factor: float = 1.0) -> None:
@@ -52,8 +52,7 @@ class Posterior:
         self._kept: dict[Settings, Settings] = {}  # what each kept change still sets, in the order of adoption
         self._setters: dict[str, Settings] = {}  # the kept change that sets a key
         self._fixed = set[Settings]()  # changes that the user decided
-        self._rows: dict[Settings, int] = {}  # of the Gaussian; also the rests of changes
-        self._by_keys: dict[frozenset[str], list[Settings]] = {}  # the values that were proposed for the same keys
+        self._rows: dict[Settings, int] = {}  # of the Gaussian: each change, and rests of changes
         self._counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])
         factors, priors = np.array(rules.noises).T
         self._variances = (factors * rules.seed_sd) ** 2 + rules.examples_share * stderr**2
@@ -76,22 +75,21 @@ class Posterior:
         return float(np.average(self._variances, weights=np.exp(self._log_weights - self._log_weights.max())))
 
     def copy(self) -> Posterior:
-        made = copy.copy(self)
-        vars(made).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
-        made._by_keys = {keys: [*values] for keys, values in self._by_keys.items()}
-        return made
+        copied = copy.copy(self)
+        vars(copied).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
+        return copied
 
     def known(self, change: Change) -> Change | None:
-        """Return the same keys with the same values as they were first proposed; None if they never were."""
+        """Return the change as it was first proposed; None if the same keys and values never were."""
         return self._changes.get(settings_of(change))
 
     def set_kept(self, kept: Sequence[Change]) -> None:
-        """Make `kept` the incumbent's changes, where not every decision could be carried out."""
+        """Make `kept` the incumbent's changes, if not every decision could be carried out."""
         self._set_kept([self._admitted(change) for change in kept])
 
     def effect(self, change: Change) -> Effect:
         """Return what a change adds to the incumbent without it. KeyError for a change that was never measured."""
-        return self._effect(settings_of(change))
+        return Effect(*self._moments(*self._added(settings_of(change))))
 
     def predict(self, changes: Iterable[Change], time_hours: float = 0.0) -> tuple[float, float]:
         """Return mean and standard deviation of the true score of the baseline with `changes`."""
@@ -99,7 +97,7 @@ class Posterior:
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
         """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
-        noisy scores is too high: the more changes, the more is taken off the mean."""
+        noisy scores is too high (winner's curse): the more changes, the lower the reported gain."""
         mean, sd = self._moments(*self._factors(self._kept, 0.0))
         least, more, usual = self.rules.shrink
         shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
@@ -112,7 +110,7 @@ class Posterior:
         mean m of now and s = |cov(effect, score)| / sd(score). Runs in flight count as if their scores were known.
         """
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
-        reductions: list[Array] = []  # the covariance is less the outer product of each of them
+        reductions: list[Array] = []  # the outer product of each is subtracted from the covariance
         for run in in_flight:
             _, known, column = self._weighted(self._factors(map(settings_of, run.changes), 1.0)[0], reductions)
             reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
@@ -143,8 +141,8 @@ class Posterior:
             S_k = x'Px + v_k + noise,   mean_k = mean + mu_k u + (Px + v_k u) a_k / S_k,   a_k = score - x'mean - mu_k
 
         The result is the Gaussian with mean and covariance of the mixture. All kinds move along Px and u only, so that
-        the covariance changes by one 2 x 2 matrix between these two directions. A run without a new change may have
-        had an accident: it is a new change of this run only, which is forgotten afterwards.
+        the covariance changes by one 2 x 2 matrix between these two directions. An accident of a run without a new
+        change is treated as a new change of this run only, which is forgotten afterwards.
         """
         settings = None if run.new is None else settings_of(run.new)
         is_new = settings is not None and settings not in self._rows
@@ -164,10 +162,10 @@ class Posterior:
         score_variances = known + variances + self.noise_variance * noise_factor**2
         weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
         weights /= weights.sum()
-        # A guess is judged by the ordinary kind.
+        # A guess at the noise is judged by the ordinary kind.
         guessed_variances = known + variances[0] + self._variances * noise_factor**2
         self._log_weights -= 0.5 * weights[0] * (np.log(guessed_variances) + residuals[0] ** 2 / guessed_variances)
-        # Coefficients of Px and u: of the mean's step, and of the covariance's, under each kind.
+        # The coefficients of Px and u under each kind: in the step of the mean, and in that of the covariance.
         steps = np.array([residuals / score_variances, mus + variances * residuals / score_variances])
         step = steps @ weights
         gains = np.array([np.ones_like(score_variances), variances])
@@ -185,13 +183,13 @@ class Posterior:
         return self._decide(settings)
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
-        """Keep a change or take it out, as a commit of the user's did. The rule does not undo that by itself."""
+        """Keep or revert a change, as a commit of the user's did. The rule does not undo the user's decision."""
         settings = self._admitted(change)
         self._fixed.add(settings)
         self._set_kept([*(kept for kept in self._kept if kept != settings), *([settings] if is_kept else [])])
 
     def _admitted(self, change: Change) -> Settings:
-        """Add a change that no run measured, if it is not known: the user made it, or its record is gone."""
+        """Add a change that is not known: the user made it, or its record is gone. Return its settings."""
         settings = settings_of(change)
         if settings not in self._changes:
             second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
@@ -205,7 +203,8 @@ class Posterior:
         decided = []
         was_kept = set(self._kept)
         if self.stage is not Stage.LAST_INCUMBENTS:
-            effects = {settings: self._effect(settings) for settings in self._kept if settings not in self._fixed}
+            free = [settings for settings in self._kept if settings not in self._fixed]
+            effects = {settings: self.effect(self._changes[settings]) for settings in free}
             for settings, effect in effects.items():
                 if effect.p_helps < self.rules.revert_below:
                     self._set_kept([kept for kept in self._kept if kept != settings])
@@ -224,7 +223,7 @@ class Posterior:
                     self._set_kept([*self._kept, settings])
                     decided.append((settings, Action.KEEP if settings == new else Action.ADOPT, effect))
         if new is not None and new not in was_kept and new not in self._kept:
-            decided.append((new, Action.DISCARD, self._effect(new)))
+            decided.append((new, Action.DISCARD, self.effect(self._changes[new])))
         return tuple(
             Decision(change=self._changes[settings], action=action, effect=effect.mean, effect_stderr=effect.sd)
             for settings, action, effect in decided
@@ -235,12 +234,9 @@ class Posterior:
         self._kept = {whole: rest for whole, rest in remaining(kept) if rest}
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
 
-    def _effect(self, settings: Settings) -> Effect:
-        return Effect(*self._moments(*self._added(settings)))
-
     def _added(self, settings: Settings) -> tuple[Factors, float]:
-        """Return the vector of what a change adds, as `_factors` does: the incumbent with the change, as the last one
-        or in its place, less the incumbent without it."""
+        """Return the vector of what a change adds, and the variance besides: the incumbent with the change, as the last
+        one or in its place, less the incumbent without it."""
         factors = {self._rows[settings]: 1.0}
         variance = 0.0
         keys = {key for key, _ in settings}
@@ -258,13 +254,13 @@ class Posterior:
         return factors, variance
 
     def _factors(self, changes: Iterable[Settings], baseline: float, hours: float = 0.0) -> tuple[Factors, float]:
-        """Return the vector of a config without changes that were never measured, and the variance besides."""
+        """Return the vector of a config, without changes that were never measured, and the variance besides."""
         factors = {_BASELINE: baseline, _DRIFT: hours / NIGHT_HOURS}
         return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in remaining(changes))
 
     def _add_term(self, factors: Factors, sign: float, whole: Settings, rest: Settings) -> float:
-        """Add to a vector what remains of a change. Return the variance that a rest has besides its share of the whole
-        change, as long as no run measured that rest."""
+        """Add the rest of a change to a vector. Return the variance that the rest has besides its share of the whole
+        change, as long as no run measured the rest."""
         if not rest or whole not in self._rows:
             return 0.0
         share = 1.0 if rest in self._rows else len(rest) / len(whole)
@@ -290,18 +286,18 @@ class Posterior:
         return float(values @ self._mean[rows]), float(values @ column[rows]), column
 
     def _add(self, settings: Settings, change: Change) -> int:
-        """Add a proposed change. A new value of the same keys starts from the effect of the kept, or last, value."""
-        same = self._by_keys.setdefault(frozenset(change.keys), [])
+        """Add a proposed change. A new value of the same keys starts from the effect of the kept, or last, value.
+        Return the change's row."""
+        same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
         self._changes[settings] = change
         kept = [other for other in same if other in self._kept]
         source = (kept or same)[-1] if same else None
-        same.append(settings)
         if settings in self._rows:
             return self._rows[settings]
         return self._add_row(settings, source, 1.0 if kept else self.rules.related)
 
     def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> int:
-        """Add an entry to the Gaussian: a share of another entry, or 0, and a variance of its own."""
+        """Add an entry to the Gaussian: a share of another entry, or 0, and a variance of its own. Return its row."""
         row = self._size
         if row == len(self._mean):
             self._mean = np.pad(self._mean, (0, row))

@@ -1,4 +1,5 @@
-"""The frozen values of an experiment. Not measured is None; scores are fractions, 0..1; seconds are wall-clock."""
+"""The values that an experiment consists of. None means "not measured". Scores are fractions of 1; seconds are
+wall-clock time."""
 
 from __future__ import annotations
 
@@ -20,13 +21,25 @@ from nightshift.config.rules import Rules
 from nightshift.files import Document
 from nightshift.text import clean
 
-# Percentage points, as people write them: the predicted change of the score.
+JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
+LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
+NO_SANDBOX = "none"  # --sandbox: the agent has your rights
+NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
 POINTS = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,6})?)(?:\s*(?:pp|percentage points?|points?)\b)", re.IGNORECASE)
+Z95 = 1.959964  # half-width of a 95 % interval, in standard deviations
+_HOUR = 3600.0
+_Total = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+Place = Annotated[int, Meta(ge=1, le=2**53)]
+Figure = Literal["tokens_in", "tokens_out", "dollars"]
+FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
 
 
 def prediction_in(description: str) -> str | None:
-    """What of `hypothesis: prediction` is the prediction: all that follows the first `: ` after which a part, up to the
-    next one, begins with `expect` or names a number of pp. None without one."""
+    """Return the prediction in `hypothesis: prediction`: the text from the first part after a colon that begins with
+    `expect` or names a number of pp. None if there is no such part."""
     parts = clean(description).split(": ")
     for number, part in enumerate(parts[1:], 1):
         if part.lower().startswith("expect") or POINTS.search(part.replace("\N{MINUS SIGN}", "-")):
@@ -34,21 +47,14 @@ def prediction_in(description: str) -> str | None:
     return None
 
 
-_HOUR = 3600.0
-_Total = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
-Tokens = Annotated[int, Meta(ge=0, le=2**53)]
-Figure = Literal["tokens_in", "tokens_out", "dollars"]
-FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
-
-
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What one proposal cost, or the sum over `num_proposals` and their runs.
 
-    `tokens_in` includes tokens from a cache, `tokens_out` those of thinking; `dollars` are the agent program's own
-    figure, US; `seconds` is the agents' wall-clock time. `run_seconds` adds up the wall-clock time of runs, though some
-    ran side by side; `gpu_seconds` is the same times the GPUs of each run. `at_least`: the figures that are lower
-    bounds, because not every agent reported its part.
+    `tokens_in` includes tokens from a cache, `tokens_out` includes thinking. `dollars` (US) are the agent program's own
+    figure. `seconds` is the agents' wall-clock time. `run_seconds` adds up the runs, also those side by side;
+    `gpu_seconds` multiplies each run by its GPUs. `at_least` names the figures that are lower bounds, because not every
+    agent reported its part.
     """
 
     tokens_in: Tokens | None = None
@@ -56,7 +62,7 @@ class Cost:
     dollars: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     seconds: _Total | None = None
     at_least: tuple[Figure, ...] = ()
-    num_proposals: Annotated[int, Meta(ge=0, le=2**53)] = 1
+    num_proposals: _Count = 1
     run_seconds: _Total | None = None
     gpu_seconds: _Total | None = None
 
@@ -73,7 +79,7 @@ class Cost:
         return Cost(**sums, at_least=tuple(f for f in reported if not (self.is_whole(f) and other.is_whole(f))))
 
     def __str__(self) -> str:
-        """One line: `1.2 h of runs, 2.4 GPU-hours; 5 proposals: 0.3 h, 120,345 tokens in, 4,321 out, $1.23`."""
+        """One line: `1.20 h of runs, 2.40 GPU-hours; 5 proposals: 0.30 h, 120,345 tokens in, 4,321 out, $1.23`."""
         machine = [] if self.run_seconds is None else [f"{self.run_seconds / _HOUR:.2f} h of runs"]
         machine += [] if self.gpu_seconds is None else [f"{self.gpu_seconds / _HOUR:.2f} GPU-hours"]
         agents = [] if self.seconds is None else [f"{self.seconds / _HOUR:.2f} h"]
@@ -107,30 +113,23 @@ def together(costs: Iterable[Cost | None]) -> Cost | None:
     return replace(sum(asked, NOTHING), num_proposals=1) if asked else None
 
 
-Place = Annotated[int, Meta(ge=1, le=2**53)]
-
-
-NO_SANDBOX = "none"  # --sandbox: the agent has your rights
-NOT_ISOLATED = "not isolated"  # what is said of that agent
-
-
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an experiment is run, in the words of its proposer. All foreign text is cleaned here, also when read."""
+    """Why an experiment is run, in the words of its proposer. Every text is cleaned, also when a record is read."""
 
     description: str = ""  # the hypothesis; of a search the change
-    prediction: str | None = None  # the effect on the score that is expected
-    mechanism: str | None = None  # by which the hypothesis should work
-    falsifier: str | None = None  # what would speak against it
-    reported_outcome: str | None = None  # what its proposer says came of it, written with the lesson
+    prediction: str | None = None  # the expected effect on the score
+    mechanism: str | None = None  # why the hypothesis should hold
+    falsifier: str | None = None  # which result would contradict it
+    reported_outcome: str | None = None  # the proposer's view of the result, written with the lesson
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
-    proposer: str = ""  # who made it; empty for you, and for what a night runs by itself
-    sandbox: str = ""  # in which its agent worked (--sandbox); empty where no agent was asked
-    cost: Cost | None = None  # of asking for it; None: nobody was asked
+    proposer: str = ""  # empty for you, and for runs that a night adds by itself
+    sandbox: str = ""  # of the agent (--sandbox); empty if no agent was asked
+    cost: Cost | None = None  # None if no agent was asked
 
     @property
     def is_isolated(self) -> bool:
-        """False if it comes from an agent without a sandbox."""
+        """False for the proposal of an agent without a sandbox."""
         return self.sandbox != NO_SANDBOX
 
     def __post_init__(self) -> None:
@@ -142,39 +141,32 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "notes", tuple(map(clean, self.notes)))
 
 
-JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
-LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
-_SCORES = json.Decoder(tuple[Fraction, ...])
-
-
 class Outcome(StrEnum):
     FINISHED = "finished"  # max_steps reached
     BUDGET = "budget"  # the training budget was used up: the normal end
-    NO_GRADIENT = "no_gradient"  # nothing was left to learn from: the weights of that moment are scored
+    NO_GRADIENT = "no_gradient"  # nothing was left to learn from; the weights are scored as they are
     DEADLINE = "deadline"  # the hard stop was reached: a crash
     CRASHED = "crashed"  # a process died, or training became impossible
     INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
 
     @property
     def is_success(self) -> bool:
-        """True if the run left a policy worth evaluating."""
+        """True if the run left a policy to evaluate."""
         return self in (Outcome.FINISHED, Outcome.BUDGET, Outcome.NO_GRADIENT)
 
 
 class Verdict(StrEnum):
     KEEP = "keep"
     DISCARD = "discard"
-    MEASURED = "measured"  # nothing new was tried: the baseline, the incumbent or an earlier config once more
+    MEASURED = "measured"  # no new change: the baseline, the incumbent or an earlier config ran again
     CRASH = "crash"
 
 
 class Failure(StrEnum):
     """Why an experiment is a crash. Only `training` counts against the config."""
 
-    TRAINING = "training"  # not-a-number, out of memory, deadline: the config's own doing
-    MACHINERY = "machinery"  # a process was killed, a disk was full: try the same config again
+    TRAINING = "training"  # not-a-number, out of memory, deadline: caused by the config
+    MACHINERY = "machinery"  # infrastructure: a process was killed, a disk was full. Try the same config again
     INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
 
 
@@ -191,7 +183,7 @@ class Progress:
     seconds_left: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
     reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None  # mean of the last step, usually 0..1
     num_done: _Count | None = None  # evaluation: examples completed
-    slot: str = ""  # slot or node, where there are several
+    slot: str = ""  # slot or node, if there are several
     num_with_gradient: _Count = 0  # training: of all steps so far
     num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
 
@@ -201,7 +193,7 @@ ProgressCallback = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer of the policy. `truncated`: it hit the token limit before its end token."""
+    """One answer of the policy. `truncated`: the answer reached the token limit before its end token."""
 
     text: str
     num_tokens: int
@@ -210,7 +202,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What `Session.train` came to. `cause` (one line) and `failure` are set when the outcome is no success."""
+    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success."""
 
     outcome: Outcome
     num_steps: _Count  # policy updates
@@ -223,8 +215,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Proof of which weights were evaluated: the step they were written after, their bytes. `served_sha256`: of what a
-    server told of them, None where the policy completes from the very bytes."""
+    """Which weights were evaluated: the step after which they were written, and the hash of their bytes.
+    `served_sha256`: hash of the weights that a server reported; None if the policy reads the files itself."""
 
     step: _Count
     sha256: str
@@ -233,40 +225,43 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one environment of several gave to an evaluation; its examples stand together. `stderr`: over them."""
+    """The evaluation of one environment of several. The examples of an environment stand together."""
 
     environment: str
     num_examples: Place
     weight: Scale
     score: Fraction
-    stderr: Fraction
+    stderr: Fraction  # over examples
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of one run's final policy, as `packed` makes them: of thousands of records those of a few are looked into.
-    `examples_sha256` hashes the examples' keys and right answers, in order: only evaluations over the same are paired.
-    `eval_score` reads an answer in any form, and decides; `strict_score` only those written as asked. `parts`: in the
-    order of the examples; none where there is one environment. Their weighted mean is `eval_score`."""
+    """Scores of one run's final policy. `scores` are JSON that is decoded on use: a campaign has thousands of records,
+    and few are looked into. `examples_sha256` hashes the keys and right answers in order: two evaluations are paired
+    only if the hashes are equal. `eval_score` accepts an answer in any format, and decides; `strict_score` accepts
+    answers in the requested format only. `eval_score` is the weighted mean of `parts`, if there are any."""
 
     eval_score: Fraction
-    eval_stderr: Fraction  # over examples, environment by environment; of one: sqrt(p (1 - p) / n)
+    eval_stderr: Fraction  # over examples, by environment; of one environment: sqrt(p (1 - p) / n)
     scores: Raw
     examples_sha256: str
     truncated_share: float
     completion_tokens_mean: float
     weights: Weights
     seconds: float
-    strict_score: Fraction | None = None  # None: an environment asks for no form
-    format_rate: Fraction | None = None  # of the answers, right or wrong
-    parts: tuple[Part, ...] = ()
-    unscored: tuple[str, ...] = ()  # a line an environment whose reward failed for some answers, which count 0
+    strict_score: Fraction | None = None  # None: an environment requests no format
+    format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
+    parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
+    unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
     figures: dict[str, dict[str, float]] = field(default_factory=dict)  # of a game, by environment; for display
 
     @property
     def example_scores(self) -> tuple[float, ...]:
-        """Of each example of the set, in order. ValueError where they are no fractions."""
+        """The score of each example, in order. ValueError if they are not fractions."""
         return _SCORES.decode(self.scores)
+
+
+_SCORES = json.Decoder(tuple[Fraction, ...])
 
 
 def packed(scores: Sequence[float]) -> Raw:
@@ -275,27 +270,26 @@ def packed(scores: Sequence[float]) -> Raw:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How busy the machine was while a run trained; shares, 0..1, of what others took (executors/gpus.py)."""
+    """How much of the machine other processes used while a run trained: shares of 1 (executors/gpus.py)."""
 
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended
     step_seconds: float | None = None  # mean, on the budget's clock
-    others_share: Fraction | None = None  # of the time of its cores: processes that are not ours
-    stolen_share: Fraction | None = None  # of it: other virtual machines
-    gpu_shared: Fraction | None = None  # of the looks at its GPUs: another process computed there
-    throttled: Fraction | None = None  # of them: heat or power held a clock down
+    others_share: Fraction | None = None  # of the cores' time: processes of others
+    stolen_share: Fraction | None = None  # of the cores' time: other virtual machines
+    gpu_shared: Fraction | None = None  # of the samples of its GPUs: another process computed there
+    throttled: Fraction | None = None  # of the samples of its GPUs: heat or power held a clock down
 
     @property
     def taken(self) -> float:
-        """The largest share that others took of what the run needs; 0 where nothing is known of any."""
+        """The largest share that others took; 0 if nothing was measured."""
         cores = (self.others_share or 0.0) + (self.stolen_share or 0.0)
         return max(min(cores, 1.0), self.gpu_shared or 0.0, self.throttled or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded; `versions` of what
-    ran."""
+    """What a worker returns of one run: `result.json`. `evaluation` is None unless training succeeded."""
 
     seed: int
     training: Training
@@ -306,12 +300,9 @@ class Result:
     contention: Contention | None = None
     versions: dict[str, str] = field(default_factory=dict)
     token: str = ""  # of its job
-    job_sha256: str = ""  # of the job.json that its worker read
+    job_sha256: str = ""  # of the job.json that the worker read
     started: str = ""  # ISO 8601, UTC, by the worker's clock
-    slot: str = ""  # of this machine, or the node; empty where runs follow each other
-
-
-Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
+    slot: str = ""  # slot or node; empty if runs follow each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +318,7 @@ class Effect:
         return NormalDist().cdf(self.mean / self.sd)
 
     def __str__(self) -> str:
-        """`+2.4 ± 4.9 pp`, the second half of its 95 % interval."""
+        """`+2.4 ± 4.9 pp`; the second number is half of the 95 % interval."""
         return f"{round(100 * self.mean, 1) + 0.0:+.1f} ± {100 * Z95 * self.sd:.1f} pp"
 
     @property
@@ -337,13 +328,13 @@ class Effect:
 
 
 def percent(probability: float) -> int:
-    """A probability in whole percent, rounded down: 59.9 % is not the 60 % at which a change comes in."""
+    """Return a probability in whole percent, rounded down: 59.9 % is not the 60 % at which a change comes in."""
     return math.floor(100 * probability + 1e-9)
 
 
 class Action(StrEnum):
     KEEP = "keep"  # a new change joins the incumbent
-    DISCARD = "discard"  # the change does not join
+    DISCARD = "discard"  # a new change does not join
     ADOPT = "adopt"  # a change that left, or never joined, joins
     REVERT = "revert"  # a kept change leaves
 
@@ -353,8 +344,8 @@ class Action(StrEnum):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a key that
-    was taken out. `experiment`: the first one that proposed the change; 0 if a `commit` of the user's made it."""
+    """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a removed
+    key. `experiment`: the first one that proposed the change; 0 if a `commit` of the user's made it."""
 
     experiment: int = 0
     keys: dict[str, str | None] = msgspec.field(default_factory=dict)
@@ -372,18 +363,18 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided about one change. `effect`: posterior mean of its effect on the score, less that of the changes
-    whose place it took; `effect_stderr`: posterior standard deviation. None where the user decided."""
+    """What was decided about one change. `effect`: posterior mean of its effect on the score, less the effect of the
+    changes that it replaces; `effect_stderr`: posterior standard deviation. None if the user decided."""
 
     change: Change
     action: Action
     effect: float | None = None
     effect_stderr: float | None = None
-    commit: str | None = None  # of the user's, which decided this
+    commit: str | None = None  # the user's commit that decided this
 
     @property
     def estimate(self) -> Effect | None:
-        """The effect as it was believed when this was decided."""
+        """The effect at the time of the decision."""
         return None if self.effect is None or not self.effect_stderr else Effect(self.effect, self.effect_stderr)
 
     @property
@@ -414,7 +405,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def with_rider(self) -> str:
-        """` (with 0003 again)`, after a word on the new change or the score; empty without a rider."""
+        """` (with 0003 again)`, to follow the new change or the score; empty without a rider."""
         return f" (with {self.rider.name} again)" if self.rider else ""
 
     @property
@@ -432,8 +423,8 @@ class Request:
     prime_rl: Path | None = None
     budget_seconds: float | None = None
     again: bool = False
-    baseline: bool = False  # run the campaign's baseline once more, whatever train.toml holds
-    run: Run | None = None  # what the run is made of; None: what train.toml says
+    baseline: bool = False  # run the campaign's baseline again, whatever train.toml holds
+    run: Run | None = None  # None: what train.toml says
     keep_all: bool = False
     detach: bool = False
     dry_run: bool = False
@@ -443,13 +434,13 @@ class Request:
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is believed of incumbent and baseline at one moment; `*_sd` are posterior standard deviations."""
+    """The posterior of incumbent and baseline at one moment; `*_sd` are standard deviations."""
 
     incumbent: float
     incumbent_sd: float
     baseline: float
-    gain: float  # of the incumbent over the baseline, as it is reported: the difference of the two scores
-    gain_halfwidth: float  # of its 95 % interval
+    gain: float  # the reported gain: incumbent less baseline
+    gain_halfwidth: float  # half of its 95 % interval
     run_sd: float  # noise of one run's score: seeds and examples
 
     @property
@@ -458,10 +449,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided after a run, and what was believed then. None where nothing was measured (crash).
+    """What was decided after a run, and the posterior at that moment.
 
-    `decisions`: in the order of their commits; of the new change, and of each other change that joins or leaves. Scores
-    are true scores, fractions of 1: posterior mean and standard deviation (`stderr`).
+    `decisions`: in the order of their commits, about the new change and each other change that joins or leaves. Scores
+    are true scores, fractions of 1. None if nothing was measured (crash).
     """
 
     why: str
@@ -473,18 +464,18 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(Document, frozen=True, kw_only=True, tag="experiment"):
-    """Everything known of one experiment: `runs/NNNN/record.json`, which reads like a story from top to bottom."""
+    """Everything known of one experiment: `runs/NNNN/record.json`."""
 
     number: int
     status: Annotated[str, Meta(pattern="^(started|keep|discard|measured|crash)$")]  # `started`: without a verdict
-    branch: str  # "" when HEAD is detached
+    branch: str  # "" if HEAD is detached
     commit: str | None  # HEAD when the experiment started
     started: str  # ISO 8601, UTC
 
-    # What was proposed, and what that changes.
-    parent: int | None  # the last kept experiment before it, with which its answers are compared; None: the first one
-    decided_before: int = 0  # how many experiments of this checkout were decided when it started
-    user_decisions: tuple[Decision, ...] = ()  # the user's own commits to train.toml since the experiment before
+    # What was proposed.
+    parent: int | None  # the last kept experiment before, whose answers are compared; None: this is the first one
+    decided_before: int = 0  # how many experiments of this checkout were decided when this one started
+    user_decisions: tuple[Decision, ...] = ()  # from the user's commits to train.toml since the experiment before
     proposal: Proposal
     run: Run = msgspec.field(default_factory=Run)
     diff: tuple[str, ...]  # the new change, key by key
@@ -494,51 +485,53 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     effective_hash: str
     effective: dict[str, Any] = msgspec.field(default_factory=dict)
 
-    # With which rules, engine and hardware.
+    # Rules, engine and hardware.
     rules_name: str
     rules_hash: str
     decision_rules: RuleConstants
-    budget_seconds: Seconds | None = None  # of its run
+    budget_seconds: Seconds | None = None
     engine: str
     versions: dict[str, str]
     hardware: str
 
-    # What came back.
-    baseline: Place | None = None  # the experiment whose result this is: made before there was a campaign
-    result: Result | None = None  # of its run, once that is collected
+    # What was measured.
+    baseline: Place | None = None  # the experiment whose result this is: measured before there was a campaign
+    result: Result | None = None  # None until the run is collected
     num_starts: Place = 1  # of experiments with these effective settings on this branch, this one included
     total_seconds: Seconds | None = None
-    health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
-    failure: Failure | None = None  # for a crash
+    health: str | None = None  # problems that the run's curves show (health.py), in a few lines
+    failure: Failure | None = None  # of a crash
 
     # What was decided, and what git did.
     judgement: Judgement | None = None
     decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
     git_action: str | None = None  # what was done to git and train.toml, or why nothing was
-    commits: dict[str, str] = msgspec.field(default_factory=dict)  # of decisions: `keep 0012` -> id
+    commits: dict[str, str] = msgspec.field(default_factory=dict)  # by decision: `keep 0012` -> id
 
     @property
     def environments(self) -> tuple[str, ...]:
-        """Names of what it was trained and scored on: `arithmetic+gsm8k-trl` has two."""
+        """Names of the environments: `arithmetic+gsm8k-trl` has two."""
         return tuple(self.rules_name.partition("-")[0].split("+"))
 
     @property
     def is_keep(self) -> bool:
-        """True if its new change was kept, also if it was reverted since; and for the baseline."""
+        """True if its new change was kept, also if that was reverted later; and for the baseline."""
         return self.status == Verdict.KEEP
 
     @property
+    def _decisions(self) -> tuple[Decision, ...]:
+        return self.judgement.decisions if self.judgement else ()
+
+    @property
     def decision(self) -> Decision | None:
-        """What was decided about its new change; None where it had none, and for a crash."""
-        decisions = self.judgement.decisions if self.judgement else ()
+        """The decision about its new change; None without a new change, and for a crash."""
         new = self.run.new
-        return next((decision for decision in decisions if new and decision.change.keys == new.keys), None)
+        return next((decision for decision in self._decisions if new and decision.change.keys == new.keys), None)
 
     @property
     def moved(self) -> tuple[Decision, ...]:
-        """The decisions that changed train.toml by other keys than those just tried."""
-        decisions = self.judgement.decisions if self.judgement else ()
-        return tuple(d for d in decisions if d.action is not Action.DISCARD and d != self.decision)
+        """The decisions about other changes, which joined or left."""
+        return tuple(d for d in self._decisions if d.action is not Action.DISCARD and d != self.decision)
 
     @property
     def is_incumbent(self) -> bool:
@@ -552,12 +545,12 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def why(self) -> str:
-        """Why it was decided so; empty without a verdict."""
+        """The reason for its verdict; empty without a verdict."""
         return self.judgement.why if self.judgement else ""
 
     @property
     def starts(self) -> str:
-        """In words, which start of its config it is; empty for the first one."""
+        """`start 2 of this config`; empty for the first start."""
         return f"start {self.num_starts} of this config" if self.num_starts > 1 else ""
 
     @property
@@ -570,7 +563,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
     @property
     def environment_scores(self) -> dict[str, float]:
-        """Scores by environment, where the score is a mean over several."""
+        """Scores by environment; empty for one environment."""
         return {part.environment: part.score for part in self.evaluation.parts} if self.evaluation else {}
 
     @property
@@ -580,12 +573,9 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
-    campaign's, None for its baseline; `token`: a random word that its result repeats; `name`: of the job in SLURM,
-    empty on this machine; `incumbent`: its settings, whose start tells whose fault a failed start is, None for a
-    baseline. `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline.
-    `cores`: what it is pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash
-    or hardware refuses."""
+    """What a worker on any machine needs to make one run: `job.json`. A worker with another rules hash or hardware
+    refuses. `incumbent`: settings whose start tells whether a failed start is the config's fault; None for a baseline.
+    `ends_without_gradient`: training ends if no gradient is left; False for a baseline."""
 
     rules: Rules
     rules_hash: str
@@ -593,15 +583,15 @@ class Job:
     seed: int
     split: Literal["validation", "test"]
     deadline_seconds: float
-    token: str
-    name: str = ""
-    hardware: str | None = None
+    token: str  # a random word that the result repeats
+    name: str = ""  # of the job in SLURM; empty on this machine
+    hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None
     ends_without_gradient: bool = False
-    cores: tuple[int, ...] = ()
-    layout: str = ""
+    cores: tuple[int, ...] = ()  # to which the run is pinned
+    layout: str = ""  # the part of its hardware that no machine reports
     slot: str = ""
 
     @property

@@ -1,9 +1,9 @@
-"""The score over several environments: a weighted mean of theirs, whatever the sizes of their sets.
+"""The scores of a run: their mean over several environments, the answer format, and contention.
 
-The decision and the certificate take one value an example. `weighted` makes it, so that the mean over all
-examples is the weighted mean of the environments, and the spread over examples that of the weighted mean, each by
-itself: within 1 % of the formula for strata, and within 15 % of the truth over 200 pairs of sets; of 1,319 and 100
-examples the spread over all alike is less than 85 % of it (tests/unit/test_composite.py).
+The decision and the certificate take one value an example. `weighted` makes the values so that their mean is the
+weighted mean of the environments, and their spread over examples is that of the weighted mean: within 1 % of the
+formula for strata, and within 15 % of the truth over 200 pairs of sets. With 1,319 and 100 examples the spread over all
+examples alike would be less than 85 % of it (tests/unit/test_composite.py).
 """
 
 import math
@@ -18,15 +18,57 @@ from nightshift.campaign.records import Effect, Part, Record
 from nightshift.errors import UsageError
 
 Array = NDArray[np.float64]
-BUSY = 0.25  # what others took, from which a run is called busy: half a core of two
+BUSY = 0.25  # share that others took, from which a run is called busy: half a core of two
+SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
+FALL = 2.0  # standard errors
+MOST = 2 / 3  # of two environments one always gives half of the variance
+
+
+def run_scores(record: Record) -> Array:
+    """Return the values by which a run is judged, (n,). UsageError if the record has none, or if they are damaged."""
+    evaluation = record.evaluation
+    try:
+        scores = weighted(evaluation.example_scores, evaluation.parts) if evaluation else np.array([])
+    except ValueError as error:
+        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
+    if not scores.size:
+        raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
+    return scores
+
+
+def without(record: Record) -> str:
+    """Return the fix for a record that cannot be used."""
+    return f"Move runs/{record.number:04d} out of runs/ to go on without it."
+
+
+def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
+    """Return one value an example, (n,): the distance of its score from its environment's mean, times
+    (w_e / sum of w) (n / n_e), around the weighted mean. ValueError if the sizes of the parts do not fit."""
+    values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
+    if not parts:
+        return values
+    if sum(sizes) != len(values):
+        raise ValueError(f"{len(values)} scores of environments with {sum(sizes)} examples")
+    means = np.array([fmean(part_scores) for part_scores in split(scores, parts)])
+    shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
+    factors = np.repeat(shares * len(values) / sizes, sizes)
+    result: Array = (values - np.repeat(means, sizes)) * factors + shares @ means
+    return result
+
+
+def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
+    """Return the scores of each environment."""
+    ends = np.cumsum([part.num_examples for part in parts])
+    return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
 
 
 def taken(record: Record) -> float:
-    """The largest share that others took of what its run needed, 0..1."""
+    """Return the largest share that others took of what the run needed, 0..1."""
     return record.result.contention.taken if record.result and record.result.contention else 0.0
 
 
 def remark(record: Record) -> str | None:
+    """Return what others took of the machine, in one line; None for a run that was not busy."""
     load = record.result.contention if record.result else None
     if load is None or load.taken < BUSY:
         return None
@@ -36,18 +78,15 @@ def remark(record: Record) -> str | None:
         "of the looks at its GPUs found somebody else there": load.gpu_shared,
         "of them found their clocks held down": load.throttled,
     }
-    told = ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share and share >= 0.005)
-    return f"busy machine: {told}; the run counts for less"
-
-
-SURE = 3.0  # standard errors for "more are formatted", as in health.py
+    causes = ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share and share >= 0.005)
+    return f"busy machine: {causes}; the run counts for less"
 
 
 class Form(NamedTuple):
-    """Surely more answers than the parent's are written as asked.
+    """A surely higher format rate than the parent's.
 
-    `gain`: of the score. `by_form`: what the form alone is worth; may exceed the gain. `conclusion`: in a few words;
-    None where more than the form was learnt. `line`: all of it. `strict_scores`: before and after.
+    `gain`: of the score. `by_form`: what the format alone is worth; may exceed the gain. `conclusion`: a few words,
+    None if more than the format was learnt. `line`: all of it. `strict_scores`: before and after.
     """
 
     gain: float
@@ -57,13 +96,13 @@ class Form(NamedTuple):
     strict_scores: tuple[float, float]
 
 
-def compare(candidate: Record, parent: Record) -> Form | None:
-    """What the candidate learnt of the form; None where it did not surely, or where it was not measured.
+def compare(candidate: Record, parent: Record | None) -> Form | None:
+    """Return what the candidate learnt of the answer format; None if that is nothing for sure, or was not measured.
 
-    The form is worth the change of the formatted share, times how much more often formatted answers are right than
-    others, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
+    The format is worth the change of the format rate, times how much more often formatted answers are right than other
+    answers, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
     """
-    before, after = parent.evaluation, candidate.evaluation
+    before, after = parent.evaluation if parent else None, candidate.evaluation
     if before is None or before.strict_score is None or before.format_rate is None:
         return None
     if after is None or after.strict_score is None or after.format_rate is None:
@@ -93,49 +132,30 @@ def compare(candidate: Record, parent: Record) -> Form | None:
 
 
 def _stderr(p: float, n: int, q: float, m: int) -> float:
-    """Of the difference of two shares, binomial; at least that of one answer in all of them."""
+    """Return the standard error of the difference of two shares, binomial; at least that of one answer in all."""
     return max(math.sqrt(p * (1 - p) / max(n, 1) + q * (1 - q) / max(m, 1)), 1 / max(n + m, 1))
 
 
-FALL = 2.0  # standard errors
-MOST = 2 / 3  # of two environments one always gives half
-
-
-def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
-    """One value an example, (n,): how far its score is from its environment's mean, times (w_e / sum of w) (n / n_e),
-    around the weighted mean. ValueError for parts of other sizes."""
-    values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
-    if not parts:
-        return values
-    if sum(sizes) != len(values):
-        raise ValueError(f"{len(values)} scores of environments with {sum(sizes)} examples")
-    means = np.array([fmean(each) for each in split(scores, parts)])
-    shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
-    found: Array = (values - np.repeat(means, sizes)) * np.repeat(shares * len(values) / sizes, sizes) + shares @ means
-    return found
-
-
-def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
-    ends = np.cumsum([part.num_examples for part in parts])
-    return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
-
-
 def remarks(candidate: Record, parent: Record | None) -> list[str]:
-    """What the mean hides: answers that could not be scored; an environment that falls by more than FALL standard
-    errors, over examples and seeds; of a baseline, one that gives most of the variance. Nothing is decided by them."""
+    """Return what the mean score hides, a line each: contention, a gain in format only, answers that could not be
+    scored, and an environment that falls by more than FALL standard errors over examples and seeds; of a baseline, an
+    environment that gives most of the variance. The remarks decide nothing."""
+    busy, form = remark(candidate), compare(candidate, parent)
+    lines = [busy] if busy else []
+    lines += [form.line] if form and form.conclusion else []
     now, before = candidate.evaluation, parent.evaluation if parent else None
-    found = [*now.unscored] if now else []
+    lines += now.unscored if now else ()
     if now is None or not now.parts:
-        return found
+        return lines
     if before is None or not before.parts:
-        spread = [(part.weight * part.stderr) ** 2 for part in now.parts]
-        most = max(range(len(spread)), key=spread.__getitem__)
-        share, name = spread[most] / (sum(spread) or 1.0), now.parts[most].environment
+        variances = [(part.weight * part.stderr) ** 2 for part in now.parts]
+        most = max(range(len(variances)), key=variances.__getitem__)
+        share, name = variances[most] / (sum(variances) or 1.0), now.parts[most].environment
         text = f"{name} gives {share:.0%} of the score's variance: a larger set of it, or a smaller weight, shows more"
-        return found + [text] * (share > MOST)
-    sizes = [[(part.environment, part.num_examples) for part in each.parts] for each in (now, before)]
+        return lines + [text] * (share > MOST)
+    sizes = [[(part.environment, part.num_examples) for part in side.parts] for side in (now, before)]
     if sizes[0] != sizes[1]:
-        return found
+        return lines
     for index, part in enumerate(now.parts):
         after, old = (np.array(split(e.example_scores, e.parts)[index]) for e in (now, before))
         change = after - old
@@ -143,22 +163,5 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
         gain, stderr = float(change.mean()), math.sqrt(float(change.var()) / len(change) + seeds)
         if gain < -FALL * stderr:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"
-            found.append(f"{part.environment} falls: {scores}, {Effect(gain, stderr)}")
-    return found
-
-
-def run_scores(record: Record) -> Array:
-    """The scores of its run as they are decided by, (n,). UsageError where they are not 0..1, or there are none."""
-    evaluation = record.evaluation
-    try:
-        scores = weighted(evaluation.example_scores, evaluation.parts) if evaluation else np.array([])
-    except ValueError as error:
-        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
-    if not scores.size:
-        raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
-    return scores
-
-
-def without(record: Record) -> str:
-    """How a campaign goes on when one of its records cannot be used."""
-    return f"Move runs/{record.number:04d} out of runs/ to go on without it."
+            lines.append(f"{part.environment} falls: {scores}, {Effect(gain, stderr)}")
+    return lines

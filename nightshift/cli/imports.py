@@ -14,16 +14,19 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_lines
 from nightshift.cli.shell import Command
+from nightshift.config.allowlist import CARRIED, RATIO
 from nightshift.config.import_config import (
     IMPORTED_NAME,
     Import,
+    at,
+    environment_name,
     environments,
-    gpus,
     import_config,
     model_name,
 )
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
+from nightshift.config.values import value_text
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import disk_error, read_file, write_atomically
@@ -71,43 +74,48 @@ def import_command(file: Path) -> None:
 
 
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
-    """Return rules.toml with the environments and the model of an imported config, and what to know about it.
+    """Return rules.toml with the environments and the model of an imported config, and notes for the user.
 
-    The file stays as it is where this checkout does not have them.
+    The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
     """
     before = read_file(root / RULES_NAME)
     settings, notes = dict[str, str](), list[str]()
-    names, model = environments(imported.tree), model_name(imported.tree)
+    names = list(dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree)))))
+    model = model_name(imported.tree)
     for name in names:
         if not (root / "environments" / name / "pyproject.toml").is_file():
             notes.append(f"environment {name} is not in environments/; docs/environments.md says how to add it")
     if names and not notes:
-        settings["environments"] = (
-            f"{json.dumps(names)}  # of this checkout: prompts and rewards may differ from theirs"
-        )
+        comment = "of this checkout: prompts and rewards may differ from theirs"
+        settings["environments"] = f"{json.dumps(names)}  # {comment}"
     revision = REVISIONS.get(model)
     if revision or (model and (root / model).is_dir()):
         settings |= {"model": json.dumps(model), "revision": json.dumps(revision or "")}
     elif model:
         notes.append(f"model = {json.dumps(model)} needs its commit on the hub: write both into {RULES_NAME}")
-    if keys := gpus(imported.tree):
-        notes.append(f"{', '.join(keys)}: uv run run.py --gpus names the GPUs of an experiment")
+    gpus = [f"{path} = {value_text(at(imported.tree, path))}" for path in CARRIED["gpus"] if at(imported.tree, path)]
+    if gpus:
+        notes.append(f"{', '.join(gpus)}: uv run run.py --gpus names the GPUs of an experiment")
     after = before.decode(errors="replace")
     for name, value in settings.items():
         after = _with_setting(after, name, value)
     try:
         rules_of(root, chosen_in(root, after.encode()), None, gpu_count)
     except UsageError as error:
-        return before, [*notes, f"{RULES_NAME} stays as it is: {error}"]
-    return after.encode(), [*(f"{RULES_NAME}: {name} = {value}" for name, value in settings.items()), *notes]
+        settings = {}
+        notes.append(f"{RULES_NAME} stays as it is: {error}")
+    if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
+        imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
+    data = after.encode() if settings else before
+    return data, [*(f"{RULES_NAME}: {name} = {value}" for name, value in settings.items()), *notes]
 
 
 def _with_setting(text: str, name: str, value: str) -> str:
-    """rules.toml with one top-level setting on a line of its own."""
+    """Return the text of rules.toml with one top-level setting on a line of its own."""
     line = f"{name} = {value}"
-    found = re.compile(rf"(?m)^{name} *=.*$")
-    if found.search(text):
-        return found.sub(lambda match: line, text, count=1)
+    setting = re.compile(rf"(?m)^{name} *=.*$")
+    if setting.search(text):
+        return setting.sub(lambda match: line, text, count=1)
     model = re.search(r"(?m)^model *=.*\n", text)
     place = model.end() if model else 0
     return f"{text[:place]}{line}\n{text[place:]}"

@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 
 from nightshift.agents.notebook import compare_prediction
-from nightshift.campaign.counts import told_decisions
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
-from nightshift.campaign.results import column_of, figures
+from nightshift.campaign.results import column_of, figures, told_decisions
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.text import ANSI
 

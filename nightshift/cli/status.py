@@ -14,10 +14,10 @@ import msgspec
 import psutil
 
 from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.counts import Counts, gain_text, last_campaign, standing_text
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
+from nightshift.campaign.results import Counts, gain_text, last_campaign, standing_text
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError

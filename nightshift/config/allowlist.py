@@ -1,20 +1,20 @@
 """Read allowlist.toml: the keys that train.toml may hold, and the owners of the keys that it may not hold.
 
-Paths are dotted, in the names of the pinned prime-rl. In a row, "*" stands for one path segment that the user names.
+Paths are dotted names of the pinned prime-rl. In a row, "*" stands for one path segment that the user names.
 """
 
-import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from nightshift.config.values import Key, Kind, Value, accept, value_text
+from nightshift.config.values import Key, Kind, Value, value_text
 
 SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong to the rules
 CURRICULUM = f"{SOURCE}.curriculum"  # the open part of every entry
@@ -25,8 +25,12 @@ MAX_SUGGESTIONS = 3
 OTHER_VERSION = "another version of prime-rl"
 
 
+def _plain(name: str) -> str:
+    return re.sub("[-_ ]", "", name).lower()
+
+
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keys that train.toml may not hold: the owner, the reason, and what the user does instead."""
+    """Keys that train.toml may not hold: their owner, the reason, and what the user does instead."""
 
     owner: str
     reason: str
@@ -47,7 +51,7 @@ class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Renamed(NamedTuple):
-    """The open key that a word means. `origin`: whose word it is; "" if its unit or meaning differs from the key's."""
+    """The open key that a word means. `origin`: who uses the word; "" if unit or meaning differ from the key's."""
 
     key: Key
     origin: str
@@ -61,38 +65,33 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _read(path: Path) -> _File:
-    file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
-    for name, row in file.keys.items():
-        changes: dict[str, Any] = {"path": name}
-        if row.only_if is not None:
-            changes["only_if"] = (row.only_if[0], _without_text(row.only_if[1]))
-        if row.search is not None:
-            changes["search"] = msgspec.structs.replace(row.search, choices=_without_text(row.search.choices))
-        if row.default is not None:
-            changes["default"] = accept(row, row.default)
-        file.keys[name] = msgspec.structs.replace(row, **changes)
-    return file
-
-
-def _without_text(values: Iterable[Value]) -> tuple[Value, ...]:
-    """The values with None in place of "None", because TOML has no null."""
-    return tuple(None if value == "None" else value for value in values)
+    """Return allowlist.toml with each key's path in its row, and with None for "None": TOML has no null."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    for name, row in tables["keys"].items():
+        row["path"] = name
+        for values in (row.get("only_if", [[]])[-1], row.get("search", {}).get("choices", [])):
+            values[:] = [None if value == "None" else value for value in values]
+    return msgspec.convert(tables, _File)
 
 
 _FILE = _read(Path(__file__).with_name("allowlist.toml"))
 KEYS = tuple(_FILE.keys.values())
 LOCKS = _FILE.locks
 DIALECTS = _FILE.dialects
-CARRIED = _FILE.carried  # setting of the rules -> where configs name it, for nightshift import
+CARRIED = _FILE.carried  # setting of rules.toml -> its names in configs, for nightshift import
 BY_PRESET = frozenset(key.path for key in KEYS if key.by_preset)
 ALIASES = {word: key for key in KEYS for word in key.aliases}
 FORMER = ALIASES | {word: key for key in KEYS for word in key.former}
+_OTHERS = {word: Renamed(key, "") for key in KEYS for word in key.near} | {
+    word: Renamed(key, origin) for key in KEYS for origin, words in key.others.items() for word in words
+}
+WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.items()}
 
 # -- lookup -------------------------------------------------------------------------------------------
 
 
 def tables_around(path: Sequence[str]) -> list[str]:
-    """The tables around a path, dotted, longest first."""
+    """Return the tables around a path, dotted, longest first."""
     return list(accumulate(path[:-1], "{}.{}".format))[::-1]
 
 
@@ -100,28 +99,25 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
 _TABLES = frozenset(table for key in KEYS for table in tables_around(key.path.split(".")))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is Kind.TABLE)
+_LEAVES = frozenset(_plain(key.leaf) for key in KEYS)
 _LOCKED = {path: lock for lock in LOCKS for path in lock.paths}
 _LOCKED_FORMER = {path: lock for lock in LOCKS for path in lock.former}
 _LOCKED_OTHERS = {word: lock for lock in LOCKS for word in lock.others}
-_OTHERS = {word: Renamed(key, "") for key in KEYS for word in key.near} | {
-    word: Renamed(key, origin) for key in KEYS for origin, words in key.others.items() for word in words
-}
-WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.items()}
 
 
 def is_name(segment: str) -> bool:
-    """True if a segment of an open path can look like this; users name pools, gates and environments in this form."""
+    """True if a segment of an open path can look like this; a pool, a gate or an environment can have this name."""
     return _NAME.fullmatch(segment) is not None
 
 
 def _pattern(path: str) -> str:
-    """The path with "*" in place of the name that the user gave to a pool, a gate or an environment."""
+    """Return the path with "*" for the name that the user gave to a pool, a gate or an environment."""
     return _NAMED.sub(rf"\1.{ANY}", path)
 
 
 @lru_cache(4096)
 def find_key(path: str) -> Key | None:
-    """The open key at a path."""
+    """Return the open key at a path."""
     return _FILE.keys.get(_pattern(path))
 
 
@@ -138,66 +134,50 @@ def uses(engine: str, path: str) -> bool:
 
 
 def lock(path: tuple[str, ...]) -> Lock | None:
-    """The owner of a path of the pinned prime-rl: by a segment locked everywhere, then by the longest prefix."""
+    """Return the lock of a path of the pinned prime-rl: of a segment locked everywhere, else of the longest prefix."""
     names = (*(f"{ANY}.{segment}" for segment in path), ".".join(path), *tables_around(path))
     return next((_LOCKED[name] for name in names if name in _LOCKED), None)
 
 
 def lock_of_word(path: tuple[str, ...]) -> Lock | None:
-    """The owner of a path that another version of prime-rl or another framework has."""
+    """Return the lock of a path that another version of prime-rl or another framework has."""
     by_path = (_LOCKED_FORMER.get(name) for name in (".".join(path), *tables_around(path)))
     by_word = (_LOCKED_OTHERS.get(segment) for segment in reversed(path))
     return next((entry for entry in (*by_path, *by_word) if entry is not None), None)
 
 
-def had_keys(table: str) -> bool:
-    """True if another version of prime-rl had keys in this table that are open today."""
-    return any(word.startswith(f"{table}.") for word in FORMER)
-
-
 def find_renamed(path: tuple[str, ...]) -> Renamed | None:
-    """The open key that a former name or a word of another framework means.
+    """Return the open key that a former name or a word of another framework means.
 
-    A framework's word may stand below tables of its own. The tables of a former name may be left out, if its last
-    segment is no key of today.
+    A framework's word may stand below its own tables. A former name may lack its tables, unless its last segment is a
+    key of today.
     """
     dotted = ".".join(path)
     if dotted in WORDS:
         return WORDS[dotted]
-    for start in range(1, len(path)):
-        word = ".".join(path[start:])
-        if word in _OTHERS:
-            return _OTHERS[word]
-    if _plain(path[-1]) in _LEAVES:
-        return None
+    words = (".".join(path[start:]) for start in range(1, len(path)))
+    below = next((_OTHERS[word] for word in words if word in _OTHERS), None)
+    if below is not None or _plain(path[-1]) in _LEAVES:
+        return below
     return next((renamed for word, renamed in WORDS.items() if word.endswith(f".{dotted}")), None)
 
 
 def suggest(path: tuple[str, ...]) -> list[str]:
-    """The open keys that a misspelt path may mean: a similar name, in tables that do not contradict.
+    """Return at most MAX_SUGGESTIONS open keys that a misspelt path may mean; none if more keys are as plausible.
 
-    Returns:
-        At most MAX_SUGGESTIONS paths; none if more keys are as plausible.
+    The name is similar, and the written tables are, misspelt or not, some of the key's tables in the same order.
     """
     *tables, leaf = (_plain(name) for name in ".".join(path)[-200:].split("."))
-    leaves = [leaf] if leaf in _LEAVES else difflib.get_close_matches(leaf, _LEAVES, cutoff=0.75)
-    paths = [key.path for key in KEYS if _plain(key.leaf) in leaves and _fits(tables, key.table)]
+    leaves = [leaf] if leaf in _LEAVES else get_close_matches(leaf, _LEAVES, cutoff=0.75)
+    paths = []
+    for key in (key for key in KEYS if _plain(key.leaf) in leaves):
+        segments = map(_plain, key.table.split("."))  # an iterator: the order counts
+        if all(any(get_close_matches(segment, [name], cutoff=0.75) for segment in segments) for name in tables):
+            paths.append(key.path)
     return paths if len(paths) <= MAX_SUGGESTIONS else []
 
 
-def _plain(name: str) -> str:
-    return re.sub("[-_ ]", "", name).lower()
-
-
-def _fits(tables: list[str], table: str) -> bool:
-    """True if the written tables are, misspelt or not, some of a key's tables in the same order."""
-    segments = iter(_plain(segment) for segment in table.split("."))
-    return all(any(difflib.get_close_matches(segment, [name], cutoff=0.75) for segment in segments) for name in tables)
-
-
-_LEAVES = frozenset(_plain(key.leaf) for key in KEYS)
-
-# -- which keys apply, and their defaults -------------------------------------------------------------
+# -- the keys that apply, and their defaults ----------------------------------------------------------
 
 
 def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
@@ -213,51 +193,38 @@ def _switches_around(path: str) -> tuple[str, ...]:
 
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:
-    """prime-rl's default of a key under `resolved`; None if the key does not apply.
-
-    Raises:
-        KeyError: not an open key.
-    """
+    """Return prime-rl's default of a key under `resolved`; None if the key does not apply. KeyError: no open key."""
     key = find_key(path)
     if key is None:
         raise KeyError(path)
-    return _default(key, resolved) if applies(key, path, resolved) else None
-
-
-def _default(key: Key, resolved: Mapping[str, Value]) -> Value:
+    if not applies(key, path, resolved):
+        return None
     selected = resolved.get(key.only_if[0]) if key.only_if else None
     return key.default_for.get(selected, key.default) if isinstance(selected, str) else key.default
 
 
 def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Every open key that applies under `values`, with prime-rl's default where `values` has none.
+    """Return every open key that applies under `values`, with prime-rl's default for a key that `values` lacks.
 
     A key below a name that the user chose is there once for each such name in `values`.
     """
     resolved: dict[str, Value] = {}
     for key in KEYS:
-        for path in _paths(key.path, values):
+        stem, star, rest = key.path.partition(ANY)
+        names = [path.removeprefix(stem).partition(".")[0] for path in values if star and path.startswith(stem)]
+        for path in dict.fromkeys(f"{stem}{name}{rest}" for name in names) if star else (key.path,):
             if applies(key, path, resolved):
-                resolved[path] = values[path] if path in values else _default(key, resolved)
+                resolved[path] = values[path] if path in values else default(path, resolved)
     return resolved
-
-
-def _paths(pattern: str, values: Iterable[str]) -> Iterable[str]:
-    """The pattern with each name that `values` has in place of "*"."""
-    if ANY not in pattern:
-        return (pattern,)
-    stem, _, rest = pattern.partition(ANY)
-    names = (path.removeprefix(stem).partition(".")[0] for path in values if path.startswith(stem))
-    return dict.fromkeys(f"{stem}{name}{rest}" for name in names)
 
 
 # -- the text of --keys -------------------------------------------------------------------------------
 
 
 def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
-    """The allow-list as lines: the open keys by table, then the locked keys by owner.
+    """Return the lines of --keys: the open keys by table, with the engine's choices, then the locked keys by owner.
 
-    The keys in `unused` are marked with a minus; choices are those of the engine.
+    The keys in `unused` are marked with a minus.
     """
     lines: list[str] = []
     table = None
@@ -266,10 +233,10 @@ def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
             table = key.table
             lines += ["", f"[{table}]" if table else "at the top of train.toml"]
         head = f"{'-' if key.path in unused else ' '} {key.leaf} = {default_text(key)}"
-        condition = ""
+        lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}"]
         if key.only_if is not None and None not in key.only_if[1]:
-            condition = f" (only with {key.only_if[0]} = {' or '.join(map(str, key.only_if[1]))})"
-        lines += [f"{head:<39} {key.allowed(engine)}", f"      {key.meaning}{condition}"]
+            selector = ".".join(key.only_if[0].split(".")[-2:])
+            lines.append(f"      only with {selector} = {' or '.join(map(str, key.only_if[1]))}")
     lines += ["", "locked: refused in train.toml, with all keys below (*: in every table)"]
     for entry in LOCKS:
         if entry.paths:
@@ -279,7 +246,7 @@ def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
 
 
 def default_text(key: Key) -> str:
-    """The default as --keys shows it."""
+    """Return the default as --keys shows it."""
     if key.by_preset:
         return "by preset"
     if key.kind is Kind.TABLE:

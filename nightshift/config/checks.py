@@ -7,19 +7,16 @@ from typing import Any, NamedTuple
 from nightshift.config.allowlist import (
     ANY,
     CURRICULUM,
-    KEYS,
+    FORMER,
     OTHER_VERSION,
     WORDS,
     Lock,
-    applies,
     find_key,
     find_renamed,
-    had_keys,
     is_inner,
     is_name,
     lock,
     lock_of_word,
-    resolve,
     suggest,
     tables_around,
 )
@@ -27,17 +24,19 @@ from nightshift.config.toml_text import MAX_DEPTH
 from nightshift.config.values import Key, Kind, Value, accept, instead, is_accepted, spelled_out, value_text
 from nightshift.errors import ConfigError
 
-MAX_PROBLEMS = 200  # more are not looked for
+MAX_PROBLEMS = 200  # the check stops after so many
+Path = tuple[str, ...]
 
 
 class Problem(NamedTuple):
     """One reason to refuse a train.toml.
 
-    `path`: the key to point at. `lock`: of a key that train.toml may not hold. `target`: the open key that another name
-    means, with the same meaning and unit unless it `is_guess`.
+    `path` and `value`: the key to point at. `lock`: of a key that train.toml may not hold. `target`: the open key that
+    another name means, with the same meaning and unit unless it `is_guess`.
     """
 
-    path: tuple[str, ...]
+    path: Path
+    value: Any
     cause: str
     fix: str
     lock: Lock | None = None
@@ -45,22 +44,13 @@ class Problem(NamedTuple):
     is_guess: bool = False
 
 
-def check(tree: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, Value], list[Problem]]:
-    """Check the tables of a train.toml.
-
-    Returns:
-        The values of its open keys (another name of a key counts as the key), every open key that applies, with
-        defaults, and every problem.
-    """
-    values, problems = read_values(tree)
-    resolved = resolve(values)
-    return values, resolved, [*problems, *rule_problems(values, resolved, problems)]
-
-
 def read_values(tree: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem]]:
-    """The values of the open keys in a file's tables, and the problems of single keys."""
+    """Return the values of the open keys in a train.toml, and the problems of single keys.
+
+    Another name of a key counts as the key.
+    """
     values: dict[str, Value] = {}
-    by_path: dict[tuple[str, ...], Problem] = {}
+    by_path: dict[Path, Problem] = {}
     for problem in islice(_walk(tree, (), values), MAX_PROBLEMS):
         by_path.setdefault(problem.path, problem)
     return values, list(by_path.values())
@@ -69,24 +59,26 @@ def read_values(tree: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem
 def rule_problems(
     values: Mapping[str, Value], resolved: Mapping[str, Value], problems: Sequence[Problem] = ()
 ) -> list[Problem]:
-    """The broken rules between keys, except those about a key that has one of `problems` already."""
+    """Return the broken rules between keys, except those about a key that has one of `problems` already."""
     suspect = {".".join(problem.path) for problem in problems}
+    suspect |= {problem.target for problem in problems if problem.target not in values}
     written_as = {problem.target: problem.path for problem in problems}
-    found = []
-    for cause, fix, *paths in (*_unselected(values, resolved), *_broken_rules(values, resolved)):
+    new = []
+    for cause, fix, *paths in _broken_rules(values, resolved):
         if not suspect.intersection(paths):
             path = next((path for path in paths if path in values), paths[0])
-            found.append(Problem(written_as.get(path, tuple(path.split("."))), cause, fix))
+            new.append(Problem(written_as.get(path, tuple(path.split("."))), resolved.get(path), cause, fix))
             suspect.add(path)
-    return found
+    return new
 
 
-def _walk(node: Mapping[str, Any], path: tuple[str, ...], values: dict[str, Value]) -> Iterator[Problem]:
-    """Fill `values` from a table, in file order, and yield what the table may not hold."""
+def _walk(node: Mapping[str, Any], path: Path, values: dict[str, Value]) -> Iterator[Problem]:
+    """Fill `values` from a table, in file order, and yield the problems."""
     for name, value in node.items():
         here = (*path, name)
         dotted = ".".join(here)
         key = find_key(dotted) if is_name(name) else None  # a dot in quotes is no step into a table
+        tables = tables_of(value)
         if key is not None and key.kind is Kind.TABLE and isinstance(value, dict):
             values[dotted] = {}
             yield from _walk(value, here, values)
@@ -94,24 +86,25 @@ def _walk(node: Mapping[str, Any], path: tuple[str, ...], values: dict[str, Valu
             try:
                 values[dotted] = accept(key, value, here)
             except ConfigError as error:
-                yield Problem(here, error.cause, error.fix)
+                yield Problem(here, value, error.cause, error.fix)
         elif not is_name(name) or not is_inner(dotted):
-            if value != {} or not had_keys(dotted) or lock(here):  # else the empty header of a table of another version
+            was_table = any(word.startswith(f"{dotted}.") for word in FORMER)  # of open keys, in another version
+            if value != {} or not was_table or lock(here):
                 yield from _not_open(here, value, values)
-        elif isinstance(value, dict):
-            yield from _walk(value, here, values)
-        elif _tables(value):
-            names = [name for table in _tables(value) for name in table]
-            if not names or any(is_inner(f"{dotted}.{name}") or find_key(f"{dotted}.{name}") for name in names):
-                yield Problem(here, f"[[{dotted}]] is a list of tables", f"Write [{dotted}] once, in single brackets")
-            for table in _tables(value):
-                yield from _walk(table, here, values)
+        elif not tables:
+            cause = f"{spelled_out(here, value)} is not a table"
+            yield Problem(here, value, cause, f"Write [{dotted}] and its keys below it")
         else:
-            yield Problem(here, f"{spelled_out(here, value)} is not a table", f"Write [{dotted}] and its keys below it")
+            names = [f"{dotted}.{name}" for table in tables for name in table]
+            if not isinstance(value, dict) and (not names or any(is_inner(name) or find_key(name) for name in names)):
+                cause = f"[[{dotted}]] is a list of tables"
+                yield Problem(here, value, cause, f"Write [{dotted}] once, in single brackets")
+            for table in tables:
+                yield from _walk(table, here, values)
 
 
-def _tables(value: Any) -> list[dict[str, Any]]:
-    """The tables of a [table] or of [[tables]]; empty for another value."""
+def tables_of(value: Any) -> list[dict[str, Any]]:
+    """Return the tables of a [table] or of [[tables]]; empty for another value."""
     items = value if isinstance(value, list) else [value]
     return items if all(isinstance(item, dict) for item in items) else []
 
@@ -119,16 +112,18 @@ def _tables(value: Any) -> list[dict[str, Any]]:
 # -- a key that is not open ---------------------------------------------------------------------------
 
 
-def _not_open(path: tuple[str, ...], value: Any, values: dict[str, Value]) -> Iterator[Problem]:
-    """The answers to a key or table that is not open: one for a table with one owner, else one for each key."""
-    items = [item for table in _tables(value) for item in table.items()]
+def _not_open(path: Path, value: Any, values: dict[str, Value]) -> Iterator[Problem]:
+    """Yield the problems of a key or table that is not open: one for a table with one owner, else one for each key."""
+    items = [item for table in tables_of(value) for item in table.items()]
     if lock(path) is not None or not items or len(path) >= MAX_DEPTH:
         yield _problem(path, value, values)
         return
-    renamed = [(name, item) for name, item in items if ".".join((*path, name)) in WORDS]
-    rest = [(name, item) for name, item in items if ".".join((*path, name)) not in WORDS]
-    for name, item in renamed:
-        yield _problem((*path, name), item, values)
+    rest = []
+    for name, item in items:
+        if ".".join((*path, name)) in WORDS:
+            yield _problem((*path, name), item, values)
+        else:
+            rest.append((name, item))
     if len(rest) > 1 and (lock_of_word(path) or find_renamed(path)):
         yield _problem(path, value, values)
     else:
@@ -136,8 +131,8 @@ def _not_open(path: tuple[str, ...], value: Any, values: dict[str, Value]) -> It
             yield from _not_open((*path, name), item, values)
 
 
-def _problem(path: tuple[str, ...], value: Any, values: dict[str, Value]) -> Problem:
-    """The answer to a key that is not open. If it means an open key, `values` gets the value."""
+def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
+    """Return the problem of a key that is not open. If the key means an open key, `values` gets the value."""
     while isinstance(value, dict) and len(value) == 1 and len(path) < MAX_DEPTH:  # name the key, not its table
         name, value = next(iter(value.items()))
         path = (*path, name)
@@ -147,30 +142,34 @@ def _problem(path: tuple[str, ...], value: Any, values: dict[str, Value]) -> Pro
     if renamed is not None and not renamed.origin:
         key = renamed.key
         cause = f"{spelled} is not a key; the nearest is {key.path.replace(ANY, 'NAME')} ({key.meaning})"
-        return Problem(path, cause, "Delete it, or choose a new value for the nearest key: meaning or unit differ")
+        fix = "Delete it, or choose a new value for the nearest key: meaning or unit differ"
+        return Problem(path, value, cause, fix)
     if renamed is not None:
         key = renamed.key
         verb = "is now" if renamed.origin == OTHER_VERSION else f"is {renamed.origin}'s word for"
         allowed = "" if is_accepted(key, value) else f", which allows {key.allowed()}"
         _take_over(key, value, values)
-        return Problem(path, f"{spelled} {verb} {key.path}{allowed}", f"Write {_line(key, value)}", target=key.path)
+        cause = f"{spelled} {verb} {key.path}{allowed}"
+        return Problem(path, value, cause, f"Write {_line(key, value)}", target=key.path)
     table = ".".join(path[:-1])
     if find_key(f"{table}.{ANY}") is not None:
-        return Problem(path, f"{spelled} is unknown", f"Write a name of letters, digits, - and _ under [{table}]")
+        fix = f"Write a name of letters, digits, - and _ under [{table}]"
+        return Problem(path, value, f"{spelled} is unknown", fix)
     owner = owner or lock_of_word(path)
     if owner is not None:
         verb = "has no counterpart" if owner.owner == "nobody" else f"is locked by the {owner.owner}"
         table = next((table for table in tables_around(path) if table in (*owner.paths, *owner.former)), "")
         fix = f"Delete [{table}]" if table else "Delete it"  # an empty [table] would be refused too
         fix += f"; {owner.use}" if owner.use else ""
-        return Problem(path, f"{spelled} {verb}: {owner.reason}", fix, owner)
+        return Problem(path, value, f"{spelled} {verb}: {owner.reason}", fix, owner)
     similar = suggest(path)
     fix = f"Did you mean {' or '.join(similar)}?" if similar else "Delete it; uv run run.py --keys lists every key"
-    if len(similar) != 1:
-        return Problem(path, f"{spelled} is unknown", fix)
-    [key] = (key for key in KEYS if key.path == similar[0])
-    _take_over(key, value, values)
-    return Problem(path, f"{spelled} is unknown", f"{fix} Write {_line(key, value)}", target=key.path, is_guess=True)
+    suggested = find_key(similar[0]) if len(similar) == 1 else None
+    if suggested is None:
+        return Problem(path, value, f"{spelled} is unknown", fix)
+    _take_over(suggested, value, values)
+    fix += f" Write {_line(suggested, value)}"
+    return Problem(path, value, f"{spelled} is unknown", fix, target=suggested.path, is_guess=True)
 
 
 def _take_over(key: Key, value: Any, values: dict[str, Value]) -> None:
@@ -186,7 +185,7 @@ def _take_over(key: Key, value: Any, values: dict[str, Value]) -> None:
 
 
 def _line(key: Key, value: Any) -> str:
-    """`lr = 3e-6 under [trainer.optim]`"""
+    """Return the line to write, as in `lr = 3e-6 under [trainer.optim]`."""
     if key.kind is Kind.TABLE:
         return f"[{key.path.replace(ANY, 'NAME')}]"
     value = value if is_accepted(key, value) else instead(key, value)
@@ -199,31 +198,24 @@ def _line(key: Key, value: Any) -> str:
 Broken = tuple[str, ...]  # the cause, the fix, and the paths that the rule involves
 
 
-def _unselected(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> Iterator[Broken]:
-    """The keys of variants that are not selected."""
-    for path, value in values.items():
-        key = find_key(path)
-        if key is None or key.only_if is None or applies(key, path, resolved):
-            continue
-        selector, wanted = key.only_if
-        if resolved.get(selector) in wanted:
-            continue  # a table around the key does not apply, and has a problem of its own
-        leaf, name = path.rpartition(".")[2], selector.rpartition(".")[2]
-        cause = f"{spelled_out(tuple(path.split('.')), value)} has no effect with {selector}"
-        fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
-        if wanted == (None,):
-            fix = f"Delete one of the two: {leaf} or {name}"
-        yield f"{cause} = {value_text(resolved.get(selector))}", fix, path, selector
-
-
 def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> Iterator[Broken]:
-    """The broken rules between keys: prime-rl's own for open keys, and those that prevent a wasted run."""
+    """Yield the broken rules between keys: prime-rl's own for open keys, and rules that prevent a wasted run."""
 
     def broken(cause: str, fix: str, *paths: str) -> Broken:
         path = next((path for path in paths if path in values), paths[0])
         note = "" if path in values else " (the default)"
         text = "on" if resolved.get(path) == {} else value_text(resolved.get(path))
         return f"{path} = {text}{note}: {cause}", fix, *paths
+
+    for path, value in values.items():
+        key = find_key(path)
+        selector, wanted = key.only_if if key is not None and key.only_if else ("", ())
+        if selector and resolved.get(selector) not in wanted:  # the key belongs to another variant
+            name, leaf = selector.rpartition(".")[2], path.rpartition(".")[2]
+            fix = f"Delete it, or write {name} = {' or '.join(map(value_text, wanted))}"
+            fix = f"Delete one of the two: {leaf} or {name}" if wanted == (None,) else fix
+            cause = f"{spelled_out(tuple(path.split('.')), value)} has no effect with {selector}"
+            yield f"{cause} = {value_text(resolved.get(selector))}", fix, path, selector
 
     batch_path, group_path = "orchestrator.batch_size", "orchestrator.group_size"
     algo, batch, group = resolved["orchestrator.algo.type"], resolved.get(batch_path), resolved[group_path]
@@ -238,7 +230,7 @@ def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> I
         key = find_key(low)
         for limit in key.at_most if key is not None else ():
             high = f"{low.rpartition('.')[0]}.{limit.rpartition('.')[2]}" if ANY in limit else limit
-            if resolved.get(low) is not None and resolved.get(high) is not None and resolved[low] > resolved[high]:
+            if resolved[low] is not None and resolved.get(high) is not None and resolved[low] > resolved[high]:
                 less, more = low.rpartition(".")[2], high.rpartition(".")[2]
                 cause = f"{less} {value_text(resolved[low])} exceeds {more} {value_text(resolved[high])}"
                 yield broken(cause, f"Lower {less} or raise {more}", low, high)
@@ -248,19 +240,19 @@ def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> I
         cause = f"a completion of {resolved[length_path]} leaves no room for its prompt in seq_len {row}"
         yield broken(cause, "Lower max_completion_tokens or raise seq_len", length_path, "seq_len")
 
-    kind_path, warmup_path, decay_path = (
+    type_path, warmup_path, decay_path = (
         f"trainer.scheduler.{leaf}" for leaf in ("type", "warmup_steps", "decay_steps")
     )
-    schedule, steps = resolved[kind_path], resolved["max_steps"]
+    schedule, steps = resolved[type_path], resolved["max_steps"]
     warmup, decay = resolved.get(warmup_path) or 0, resolved.get(decay_path) or 0
     if schedule == "linear" and warmup == 0 and decay == 0:
         cause = "warmup_steps and decay_steps are both 0"
-        yield broken(cause, 'Write type = "constant"', kind_path, warmup_path, decay_path)
+        yield broken(cause, 'Write type = "constant"', type_path, warmup_path, decay_path)
     if schedule == "linear" and decay == 1:  # prime-rl decays over decay_steps - 1 steps
         yield broken("it would divide by zero at its start", "Write 0, or 2 or more", decay_path)
     if steps is None and (schedule == "cosine" or decay > 0):
         fix = "Write max_steps at the top of the file" + (", or decay_steps = 0" if schedule == "linear" else "")
-        yield broken("the decay ends at max_steps, which is not set", fix, kind_path, "max_steps")
+        yield broken("the decay ends at max_steps, which is not set", fix, type_path, "max_steps")
     if steps is not None and schedule != "constant" and warmup >= steps:
         cause = f"a warm-up of {warmup} steps never ends within max_steps {steps}"
         yield broken(cause, f"Write warmup_steps = {steps - 1} or less, or raise max_steps", warmup_path, "max_steps")
@@ -272,7 +264,7 @@ def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> I
         fix = "Write nesterov = false, or a momentum above 0"
         yield broken("Nesterov needs some", fix, "trainer.optim.momentum", "trainer.optim.nesterov")
 
-    # Only what the file writes counts: the memory preset makes the rest fit.
+    # Only keys of the file count: the memory preset makes the other keys fit.
     ac, ac_offload, fsdp_offload, optim_offload = (
         f"trainer.model.{leaf}" for leaf in ("ac", "ac_offloading", "fsdp_cpu_offload", "optim_cpu_offload")
     )
@@ -285,14 +277,12 @@ def _broken_rules(values: Mapping[str, Value], resolved: Mapping[str, Any]) -> I
         fix = "Write fsdp_cpu_offload = false"
         yield broken("the muon optimizer cannot go with it", fix, fsdp_offload, "trainer.optim.type")
 
-    pools_table = f"{CURRICULUM}.sampler.pools"
-    pools = [path for path, value in resolved.items() if value == {} and path.rpartition(".")[0] == pools_table]
-    for pool in pools:
-        for leaf in ("threshold", "weight"):
-            if resolved[f"{pool}.{leaf}"] is None:
-                yield broken(f"the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}")
-    thresholds = [resolved[f"{pool}.threshold"] for pool in pools]
-    weights = [resolved[f"{pool}.weight"] for pool in pools]
+    table = f"{CURRICULUM}.sampler.pools"
+    pools = [path for path, value in resolved.items() if value == {} and path.rpartition(".")[0] == table]
+    thresholds, weights = ([resolved[f"{pool}.{leaf}"] for pool in pools] for leaf in ("threshold", "weight"))
+    for pool, leaf in ((pool, leaf) for pool in pools for leaf in ("threshold", "weight")):
+        if resolved[f"{pool}.{leaf}"] is None:
+            yield broken(f"the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool, f"{pool}.{leaf}")
     if None not in thresholds and len({*thresholds}) < len(thresholds):
         yield broken("two pools have the same threshold", "Give each its own", f"{pools[-1]}.threshold")
     if pools and None not in weights and not any(weights):

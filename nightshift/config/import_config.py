@@ -14,6 +14,8 @@ from nightshift.config.allowlist import (
     CURRICULUM,
     DIALECTS,
     KEYS,
+    RATIO,
+    SOURCE,
     Dialect,
     default_text,
     find_key,
@@ -23,10 +25,10 @@ from nightshift.config.allowlist import (
     lock_of_word,
     resolve,
 )
-from nightshift.config.checks import Problem, read_values, rule_problems
+from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
 from nightshift.config.toml_text import MAX_LINE, document
 from nightshift.config.train_toml import parse
-from nightshift.config.values import Value, accept, spelled_out, value_text
+from nightshift.config.values import Kind, Value, accept, is_accepted, spelled_out, value_text
 from nightshift.errors import ConfigError
 from nightshift.text import clean
 
@@ -34,7 +36,6 @@ IMPORTED_NAME = "imported.toml"
 GROUP_SIZE = "orchestrator.group_size"
 MAX_INFLIGHT = "orchestrator.concurrency.max_inflight"
 ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
-_PRIME_RL = Dialect("prime-rl", ())
 _TITLES = {
     "rules": "left out, fixed by rules.toml for a whole campaign:",
     "harness": "left out, set by the harness or by a flag of run.py:",
@@ -57,12 +58,12 @@ class Import:
     left_out: list[Problem] = field(default_factory=list)
 
     def leave_out(self, path: str, cause: str) -> None:
-        """Take a key and the keys below it out of the values."""
+        """Remove a key and the keys below it from the values."""
         self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
-        self.left_out.append(Problem(tuple(path.split(".")), cause, ""))
+        self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
 
     def report(self) -> list[str]:
-        """The changed keys, then the keys that were left out, by owner."""
+        """Return lines: the changed keys, then the keys that were left out, by owner."""
         lines = [f"read as a config of {self.dialect.name}: {len(self.values)} keys in train.toml"]
         lines += [f"  {note}" for note in [*self.notes, self.dialect.note] if note]
         for owner, title in _TITLES.items():
@@ -74,7 +75,7 @@ class Import:
         return lines
 
     def train_toml(self, name: str) -> bytes:
-        """A train.toml with the values, in the order of the allow-list, each key with its meaning."""
+        """Return a train.toml with the values, in the order of the allow-list, each key with its meaning."""
         tables = {"": [f"# Imported from {clean(name, 80)}. uv run run.py --keys lists every key."]}
         for key, path in ((key, path) for key in KEYS for path in self.values if find_key(path) is key):
             table, _, leaf = path.rpartition(".")
@@ -87,52 +88,49 @@ class Import:
 
 
 def import_config(source: bytes, name: str) -> Import:
-    """Translate the bytes of a config; `name` is its name in messages.
-
-    Raises:
-        ConfigError: the bytes are no TOML, or too many.
-    """
+    """Return the translation of a config's bytes; `name` is its name in messages. ConfigError: they are no TOML."""
     _, tree = document(source, name)
     values, problems = read_values(tree)
-    dialect = next((dialect for dialect in DIALECTS if any(_has(tree, sign) for sign in dialect.signs)), _PRIME_RL)
-    result = Import(tree, dialect, values)
+    signs = ((sign, dialect) for dialect in DIALECTS for sign in dialect.signs)
+    dialect = next((dialect for sign, dialect in signs if not isinstance(at(tree, sign), dict | None)), None)
+    result = Import(tree, dialect or Dialect("prime-rl", ()), values)
     for problem in problems:
         if problem.is_guess:
             values.pop(problem.target, None)
-        path, value, target = ".".join(problem.path), at(tree, ".".join(problem.path)), problem.target
+        path, value, target = ".".join(problem.path), problem.value, problem.target
+        key = find_key(target)
         if isinstance(value, list) and is_inner(path):
-            result.notes += (
-                [f"{path}: its {len(value)} entries share one setting of each key"] if len(value) > 1 else []
-            )
-        elif target not in values:
+            note = f"{path}: its {len(value)} entries share one setting of each key"
+            result.notes += [note] if len(value) > 1 else []
+        elif key is None or target not in values:
             result.left_out.append(problem)
-        elif isinstance(value, int | float | str) and value != values[target]:
-            cause = (
-                f"{spelled_out(problem.path, value)} is not copied: {target} is {value_text(values[target])} already"
-            )
-            result.left_out.append(problem._replace(cause=cause))
-        else:
+        elif key.kind is Kind.TABLE or (is_accepted(key, value) and accept(key, value) == values[target]):
             result.notes.append(f"{path} -> {target}" + ("" if values[target] == {} else f" = {value_text(value)}"))
+        else:
+            cause = f"{spelled_out(problem.path, value)} is not copied"
+            result.left_out.append(problem._replace(cause=f"{cause}: {target} is {value_text(values[target])} already"))
     _convert(tree, result)
-    _apply_dialect(result)
+    for path, reason in result.dialect.other_meaning.items():
+        if path in result.values and result.values[path] != result.dialect.defaults.get(path):
+            result.leave_out(
+                path, f"{spelled_out(tuple(path.split('.')), result.values[path])} is not copied: {reason}"
+            )
+    for path, default in result.dialect.defaults.items():
+        key = find_key(path)
+        if key is not None and path not in result.values:
+            result.values[path] = accept(key, default)
+            text = "on" if default == {} else value_text(default)
+            result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {default_text(key)})")
     _make_valid(result)
     parse(result.train_toml("a config"))
     return result
 
 
 def at(tree: Any, path: str) -> Any:
-    """The value at a dotted path; None if there is none."""
+    """Return the value at a dotted path; None if there is none."""
     for name in path.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
-
-
-def _has(tree: Any, sign: str) -> bool:
-    return not isinstance(at(tree, sign), dict | None)
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
 
 
 def is_of_today(tree: Mapping[str, Any]) -> bool:
@@ -140,72 +138,60 @@ def is_of_today(tree: Mapping[str, Any]) -> bool:
     _, problems = read_values(tree)
     paths = [problem.path for problem in problems if lock(problem.path) is None]
     foreign = [path for path in paths if ".".join(path) not in ALIASES and (find_renamed(path) or lock_of_word(path))]
-    return bool(tree) and not foreign
+    return bool(tree) and all(".".join(path).startswith(f"{SOURCE}.") for path in foreign)
 
 
 def model_name(tree: Mapping[str, Any]) -> str:
-    """The model that a config trains; "" if it names none."""
+    """Return the model that a config trains; "" if it names none."""
     models = [at(tree, path) for path in CARRIED["model"]]
     return next((model for model in models if isinstance(model, str)), "")
 
 
-def environments(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the environments that a config trains on."""
-    entries = [entry for path in CARRIED["environments"] for entry in _tables(at(tree, path))]
-    return tuple(dict.fromkeys(name for name in map(environment_name, entries) if name))
+def environments(tree: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the lists of environments that a config trains on: the path of each list, with each of its entries."""
+    return [(path, entry) for path in CARRIED["environments"] for entry in tables_of(at(tree, path))]
 
 
 def environment_name(entry: Mapping[str, Any]) -> str:
-    """The name of an entry of a list of environments, as environments/ spells names; "" if the entry has none."""
+    """Return the name in a list of environments, as environments/ spells names; "" if the entry has none."""
     candidates = [at(entry, path) for path in ("env.taskset.id", "taskset.id", "id", "name")]
     name = next((name for name in candidates if isinstance(name, str)), "")
     return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
 
 
-def gpus(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a config says of its GPUs, one key each."""
-    paths = [path for path in CARRIED["gpus"] if at(tree, path) is not None]
-    return tuple(spelled_out(tuple(path.split(".")), at(tree, path)) for path in paths)
-
-
 def _convert(tree: Mapping[str, Any], result: Import) -> None:
-    """Translate the settings whose form changed, and not only the name."""
+    """Translate the settings that changed their form, and not only their name."""
+    notes: dict[str, str] = {}  # of each translated path
     batch_size = result.values.get("orchestrator.batch_size", 128)
     for table in ("orchestrator.", ""):
-        factor, filters = at(tree, f"{table}oversampling_factor"), _tables(at(tree, f"{table}pre_batch_filters"))
+        factor, filters = at(tree, f"{table}oversampling_factor"), tables_of(at(tree, f"{table}pre_batch_filters"))
         if isinstance(factor, int | float) and isinstance(batch_size, int) and 1 <= factor <= 1000:
             in_flight = result.values.setdefault(MAX_INFLIGHT, int(factor * batch_size))
-            result.notes.append(f"{table}oversampling_factor = {factor} -> {MAX_INFLIGHT} = {in_flight}")
-        enforced = [each.get("type") for each in filters if each.get("enforce", True) is True]
-        is_on = {
-            f"{table}buffer.online_difficulty_filtering": at(tree, f"{table}buffer.online_difficulty_filtering")
-            is True,
-            f"{table}pre_batch_filters": "zero_advantage" in enforced,
-        }
-        for path in [path for path, on in is_on.items() if on]:
+            notes[f"{table}oversampling_factor"] = f" = {factor} -> {MAX_INFLIGHT} = {in_flight}"
+        enforced = [entry.get("type") for entry in filters if entry.get("enforce", True) is True]
+        filtering = f"{table}buffer.online_difficulty_filtering"
+        switches = {filtering: at(tree, filtering) is True, f"{table}pre_batch_filters": "zero_advantage" in enforced}
+        for path in [path for path, is_on in switches.items() if is_on]:
             result.values[ZERO_ADVANTAGE] = {}
-            result.notes.append(f"{path} -> {ZERO_ADVANTAGE}")
-    translated = tuple(f"{note.partition(' ')[0]}." for note in result.notes)
-    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(translated)]
-
-
-def _apply_dialect(result: Import) -> None:
-    """Leave out keys that meant something else in the dialect, and write its defaults."""
-    dialect = result.dialect
-    for path, reason in dialect.other_meaning.items():
-        if path in result.values and result.values[path] != dialect.defaults.get(path):
-            spelled = spelled_out(tuple(path.split(".")), result.values[path])
-            result.leave_out(path, f"{spelled} is not copied: {reason}")
-    for path, value in dialect.defaults.items():
-        key = find_key(path)
-        if key is not None and path not in result.values:
-            result.values[path] = accept(key, value)
-            text = "on" if value == {} else value_text(value)
-            result.notes.append(f"{path} = {text}: the default of {dialect.name} (today {default_text(key)})")
+            notes[path] = f" -> {ZERO_ADVANTAGE}"
+    entries = environments(tree)
+    names = [environment_name(entry) for _, entry in entries]
+    ratios = [(f"{path}.ratio", entry.get("ratio")) for path, entry in entries]
+    listed = at(tree, "orchestrator.buffer.env_ratios")
+    if isinstance(listed, list) and len(listed) == len(entries):
+        ratios = [("orchestrator.buffer.env_ratios", ratio) for ratio in listed]
+    for name, (path, ratio) in zip(names, ratios, strict=True):
+        key = find_key(f"{RATIO}.{name}")
+        if key is not None and 1 < len({*names}) == len(names) and is_accepted(key, ratio):
+            result.values[f"{RATIO}.{name}"] = accept(key, ratio)
+            notes[path] = f"{notes.get(path, ' ->')} {RATIO}.{name} = {value_text(ratio)}"
+    result.notes += [f"{path}{note}" for path, note in notes.items()]
+    moved = tuple(f"{path}." for path in notes)
+    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(moved)]
 
 
 def _make_valid(result: Import) -> None:
-    """Leave out what breaks a rule between keys; a group of one, prime-rl's default, becomes a group of four."""
+    """Leave out keys that break a rule between keys; a group of one, prime-rl's default, becomes a group of four."""
     for _ in range(len(result.values) + 2):  # each round leaves out one key, and one may be added
         problems = rule_problems(result.values, resolve(result.values))
         if not problems:

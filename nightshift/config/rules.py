@@ -1,10 +1,10 @@
-"""What all experiments of a campaign share: frozen constants and the bytes of the code that measures.
+"""The rules of a campaign: the constants that all its experiments share, and the files that measure.
 
-Two results compare only if they carry the same rules hash. Nothing in train.toml can change a value
-here; a value here that train.toml also names is a locked key (see allowlist.toml). Which rules hold: rules_toml.py.
+Two results compare only if they have the same rules hash. train.toml cannot change a value here: a key of train.toml
+with the same meaning is locked (allowlist.toml). rules_toml.py makes the rules from rules.toml.
 
-`Rules.measuring` lists the measuring files: they are hashed into every record, and may not change while a campaign
-lives (experiment/integrity.py). A path is a file, or a folder with all below it where it ends with a slash.
+`Rules.measuring` lists the measuring files. They are part of the hash, and may not change during a campaign
+(experiment/integrity.py). A path that ends with a slash is a folder with all files below it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nightshift.config.decision_rules import RuleConstants
 from nightshift.errors import UsageError
 
 RULES_NAME = "rules.toml"
-# What turns a config into a number and a number into a verdict, whatever the engine and the environment.
+# The files that make a score from a config and a decision from a score, for every engine and environment.
 MEASURING_CODE = (
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/commits.py",
@@ -49,21 +49,21 @@ MEASURING_CODE = (
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
 )
-TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # what drives a taskset; the harness for prime-rl
+TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # run a taskset; the harness for prime-rl
 _SCORER_CODE = ("nightshift/evaluation/scorer.py",)
-# What nothing loads: compiled code, caches, what editors (and NFS, of a deleted file) leave while a file is open.
+# Files that no program loads: compiled code, caches, and files of editors and of NFS.
 _UNREAD = re.compile(
     r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache|ipynb_checkpoints|idea|vscode)"
     r"|.*~|\..*\.sw[a-z]|\.#.*|#.*#|4913|\.nfs[0-9a-f]+"
 )
 _PART_BYTES = 1 << 24
-_BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash
-NO_CARD = "none"  # the preset where no GPU is used, or none is here
+_BUSIEST = 8.0  # wall-clock seconds for one CPU second; on a busier machine a run is a crash
+NO_CARD = "none"  # the memory preset without a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How evaluation samples: greedy when `temperature` is 0."""
+    """How the evaluation samples: greedily if `temperature` is 0."""
 
     max_completion_tokens: int
     temperature: float = 0.0
@@ -72,9 +72,9 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class TasksetRules:
-    """Somebody's verifiers v1 package: the `module` in a `folder` of the checkout, or, where that is "", installed.
+    """A user's verifiers v1 package: `module` in a `folder` of the checkout; if `folder` is "", it is installed.
 
-    `reward_range`: its lowest and highest reward, read as 0 and 1. `prompt_tokens`: room that a prompt may need.
+    `reward_range`: the lowest and the highest reward, scored as 0 and 1. `prompt_tokens`: room for a prompt.
     """
 
     module: str
@@ -83,31 +83,31 @@ class TasksetRules:
     prompt_tokens: int
 
     def place(self, root: Path) -> Path:
-        """The package: a folder, or one file. UsageError where it is not there."""
+        """Return the package, a folder or one file. Raises UsageError if no such package is installed."""
         if self.folder:
             folder = root / self.folder
             places = (folder, folder / self.module, folder / "src" / self.module)
             return next((place for place in places if (place / "__init__.py").is_file()), folder)
-        found = find_spec(self.module)
-        if found is None or found.origin is None:
+        spec = find_spec(self.module)
+        if spec is None or spec.origin is None:
             raise UsageError(f"{RULES_NAME}: no package {self.module} is installed", "Install it: uv pip install NAME.")
-        origin = Path(found.origin)
+        origin = Path(spec.origin)
         return origin.parent if origin.name == "__init__.py" else origin
 
     def beside(self, root: Path) -> list[Path]:
-        """Where packages lie that came with it in its folder."""
+        """Return the folder with the other packages of the taskset's folder, if the taskset has its own folder."""
         place = self.place(root)
         return [place.parent] if self.folder and place != root / self.folder else []
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRules:
-    """One environment: the folder `environments/<name>/`, the sizes of its sets, the folders that its code `needs`.
+    """One environment: the folder `environments/<name>/`, the sizes of its splits, and the folders that it `needs`.
 
-    `weight`: its share of the score, among those of the other environments. `taskset`: somebody's package in place of
-    that folder. `is_bounded`: its answers are scored in a process of their own. `args`: what its data is loaded by, or
-    the taskset's config. `versions`: of what its package requires (ours: what they pin), `name==version`;
-    `versions_sha256`: of all that it requires, in turn, too.
+    `weight`: its share of the score, relative to the other environments. `taskset`: a user's package instead of the
+    folder. `is_bounded`: another process scores the answers. `args`: arguments of its data, or the taskset's config.
+    `versions`: `name==version` of the packages that it requires (of our environments: pins). `versions_sha256`: of all
+    packages that it requires, directly or not.
     """
 
     name: str
@@ -116,7 +116,7 @@ class EnvironmentRules:
     needs: tuple[str, ...] = ()
     weight: float = 1.0
     taskset: TasksetRules | None = None
-    is_game: bool = False  # of several turns, against an opponent
+    is_game: bool = False  # several turns against an opponent
     is_bounded: bool = False
     args: dict[str, Any] = field(default_factory=dict)
     versions: tuple[str, ...] = ()
@@ -124,12 +124,12 @@ class EnvironmentRules:
 
     @property
     def package(self) -> str:
-        """What its folder holds for Python to import, which is also its id for verifiers."""
+        """The Python package in its folder, which is also its id in verifiers."""
         return f"nightshift_{self.name}"
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Paths of all folders in the checkout that its code lies in, its own first."""
+        """The folders of the checkout that hold its code, its own folder first."""
         if self.taskset is not None:
             return (*([self.taskset.folder] if self.taskset.folder else []), *TASKSET_FOLDERS)
         return tuple(f"environments/{name}/" for name in (self.name, *self.needs))
@@ -137,58 +137,58 @@ class EnvironmentRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """One set-up. `deadline_seconds` is the hard stop of one run, start-up and evaluation included.
+    """The rules of one campaign.
 
-    `budget_clock` counts the budget: `cpu` what the trainer's one thread computes, so that a neighbour on the machine
-    takes time and few steps (docs/measured.md). On a GPU it is always `wall`: that computes beside the CPU.
+    `budget_clock`: `cpu` counts the CPU time of the trainer's one thread, so that another process on the machine costs
+    time and few steps (docs/measured.md). With a GPU it is always `wall`.
     """
 
     name: str
     engine: str
     model: str
-    model_revision: str | None  # None: the model's bytes lie in this repository and are hashed
-    environments: tuple[EnvironmentRules, ...]
-    num_gpus: int  # that a machine must have for them to be its rules
+    num_gpus: int  # that the machine must have
     budget_seconds: float
     startup_seconds: float
     evaluation_seconds: float
     decoding: Decoding
-    decision: RuleConstants
-    max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
+    max_completion_tokens: int  # upper bound of training completions: the model's context allows no more
+    model_revision: str | None = None  # None: the model's bytes lie in this repository and are hashed
+    environments: tuple[EnvironmentRules, ...] = ()
+    decision: RuleConstants = field(default_factory=RuleConstants)
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
-    memory: str = NO_CARD  # the preset of memory that its engine keeps to: `2 x 80 GB` (engines/memory.py)
+    memory: str = NO_CARD  # the engine's memory preset, `2 x 80 GB` (engines/memory.py)
 
     @property
     def deadline_seconds(self) -> float:
-        """Hard stop of one run, wall-clock: reaching it is a crash."""
+        """Wall-clock limit of one run with start-up and evaluation; a run that reaches it is a crash."""
         slowest = _BUSIEST if self.budget_clock == "cpu" else 1.0
         return self.startup_seconds + slowest * self.budget_seconds + self.evaluation_seconds
 
     @property
     def budget_text(self) -> str:
-        """`60 s of CPU time`, which is 60 s on a calm machine; `600 s`."""
+        """The budget in words: `60 s of CPU time`, or `600 s`."""
         return f"{self.budget_seconds:g} s" + (" of CPU time" if self.budget_clock == "cpu" else "")
 
     def seed(self, index: int) -> int:
-        """Seed of the index-th run of a campaign."""
+        """Return the seed of the index-th run of a campaign."""
         return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:
-        """The same rules under another budget: another hash, so a campaign of its own."""
+        """Return the same rules with another budget, and so with another hash."""
         if not 1 <= budget_seconds <= 86_400:
             raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
         return replace(self, budget_seconds=float(budget_seconds))
 
     @property
     def environment_names(self) -> tuple[str, ...]:
-        """As rules.toml writes them."""
+        """The environments' names in the order of rules.toml."""
         return tuple(environment.name for environment in self.environments)
 
     @property
     def measuring(self) -> tuple[str, ...]:
-        """Paths of all that can move the number or the verdict: what the hash covers, beside the constants here."""
+        """Paths of all files in the checkout that can change a score or a decision."""
         engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
         folders = (folder for environment in self.environments for folder in environment.folders)
         model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
@@ -196,18 +196,18 @@ class Rules:
         return (*MEASURING_CODE, engine, *(_SCORER_CODE if scored else ()), *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
-        """Files and folders outside the checkout that measure: installed packages of tasksets, a model."""
+        """Return the measuring files and folders outside the checkout: installed tasksets, and a model."""
         tasksets = [environment.taskset for environment in self.environments]
         packages = [taskset.place(root) for taskset in tasksets if taskset is not None and not taskset.folder]
         return [*packages, *([Path(self.model)] if Path(self.model).is_absolute() else [])]
 
     def hash(self, root: Path) -> str:
-        """12 hex digits over the constants, and the bytes of `measuring` below `root`."""
+        """Return 12 hex digits over the constants and the bytes of all measuring files."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
-        covered = [(place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in self.elsewhere(root)]
-        for top, paths in [(root, self.measuring), *covered]:
+        outside = [(place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in self.elsewhere(root)]
+        for top, paths in [(root, self.measuring), *outside]:
             for name in covered_files(top, paths):
-                with (top / name).open("rb") as file:  # a part at a time: a model has gigabytes
+                with (top / name).open("rb") as file:  # in parts: a model has gigabytes
                     digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
                     while data := file.read(_PART_BYTES):
                         digest.update(data)
@@ -215,13 +215,13 @@ class Rules:
 
 
 def is_covered(name: str, paths: Sequence[str]) -> bool:
-    """True if the file `name`, relative to the checkout, is one of these paths or lies below one."""
+    """True if the file `name`, relative to the checkout, is one of `paths` or lies below one of them."""
     below = [name[len(path) :] for path in paths if path.endswith("/") and name.startswith(path)]
     return name in paths or any(not any(map(_UNREAD.fullmatch, rest.split("/"))) for rest in below)
 
 
 def covered_files(root: Path, paths: Sequence[str]) -> list[str]:
-    """Names of the regular files below `root` that `paths` cover, in order. UsageError for a link to a folder."""
+    """Return the sorted names of the regular files below `root` that `paths` cover. UsageError: a folder is a link."""
     names, top = set(paths), str(root.absolute())
     for path in paths:
         for folder, folders, files in os.walk(f"{top}/{path.rstrip('/')}"):

@@ -1,9 +1,8 @@
-"""rules.toml: what the person chose; and the rules that come of it on a machine.
+"""Read rules.toml, the user's choices, and make the rules of this machine from it.
 
-A set-up is a way to train: engine, limits, budget, a model of its own. An environment says in [tool.nightshift] of its
-pyproject.toml how large its sets are, which models can answer it (its own first; `any`: those that are not in models/),
-and what was measured of the effects of changes there; of somebody's taskset rules.toml says it.
-`rules_here` puts together what goes together.
+setups.toml lists the set-ups: an engine with its limits, its budget and its model. An environment declares in
+[tool.nightshift] of its pyproject.toml the sizes of its splits, the models that can answer it (its own model first;
+`any`: every model outside models/), and the measured size of effects. For a user's taskset, rules.toml declares this.
 """
 
 import hashlib
@@ -27,189 +26,43 @@ from nightshift.config.toml_text import line_of
 from nightshift.errors import UsageError
 from nightshift.files import read_file
 
-EXTRA = "uv sync --extra verifiers"
-Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
-NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment: it is part of a package's, and of that of the rules
-_TAKEN = ("agg", "eval", "incumbent", "strict")  # names of other scores and rewards begin so
-_MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
-
-
-class Table(msgspec.Struct, forbid_unknown_fields=True):
-    """[environment.NAME]: `weight` and `args` of any environment; the rest goes with `package`, num_selection must."""
-
-    weight: Scale = 1.0
-    package: Name = ""
-    num_selection: Annotated[int, Meta(ge=1, le=10**6)] | None = None
-    num_train: Annotated[int, Meta(ge=1, le=10**6)] | None = None
-    args: dict[str, Any] = {}
-    reward_range: tuple[float, float] = (0.0, 1.0)
-    prompt_tokens: Annotated[int, Meta(ge=1, le=10**6)] = 1024
-    models: Annotated[tuple[str, ...], Meta(min_length=1)] = ("any",)
-
-
-def check_environment(root: Path, name: str, table: Table) -> None:
-    """UsageError for what does not go together in [environment.NAME]."""
-    where = f"{RULES_NAME}: [environment.{name}]"
-    if not NAME.fullmatch(name) or name in _TAKEN:
-        fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
-        raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
-    check_json(where, table.args)
-    if not table.package:
-        given = msgspec.to_builtins(table).keys() - {"weight", "args"}
-        alone = [key for key in sorted(given) if getattr(table, key) != getattr(Table(), key)]
-        if alone:
-            raise UsageError(f"{where}: {alone[0]} goes with package", "Write package = ..., or leave it out.")
-        return
-    if (root / "environments" / name).exists():
-        raise UsageError(f"{where}: environments/{name} is there already", "Name it otherwise, or leave package out.")
-    if table.num_selection is None:
-        raise UsageError(f"{where} has no num_selection", "Write how many tasks decide: num_selection = 200.")
-    low, high = table.reward_range
-    if not -1e9 <= low < high <= 1e9:
-        raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
-
-
-def check_json(where: str, args: dict[str, Any]) -> None:
-    """UsageError for what TOML knows and the rules cannot be hashed with."""
-    try:
-        json.dumps(args, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{where}: args: {error}", "Write text, numbers, true or false, and lists of them.") from None
-
-
-def taskset_rules(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[str]]:
-    """The package that `table` names, a folder relative to the checkout or an installed one, as the rules hold it; and
-    what it requires.
-
-    UsageError where there is none, where a part of it lies elsewhere, or without verifiers.
-    """
-    where = f"{RULES_NAME}: [environment.{name}]: package = {json.dumps(table.package)}"
-    folder = (root / table.package).resolve()
-    is_folder = folder.is_dir() and folder.is_relative_to(root.resolve()) and folder != root.resolve()
-    if is_folder:
-        inside = [path.parent.name for pattern in ("*", "src/*") for path in folder.glob(f"{pattern}/__init__.py")]
-        own = (folder / "__init__.py").is_file() or folder.name in inside
-        modules = [folder.name] if own else inside
-        if len(modules) != 1:
-            cause = f"{where}: {len(modules)} packages in that folder ({', '.join(sorted(inside)) or 'none'})"
-            raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py.")
-        path = folder / "pyproject.toml"
-        try:
-            project = msgspec.toml.decode(read_file(path) if path.exists() else "").get("project", {})
-            requires = msgspec.convert(project.get("dependencies", []), list[str])
-        except (OSError, ValueError, RecursionError, AttributeError) as error:
-            raise UsageError(f"{path}: {error}", "Mend it, or name the folder of the package itself.") from None
-        module, place = modules[0], f"{folder.relative_to(root.resolve()).as_posix()}/"
-    else:
-        module, place = table.package.replace("-", "_"), ""
-        owners = metadata.packages_distributions().get(module, [])
-        requires = [line for owner in owners for line in metadata.requires(owner) or ()]
-    if not _MODULE.fullmatch(module):
-        raise UsageError(f"{where} is no folder of this checkout", "Name a folder in it, or an installed package.")
-    found = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
-    if not found.place(root).is_dir():
-        raise UsageError(f"{where} is one file", f"Make it a package: {module}/__init__.py.")
-    if not any(metadata.distributions(name="verifiers")):
-        raise UsageError(f"{where} needs verifiers, which is not installed", f"Run: {EXTRA}")
-    return found, ["verifiers", *requires]
-
-
-def versions_of(requirements: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Of the installed distributions that they name, `name==version`; and sha256 over those and all that these require
-    in turn, "" for none."""
-    found = list(_versions(requirements))
-    digest = hashlib.sha256(" ".join(sorted(version for _, version in found)).encode()).hexdigest() if found else ""
-    return tuple(version for depth, version in found if depth == 0), digest
-
-
-def _versions(requirements: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """0 and `name==version` of every installed distribution that they name; 1 and more for what those require."""
-    waiting, seen = [(0, line) for line in requirements], set[str]()
-    for depth, line in waiting:  # which grows
-        match = _REQUIREMENT.match(line)
-        if match is None or match[3] or (name := re.sub(r"[-_.]+", "-", match[1]).lower()) in seen:
-            continue
-        seen.add(name)
-        with suppress(metadata.PackageNotFoundError):  # for another platform, or found missing when it is imported
-            distribution = metadata.distribution(name)
-            yield depth, f"{name}=={distribution.version}"
-            waiting += [(depth + 1, each) for each in distribution.requires or []]
-
-
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-
-
-def portable_path(root: Path, model: str) -> str:
-    """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked.
-    UsageError for one that holds the checkout."""
-    if not model or not (root / model).is_dir():
-        return model
-    real = Path(os.path.realpath(root / model))
-    if root.resolve().is_relative_to(real):
-        cause = f"{RULES_NAME}: model = {json.dumps(model)} is {real}, which holds this checkout"
-        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
-    for place, top in ((real, root.resolve()), (Path(os.path.normpath(root / model)), root)):
-        if place.is_relative_to(top):
-            return place.relative_to(top).as_posix()
-    return str(real)
-
-
-def check_model(root: Path, model: str, revision: str | None) -> None:
-    """UsageError for what is neither a folder nor a commit on the hub: a name alone could be another model tomorrow."""
-    is_folder = (root / model).is_dir()
-    if is_folder is bool(revision) or not (is_folder or _HUB_NAME.fullmatch(model)):
-        what = (
-            "a folder, and has a revision" if is_folder else "no folder here" + ", and has no revision" * (not revision)
-        )
-        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
-        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
-
-
-MODELS = "models/"  # what lies there knows the formats of a few environments only
+MODELS = "models/"  # its models answer a few environments only
 ANY_MODEL = "any"
+NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment; part of the names of its package and of the rules
+_TAKEN = ("agg", "eval", "incumbent", "strict")  # other scores and rewards have names that begin with these
 _REMOVED = ("early_stop", "score_last")  # keys of 0.2
+_MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
+Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
+Count = Annotated[int, Meta(ge=1, le=10**6)]
+Models = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
-def _setup(row: dict[str, Any]) -> Rules:
-    return msgspec.convert({"model_revision": None, "environments": (), "decision": {}} | row, Rules)
-
-
-_SETUPS_NAME = Path(__file__).with_name("setups.toml")
-_SETUPS = tuple(
-    map(_setup, msgspec.toml.decode(_SETUPS_NAME.read_bytes())["setups"])
-)  # what a machine can do best first
+_FILE = Path(__file__).with_name("setups.toml")
+_SETUPS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[Rules, ...]])["setups"]
 REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.model_revision}
 
 
-class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What was measured on an environment: see RuleConstants.scaled."""
+class Table(msgspec.Struct, forbid_unknown_fields=True):
+    """[environment.NAME] of rules.toml. All keys but `weight` and `args` need `package`, which needs num_selection."""
 
-    prior_sd: Scale = GSM8K_PRIOR_SD
-    seed_sd: Scale = RuleConstants().seed_sd
-
-
-class _Declared(msgspec.Struct, forbid_unknown_fields=True):
-    """[tool.nightshift] of an environment."""
-
-    num_selection: int
-    models: Annotated[tuple[str, ...], Meta(min_length=1)]
-    num_train: int | None = None
-    needs: list[str] = []
-    is_game: bool = False
-    is_bounded: bool = False
-    max_completion_tokens: int = 0  # room that an answer needs, where that is more than the set-up's
-    args: dict[str, Any] = {}  # what [environment.NAME] may change of how its data is loaded
-    requires: list[str] = []  # [project] dependencies
-    decision: _Measured = _Measured()
-
-    def accepts(self, model: str) -> bool:
-        return model in self.models or (ANY_MODEL in self.models and not model.startswith(MODELS))
+    weight: Scale = 1.0
+    package: Name = ""
+    num_selection: Count | None = None
+    num_train: Count | None = None
+    args: dict[str, Any] = {}
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    prompt_tokens: Count = 1024
+    models: Models = (ANY_MODEL,)
 
 
 class Chosen(msgspec.Struct, forbid_unknown_fields=True):
-    """rules.toml. Empty, or 0: what the machine can do best. `revision` is of a model on the hub; learning rates of
-    train.toml are multiplied by `learning_rate_scale`. Both go with a model that is named."""
+    """rules.toml. Empty or 0: the best that the machine can do.
+
+    `revision`: the commit of a model on the hub. `learning_rate_scale`: factor of train.toml's learning rates. Both
+    need `model`.
+    """
 
     environments: list[str] = []
     model: Name = ""
@@ -219,25 +72,46 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     environment: dict[str, Table] = {}
 
     def table(self, name: str) -> Table:
-        """What it says of an environment."""
+        """Return [environment.NAME]."""
         return self.environment.get(name, Table())
 
 
-def memory_gb(root: Path) -> int:
-    """The card that rules.toml wants experiments to fit on; 0: whatever is here. UsageError as `rules_here`."""
-    return _read(root).memory_gb
+class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Measurements on an environment: see RuleConstants.scaled."""
+
+    prior_sd: Scale = GSM8K_PRIOR_SD
+    seed_sd: Scale = RuleConstants().seed_sd
+
+
+class _Declared(msgspec.Struct, forbid_unknown_fields=True):
+    """[tool.nightshift] of an environment."""
+
+    num_selection: int
+    models: Models
+    num_train: int | None = None
+    needs: list[str] = []
+    is_game: bool = False
+    is_bounded: bool = False
+    max_completion_tokens: int = 0  # room for an answer, if larger than the set-up's
+    args: dict[str, Any] = {}  # arguments of its data that [environment.NAME] may change
+    requires: list[str] = []  # [project] dependencies
+    decision: _Measured = _Measured()
+
+    def accepts(self, model: str) -> bool:
+        return model in self.models or (ANY_MODEL in self.models and not model.startswith(MODELS))
+
+
+# -- the rules ----------------------------------------------------------------------------------------
+# Each function here raises UsageError for a mistake in rules.toml, and for environments that no model can answer here.
 
 
 def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
-    """The rules of the checkout here, under --engine. UsageError for what is wrong in rules.toml, and as `rules_of`."""
+    """Return the rules of the checkout at `root`; `engine` is the value of --engine."""
     return rules_of(root, _read(root), engine, gpu_count)
 
 
 def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: int) -> Rules:
-    """The rules of other environments on the same engine: with the model that there is here, if that can answer them.
-
-    UsageError as `rules_here`.
-    """
+    """Return the rules of other environments with the engine of `here`, and with its model if it can answer them."""
     chosen = _read(root)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
     if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
@@ -247,65 +121,47 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 
 
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
-    """The rules that this choice makes.
-
-    An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for one that there
-    is not, and for environments that no model of this machine can answer.
-    """
+    """Return the rules of these choices. If GPUs are missing for a named engine, the engine's own check says so."""
     if not chosen.model and (chosen.revision or chosen.learning_rate_scale):
         cause = f"{RULES_NAME}: revision and learning_rate_scale go with model"
         raise UsageError(cause, "Name the model, or leave them out.")
-    chosen = msgspec.structs.replace(chosen, model=portable_path(root, chosen.model))
-    mine = [setup for setup in _SETUPS if engine in (None, setup.engine)]
-    if not mine:  # a record said so
-        raise UsageError(
-            f"there is no engine {engine!a}", f"Say {' or '.join(dict.fromkeys(s.engine for s in _SETUPS))}."
-        )
-    fitting = [setup for setup in mine if setup.num_gpus <= gpu_count] or mine
-    names = chosen.environments or ["gsm8k" if fitting[0].num_gpus else "arithmetic"]
+    chosen = msgspec.structs.replace(chosen, model=_portable_path(root, chosen.model))
+    setups = [setup for setup in _SETUPS if engine in (None, setup.engine)]
+    if not setups:  # from a record
+        engines = dict.fromkeys(setup.engine for setup in _SETUPS)
+        raise UsageError(f"there is no engine {engine!a}", f"Say {' or '.join(engines)}.")
+    setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
+    names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
-    own = [one.models[0] for one in declared.values() if one.models[0] != ANY_MODEL]
-    wanted = [chosen.model] if chosen.model else [*own, fitting[0].model]
-    for model in wanted:
-        if all(one.accepts(model) for one in declared.values()):
-            for setup in fitting:
-                if _serves(setup, model, bool(chosen.model)):
-                    return _composed(root, setup, model, declared, chosen)
-    raise _unanswered(names, declared, wanted, fitting)
+    own_models = [entry.models[0] for entry in declared.values() if entry.models[0] != ANY_MODEL]
+    models = [chosen.model] if chosen.model else [*own_models, setups[0].model]
+    for model in models:
+        for setup in setups if all(entry.accepts(model) for entry in declared.values()) else ():
+            is_small = model.startswith(MODELS)  # a GPU would be wasted on it
+            if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
+                return _complete(root, setup, model, declared, chosen)
+    refusing = [name for name, entry in declared.items() if not entry.accepts(models[-1])] or ["them there"]
+    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {models[-1]} ({setups[0].name}, GPUs needed: "
+    cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
+    able = set.intersection(*({*entry.models} for entry in declared.values()))
+    fix = "Write environments = [] for what the machine can do, or use another --engine or model"
+    raise UsageError(cause, f"{fix}: {', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
 
 
-def _serves(setup: Rules, model: str, is_chosen: bool) -> bool:
-    """GPUs are for models that are worth them; a CPU is for any that a person asks for."""
-    return setup.num_gpus == 0 if model.startswith(MODELS) else setup.num_gpus > 0 or is_chosen
+def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
+    """Return the rules of these environments."""
+    chosen = _read(root)
+    return tuple(_environment(root, name, chosen.table(name)) for name in names)
 
 
-def _unanswered(
-    names: Sequence[str], declared: dict[str, _Declared], models: Sequence[str], setups: Sequence[Rules]
-) -> UsageError:
-    """No model of `models` answers them all on one of `setups`: which can, or where."""
-    on = f"{models[-1]} ({setups[0].name}, GPUs needed: {setups[0].num_gpus})"
-    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {on} cannot answer "
-    cause += " and ".join(name for name, one in declared.items() if not one.accepts(models[-1])) or "them there"
-    can = [m for one in declared.values() for m in one.models if all(other.accepts(m) for other in declared.values())]
-    fixes = [f'model = "{model}"' for model in can if model.startswith(MODELS)]
-    if models[-1] in can:  # but not on that engine
-        fixes = ["--engine trl", 'model = ""']
-    elif len(fixes) < len(can):
-        fixes += [f"--engine {setup.engine} (GPUs needed: {setup.num_gpus})" for setup in _SETUPS if setup.num_gpus]
-        fixes += ['model = "a folder with one"']
-    fix = " or ".join(dict.fromkeys(fixes))
-    return UsageError(cause, f"Write environments = [] for what the machine can do, or use {fix}.")
+def memory_gb(root: Path) -> int:
+    """Return the memory in GB of the GPU that experiments must fit on; 0: of the smallest GPU in use."""
+    return _read(root).memory_gb
 
 
 def is_own_model(rules: Rules) -> bool:
     """True for a model that is neither in models/ nor a set-up's."""
     return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
-
-
-def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
-    """What rules.toml and they themselves say of these environments. UsageError as `rules_here`."""
-    chosen = _read(root)
-    return tuple(_environment(root, name, chosen.table(name)) for name in names)
 
 
 def refuse_unused_weights(root: Path) -> None:
@@ -319,29 +175,23 @@ def refuse_unused_weights(root: Path) -> None:
             raise UsageError(cause, "Add the environment there, or delete the line.")
 
 
-def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
-    declared = _declared(root, name, table)
-    taskset, requires = taskset_rules(root, name, table) if table.package else (None, declared.requires)
-    sizes, args = (declared.num_selection, declared.num_train), declared.args | table.args
-    needs, kind = tuple(declared.needs), (declared.is_game, declared.is_bounded)
-    named, digest = versions_of(requires)
-    if taskset is None:  # another version elsewhere is no fault of what ours leave open
-        named = tuple(version for version in named if version in requires)
-    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, args, named, digest)
-
-
-def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
+def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
+    """Return the rules of a set-up with a model and environments."""
     environments = tuple(_environment(root, name, chosen.table(name)) for name in declared)
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
-    # Of a weighted mean: as large as this where the parts go up and down together, and smaller where they do not.
-    measured = {
-        field: sum(share * getattr(one.decision, field) for share, one in zip(shares, declared.values(), strict=True))
-        for field in _Measured.__struct_fields__
-    }
+    # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
+    pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
+    prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
+    seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
     revision = chosen.revision or (setup.model_revision if model == setup.model else None)
-    if model != setup.model or chosen.revision:
-        check_model(root, model, revision)
-    longest = max(one.max_completion_tokens for one in declared.values())
+    is_folder = (root / model).is_dir()
+    is_valid = is_folder is not bool(revision) and (is_folder or _HUB_NAME.fullmatch(model))
+    if (model != setup.model or chosen.revision) and not is_valid:  # a name alone could be another model tomorrow
+        what = "no folder here" if revision else "no folder here, and has no revision"
+        what = "a folder, and has a revision" if is_folder else what
+        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
+        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
+    longest = max(entry.max_completion_tokens for entry in declared.values())
     answer = max(longest, setup.decoding.max_completion_tokens)
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
     return replace(
@@ -353,34 +203,11 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         environments=environments,
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
-        decision=setup.decision.scaled(**measured),
+        decision=setup.decision.scaled(prior_sd, seed_sd),
     )
 
 
-def _declared(root: Path, name: str, table: Table) -> _Declared:
-    """What the environment says of itself, or rules.toml of somebody's. UsageError where there is no such environment,
-    or it says something else."""
-    check_environment(root, name, table)
-    if table.num_selection is not None:
-        return _Declared(table.num_selection, table.models, table.num_train, args=table.args)
-    there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
-    if name not in there:
-        near = get_close_matches(name, there, 1)
-        fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(there)}."
-        raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
-    path = root / "environments" / name / "pyproject.toml"
-    try:
-        tables: Any = msgspec.toml.decode(read_file(path))
-        requires = {"requires": tables.get("project", {}).get("dependencies", [])}
-        declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        cause = f"{path}: [tool.nightshift]: {error}"
-        raise UsageError(cause, "docs/environments.md says what it holds.") from None
-    check_json(f"{path}: [tool.nightshift]", declared.args)
-    if unknown := sorted(table.args.keys() - declared.args):
-        fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
-        raise UsageError(f"{RULES_NAME}: [environment.{name}]: args has {json.dumps(unknown[0])}", fix)
-    return declared
+# -- rules.toml ---------------------------------------------------------------------------------------
 
 
 def _read(root: Path) -> Chosen:
@@ -391,7 +218,7 @@ def _read(root: Path) -> Chosen:
 
 
 def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
-    """What such a text chooses, in this checkout. UsageError for what is wrong in it."""
+    """Return the choices in the bytes of a rules.toml for the checkout at `root`."""
     try:
         tables: dict[str, Any] = msgspec.toml.decode(rules_toml)
         removed = [name for name in _REMOVED if name in tables]
@@ -406,3 +233,137 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
     for name, table in chosen.environment.items():
         _declared(root, name, table)
     return chosen
+
+
+def _portable_path(root: Path, model: str) -> str:
+    """Return the path of a model folder: relative if the folder lies in the checkout or is linked there."""
+    if not model or not (root / model).is_dir():
+        return model
+    real = Path(os.path.realpath(root / model))
+    if root.resolve().is_relative_to(real):
+        cause = f"{RULES_NAME}: model = {json.dumps(model)} is {real}, which holds this checkout"
+        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
+    for place, top in ((real, root.resolve()), (Path(os.path.normpath(root / model)), root)):
+        if place.is_relative_to(top):
+            return place.relative_to(top).as_posix()
+    return str(real)
+
+
+# -- environments -------------------------------------------------------------------------------------
+
+
+def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
+    """Return the rules of one environment."""
+    declared = _declared(root, name, table)
+    taskset, requires = _taskset(root, name, table) if table.package else (None, declared.requires)
+    versions = list(_versions(requires))
+    named = tuple(version for depth, version in versions if depth == 0)
+    if taskset is None:  # our environments may leave a version open: then another version elsewhere is no fault
+        named = tuple(version for version in named if version in requires)
+    text = " ".join(sorted(version for _, version in versions))
+    return EnvironmentRules(
+        name,
+        declared.num_selection,
+        declared.num_train,
+        needs=tuple(declared.needs),
+        weight=table.weight,
+        taskset=taskset,
+        is_game=declared.is_game,
+        is_bounded=declared.is_bounded,
+        args=declared.args | table.args,
+        versions=named,
+        versions_sha256=hashlib.sha256(text.encode()).hexdigest() if versions else "",
+    )
+
+
+def _declared(root: Path, name: str, table: Table) -> _Declared:
+    """Return the declaration of an environment: its pyproject.toml's, or rules.toml's for a user's taskset."""
+    where = f"{RULES_NAME}: [environment.{name}]"
+    if not NAME.fullmatch(name) or name in _TAKEN:
+        fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
+        raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
+    _check_json(where, table.args)
+    if table.package:
+        low, high = table.reward_range
+        if (root / "environments" / name).exists():
+            fix = "Name it otherwise, or leave package out."
+            raise UsageError(f"{where}: environments/{name} is there already", fix)
+        if table.num_selection is None:
+            raise UsageError(f"{where} has no num_selection", "Write how many tasks decide: num_selection = 200.")
+        if not -1e9 <= low < high <= 1e9:
+            raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
+        return _Declared(table.num_selection, table.models, table.num_train, args=table.args)
+    for key in sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
+        if getattr(table, key) != getattr(Table(), key):
+            raise UsageError(f"{where}: {key} goes with package", "Write package = ..., or leave it out.")
+    names = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(names)}."
+        raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
+    path = root / "environments" / name / "pyproject.toml"
+    try:
+        tables: Any = msgspec.toml.decode(read_file(path))
+        requires = {"requires": tables.get("project", {}).get("dependencies", [])}
+        declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: [tool.nightshift]: {error}", "docs/environments.md says what it holds.") from None
+    _check_json(f"{path}: [tool.nightshift]", declared.args)
+    if unknown := sorted(table.args.keys() - declared.args):
+        fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
+        raise UsageError(f"{RULES_NAME}: [environment.{name}]: args has {json.dumps(unknown[0])}", fix)
+    return declared
+
+
+def _check_json(where: str, args: dict[str, Any]) -> None:
+    """Raise UsageError for a TOML value that JSON, and so the rules hash, cannot hold."""
+    try:
+        json.dumps(args, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: args: {error}", "Write text, numbers, true or false, and lists of them.") from None
+
+
+def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[str]]:
+    """Return the rules of a user's package, a folder of the checkout or an installed one, and its requirements."""
+    where = f"{RULES_NAME}: [environment.{name}]: package = {json.dumps(table.package)}"
+    top, folder = root.resolve(), (root / table.package).resolve()
+    if folder.is_dir() and folder.is_relative_to(top) and folder != top:
+        inside = [path.parent.name for pattern in ("*", "src/*") for path in folder.glob(f"{pattern}/__init__.py")]
+        is_package = (folder / "__init__.py").is_file() or folder.name in inside
+        modules = [folder.name] if is_package else inside
+        if len(modules) != 1:
+            cause = f"{where}: {len(modules)} packages in that folder ({', '.join(sorted(inside)) or 'none'})"
+            raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py.")
+        path = folder / "pyproject.toml"
+        try:
+            project = msgspec.toml.decode(read_file(path) if path.exists() else "").get("project", {})
+            requires = msgspec.convert(project.get("dependencies", []), list[str])
+        except (OSError, ValueError, RecursionError, AttributeError) as error:
+            raise UsageError(f"{path}: {error}", "Mend it, or name the folder of the package itself.") from None
+        module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
+    else:
+        module, place = table.package.replace("-", "_"), ""
+        owners = metadata.packages_distributions().get(module, [])
+        requires = [line for owner in owners for line in metadata.requires(owner) or ()]
+    if not _MODULE.fullmatch(module):
+        raise UsageError(f"{where} is no folder of this checkout", "Name a folder in it, or an installed package.")
+    rules = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
+    if not rules.place(root).is_dir():
+        raise UsageError(f"{where} is one file", f"Make it a package: {module}/__init__.py.")
+    if not any(metadata.distributions(name="verifiers")):
+        raise UsageError(f"{where} needs verifiers, which is not installed", "Run: uv sync --extra verifiers")
+    return rules, ["verifiers", *requires]
+
+
+def _versions(requirements: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield the depth and `name==version` of each installed distribution that is required; depth 0: directly."""
+    waiting, seen = [(0, line) for line in requirements], set[str]()
+    for depth, line in waiting:  # which grows
+        match = _REQUIREMENT.match(line)
+        if match is None or match[3] or (name := re.sub(r"[-_.]+", "-", match[1]).lower()) in seen:
+            continue
+        seen.add(name)
+        with suppress(metadata.PackageNotFoundError):  # for another platform, or its import fails later
+            distribution = metadata.distribution(name)
+            yield depth, f"{name}=={distribution.version}"
+            waiting += [(depth + 1, requirement) for requirement in distribution.requires or []]

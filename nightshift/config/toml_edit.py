@@ -1,4 +1,4 @@
-"""train.toml rewritten: other values, and every comment, blank line and spelling around them as it was."""
+"""Change values in train.toml, and keep its comments, blank lines and spelling."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,18 +9,14 @@ from nightshift.config.toml_text import MAX_LINE, header_path, statements
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
 
-ABSENT = object()  # as a value: take the key out of the file
+ABSENT = object()  # as a value: remove the key from the file
 
 
 def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
-    """`source` with other values; comments, order and everything else stay as they are.
+    """Return a valid train.toml with other values; comments, order and everything else stay as they are.
 
-    A change to ABSENT takes the key (with the comment on its line) out; None writes "None", or takes the
-    key out where that is the default; {} switches a table on. The result is a valid train.toml.
-
-    Raises:
-        ConfigError: the source or the result is refused.
-        KeyError: a change to None of a key that is not open.
+    A change to ABSENT removes the key with the comment on its line. None writes "None", or removes the key if None is
+    its default (KeyError: the key is not open). {} switches a table on. ConfigError: source or result is refused.
     """
     import tomlkit  # slow to import, and only proposers write
 
@@ -38,7 +34,7 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
 
 
 def _set(document: Any, path: str, value: Any) -> bool:
-    """Change or remove a key in place; False where it has to be added: it is not there, or takes another form."""
+    """Change or remove a key in place. Returns False if the key has to be added: it is absent, or has another form."""
     import tomlkit
 
     *tables, leaf = path.split(".")
@@ -56,8 +52,8 @@ def _set(document: Any, path: str, value: Any) -> bool:
         node.pop(leaf, None)
         return value is ABSENT
     after = tomlkit.value(value_text(value, MAX_LINE))
-    trivia = node.item(leaf).trivia if hasattr(node, "item") else None  # no table whose parts stand apart
-    if trivia and trivia.comment:  # stays in its column
+    trivia = node.item(leaf).trivia if hasattr(node, "item") else None  # None: a table whose parts stand apart
+    if trivia and trivia.comment:  # the comment stays in its column
         num_spaces = len(trivia.comment_ws) + len(node.item(leaf).as_string()) - len(after.as_string())
         trivia.comment_ws = " " * max(num_spaces, 1)
     node[leaf] = after
@@ -65,15 +61,16 @@ def _set(document: Any, path: str, value: Any) -> bool:
 
 
 def _add(text: str, path: str, value: Any) -> str:
-    """`text` with a key that it does not hold."""
+    """Return `text` with a key that it does not hold."""
     import tomlkit
 
     table, _, leaf = path.rpartition(".")
-    added = _insert(text, path, "") if value == {} else _insert(text, table, f"{leaf} = {value_text(value, MAX_LINE)}")
+    line = f"{leaf} = {value_text(value, MAX_LINE)}"
+    added = _insert(text, path, "") if value == {} else _insert(text, table, line)
     try:
         tomllib.loads(added)
         return added
-    except tomllib.TOMLDecodeError:  # the table stands inline or in dotted keys: it cannot have a header
+    except tomllib.TOMLDecodeError:  # the table is inline or in dotted keys: it cannot have a header
         document = tomlkit.parse(text)
         node: Any = document
         for segment in path.split(".")[:-1]:
@@ -83,9 +80,9 @@ def _add(text: str, path: str, value: Any) -> str:
 
 
 def _insert(text: str, table: str, line: str) -> str:
-    """`text` with `line` as the last statement of `[table]` ("" for the top of the file).
+    """Return `text` with `line` as the last statement of `[table]` ("" is the top of the file).
 
-    A table without a header gets one at the end. Comments that lead to the next header stay with it.
+    A table without a header gets one at the end. Comments above the next header stay there.
     """
     if text and not text.endswith("\n"):
         text += "\n"

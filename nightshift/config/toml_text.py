@@ -1,7 +1,7 @@
-"""train.toml as bytes and text: read it safely, parse it, find the line of a key.
+"""Read and parse train.toml, and find the line of a key.
 
-tomllib reports no positions of values. Positions are only looked up in text that tomllib has parsed, so a small
-scanner of strings, comments and brackets is enough to cut the text into statements.
+tomllib reports no positions. All text here is valid TOML, so a small scanner of strings, comments and brackets is
+enough to cut the text into statements.
 """
 
 import re
@@ -30,7 +30,7 @@ _TOKEN = re.compile(
 
 
 def read_source(path: Path) -> bytes:
-    """The bytes of a regular file, read through one descriptor: the checked bytes are the bytes that train."""
+    """Return the bytes of a regular file, read through one descriptor: the checked bytes are the bytes that train."""
     try:
         return read_file(path, MAX_BYTES)
     except OSError as error:
@@ -38,24 +38,20 @@ def read_source(path: Path) -> bytes:
         raise ConfigError(f"{path.name} cannot be read: {reason}", f"Restore it: git checkout {path.name}") from None
 
 
-def document(source: bytes, name: str, max_bytes: int = MAX_BYTES) -> tuple[str, dict[str, Any]]:
-    """The text and the tables of a TOML file.
-
-    Raises:
-        ConfigError: the file is too large, binary, or no TOML.
-    """
+def document(source: bytes, name: str) -> tuple[str, dict[str, Any]]:
+    """Return the text and the tables of a TOML file. ConfigError: the file is too large, binary, or no TOML."""
     restore = f"Restore it: git checkout {name}"
-    if len(source) > max_bytes:
-        raise ConfigError(f"{name} has {len(source):,} bytes, more than {max_bytes:,}", restore)
+    if len(source) > MAX_BYTES:
+        raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", restore)
     try:
         text = source.decode()
     except UnicodeDecodeError as error:
-        line = source.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{name}:{line}: byte 0x{source[error.start]:02x} is not UTF-8 text", restore) from None
+        number = source.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text", restore) from None
     lines = text.split("\n")
-    for number, line_text in enumerate(lines, 1):
-        if len(line_text) > MAX_LINE:
-            cause = f"{name}:{number}: {len(line_text):,} characters on one line"
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE:
+            cause = f"{name}:{number}: {len(line):,} characters on one line"
             raise ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
     try:
         return text, tomllib.loads(text)
@@ -73,10 +69,7 @@ def document(source: bytes, name: str, max_bytes: int = MAX_BYTES) -> tuple[str,
 
 
 def statements(text: str) -> list[tuple[int, int]]:
-    """The span (start, end) of each `key = value` and each table header in a valid TOML text, as whole lines.
-
-    Blank lines and comments are in no span.
-    """
+    """Return the span (start, end) of each `key = value` and each table header in a valid TOML text, as whole lines."""
     ends, depth = [], 0
     for token in _TOKEN.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
@@ -87,9 +80,9 @@ def statements(text: str) -> list[tuple[int, int]]:
 
 
 def line_numbers(text: str) -> dict[tuple[str, ...], int]:
-    """The line on which each key and each table of a valid TOML text begins, down to MAX_DEPTH segments.
+    """Return the first line of each key and each table of a valid TOML text, down to MAX_DEPTH segments.
 
-    In a list of tables it is the line in the first one.
+    For a key in a list of tables it is the line in the first table.
     """
     lines: dict[tuple[str, ...], int] = {}
     header: tuple[str, ...] = ()
@@ -99,15 +92,14 @@ def line_numbers(text: str) -> dict[tuple[str, ...], int]:
         position = start
         tree = tomllib.loads(text[start:end])
         is_header = text[start:end].lstrip()[0] == "["
-        if is_header:
-            header = header_path(tree)
+        header = header_path(tree) if is_header else header
         for path in _paths_in(tree, () if is_header else header):
             lines.setdefault(path, number)
     return lines
 
 
 def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The path of every key below `path` in a tree of tables, down to MAX_DEPTH segments."""
+    """Yield the path of every key below `path` in a tree of tables, down to MAX_DEPTH segments."""
     for table in node if isinstance(node, list) else [node]:
         for name, value in table.items() if isinstance(table, dict) and len(path) < MAX_DEPTH else ():
             yield (*path, name)
@@ -115,7 +107,7 @@ def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def header_path(tree: dict[str, Any]) -> tuple[str, ...]:
-    """The path that a table header names, from its own tree; it may have hundreds of segments."""
+    """Return the path that a table header names, from the header's tree; it may have hundreds of segments."""
     path: list[str] = []
     node: Any = tree
     while node and node != [{}]:
@@ -125,5 +117,5 @@ def header_path(tree: dict[str, Any]) -> tuple[str, ...]:
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """The line of a valid TOML text on which the key or table at `path` begins; None if it is not there."""
+    """Return the first line of the key or table at `path` in a valid TOML text; None if it is not there."""
     return line_numbers(text).get(path)

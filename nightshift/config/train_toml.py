@@ -1,7 +1,7 @@
-"""train.toml, the one file that the agent edits: load it, and compare two of them.
+"""Load train.toml, the one file that the agent edits, and compare two of them.
 
-The whole file is checked against the allow-list before an engine sees it, because prime-rl's own validation imports
-the modules that a config names.
+The whole file is checked before an engine sees it, because prime-rl's own validation imports the modules that a config
+names.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from nightshift.config.allowlist import ANY, BY_PRESET, default, find_key
-from nightshift.config.checks import Problem, check
+from nightshift.config.allowlist import ANY, BY_PRESET, default, find_key, resolve
+from nightshift.config.checks import Problem, read_values, rule_problems
 from nightshift.config.toml_text import MAX_LINE, document, line_numbers, read_source
 from nightshift.config.values import Kind, Value, value_text
 from nightshift.errors import ConfigError
@@ -25,7 +25,7 @@ MAX_SHOWN = 50  # problems that a message names
 class TrainTomlError(ConfigError):
     """train.toml is refused. `problems`: every reason, in the order of the lines.
 
-    The text of a single problem is one line. Of more, a heading and a line for each.
+    The text of one problem is one line. The text of several problems is a heading and a line for each.
     """
 
     def __init__(self, name: str, problems: Sequence[Problem], lines: Mapping[tuple[str, ...], int]) -> None:
@@ -43,10 +43,9 @@ class TrainTomlError(ConfigError):
 class Config:
     """A checked train.toml.
 
-    `values`: what the file says, dotted path to canonical value. `resolved`: every open key that applies, with
-    defaults. `hash`: sha256 of what differs from prime-rl's defaults. Comments, order, the spelling of numbers and keys
-    written with their default do not change the hash; the keys of BY_PRESET do, and so do difficulty pools spelled out
-    as prime-rl's own three.
+    `values`: dotted path to canonical value, of the keys in the file. `resolved`: every open key that applies, with
+    defaults. `hash`: sha256 of the values that differ from prime-rl's defaults, and of the keys of BY_PRESET in the
+    file. Comments, order and the spelling of numbers do not change the hash.
     """
 
     source: bytes
@@ -55,29 +54,26 @@ class Config:
     hash: str
 
     def get(self, path: str) -> Any:
-        """The value of an open key: the default where the file is silent, None where the key does not apply.
-
-        Raises:
-            KeyError: not an open key.
-        """
+        """Return the value of an open key: its default if the file has none, None if the key does not apply."""
         if path not in self.resolved and find_key(path) is None:
             raise KeyError(path)
         return self.resolved.get(path)
 
 
 def load(path: Path) -> Config:
-    """Read and check a train.toml. Raises ConfigError."""
+    """Read a train.toml, and return its config. Raises ConfigError."""
     return parse(read_source(path), path.name)
 
 
 def parse(source: bytes, name: str = "train.toml") -> Config:
-    """Check the bytes of a train.toml; `name` is its name in messages.
+    """Return the config of a train.toml; `name` is its name in messages.
 
-    Raises:
-        ConfigError: no TOML; as TrainTomlError, with every problem, if keys or values are refused.
+    Raises ConfigError if it is no TOML, and TrainTomlError with every problem if keys or values are refused.
     """
     text, tree = document(source, name)
-    values, resolved, problems = check(tree)
+    values, problems = read_values(tree)
+    resolved = resolve(values)
+    problems += rule_problems(values, resolved, problems)
     if problems:
         raise TrainTomlError(name, problems, line_numbers(text))
     canonical = {
@@ -103,7 +99,7 @@ _FORMS: dict[ChangeKind, str] = {  # in the order in which they are shown
 class Change:
     """One key that differs: `changed` if both files write it, else `added` or `removed`.
 
-    Where a file is silent, `old` or `new` is prime-rl's default, or None if there is none.
+    `old` or `new` is prime-rl's default for a file that does not write the key; None if there is no default.
     """
 
     key: str
@@ -113,7 +109,7 @@ class Change:
 
     @property
     def line(self) -> str:
-        """The change as records hold it: `key old -> new`, `+key new (default old)` or `-key old (default new)`."""
+        """The line in records: `key old -> new`, `+key new (default old)` or `-key old (default new)`."""
         if self.kind == "changed":
             return f"{self.key} {self.old} -> {self.new}"
         sign, value, other = ("+", self.new, self.old) if self.kind == "added" else ("-", self.old, self.new)
@@ -121,17 +117,17 @@ class Change:
 
 
 def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
-    """The changes that a record holds as lines; a line of another form is left out."""
+    """Return the changes in the lines of a record, without lines of another form."""
     return tuple(
         Change(match["key"], kind, match["old"], match["new"])
         for line in lines
-        for kind, form in _FORMS.items()  # each begins otherwise
+        for kind, form in _FORMS.items()  # a line matches one form
         if (match := re.fullmatch(form, line[:MAX_LINE]))
     )
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:
-    """The keys that either file writes and whose effect differs, in the order of the files, the new file first."""
+    """Return the keys that either file writes and whose effect differs, in the order of the new file, then the old."""
     keys = []
     for path in dict.fromkeys([*new.values, *old.values]):
         before, after = ((file.values if path in BY_PRESET else file.resolved) for file in (old, new))
@@ -141,7 +137,7 @@ def changed_keys(old: Config, new: Config) -> list[str]:
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:
-    """The changes of keys: changed, then added, then removed. Empty if both files train the same."""
+    """Return the changes: changed, then added, then removed keys. Empty if both files train the same."""
     changes = []
     for path in changed_keys(old, new):
         before = spelled(old.values[path]) if path in old.values else _default_text(path, new.resolved)
@@ -152,14 +148,14 @@ def diff(old: Config, new: Config) -> tuple[Change, ...]:
 
 
 def spelled(value: Value) -> str:
-    """A value in a difference: as in train.toml, but text without quotes and a table as `on`."""
+    """Return a value of a difference: as in train.toml, but text without quotes and a table as `on`."""
     if isinstance(value, dict):
         return "on"
     return "None" if value is None else value if isinstance(value, str) else value_text(value, 200)
 
 
 def _default_text(path: str, resolved: Mapping[str, Value]) -> str | None:
-    """prime-rl's default in words; None for an entry that the user named."""
+    """Return prime-rl's default in words; None for an entry that the user named."""
     if path in BY_PRESET:
         return "by preset"
     key, value = find_key(path), default(path, resolved)

@@ -1,4 +1,4 @@
-"""The description of one key of train.toml, the check of one value, and the spelling of values in messages."""
+"""A key of train.toml, the check of one value, and the spelling of values in messages."""
 
 import json
 import re
@@ -9,16 +9,14 @@ import msgspec
 
 from nightshift.errors import ConfigError
 
-# None is written "None" in train.toml, because TOML has no null. A dict is a table that switches something on; the keys
-# of the table have values of their own, so the dict stays empty.
+# None is written "None" in train.toml, because TOML has no null. A dict is a table that switches something on: it is
+# empty, because the keys of the table are values of their own.
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | dict[str, Any] | None
 
 MAX_NUMBER = 1e15  # keeps huge integers out of float()
 
 
 class Kind(StrEnum):
-    """The type of a key's value."""
-
     INT = "integer"
     FLOAT = "number"
     BOOL = "boolean"
@@ -28,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where random, tpe and search look for values of a key; a power of two is searched by its exponent."""
+    """Where random, tpe and search look for values of a key, a power of two by its exponent."""
 
     scale: Literal["choice", "log", "linear", "power of two"] = "choice"
     low: float = 0.0
@@ -72,20 +70,17 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         return self.path.rpartition(".")[0]
 
     def choices_of(self, engine: str) -> tuple[str, ...]:
-        """The texts that an engine can train with; "" is any engine."""
+        """Return the texts that an engine can train with; "" is any engine."""
         return self.engine_choices.get(engine, self.choices)
 
     def allowed(self, engine: str = "") -> str:
-        """Type, range and choices in words, e.g. `number above 0, at most 1 or "None"`."""
-        match self.kind:
-            case Kind.TABLE:
-                return "[table]" + (' or "None"' if self.nullable else "")
-            case Kind.CHOICE:
-                return " | ".join(self.choices_of(engine))
-            case Kind.LIST:
-                return f"list of {len(self.choices)} names"
-            case Kind.BOOL:
-                return "true or false"
+        """Return type, range and choices in words, e.g. `number above 0, at most 1 or "None"`."""
+        if self.kind is Kind.TABLE:
+            return "[table]" + (' or "None"' if self.nullable else "")
+        if self.kind is Kind.CHOICE:
+            return " | ".join(self.choices_of(engine))
+        if self.kind in (Kind.LIST, Kind.BOOL):
+            return f"list of {len(self.choices)} names" if self.kind is Kind.LIST else "true or false"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
         words = [f"{word} {number_text(bound)}" for word, bound in bounds.items() if bound is not None]
         if self.minimum is not None and self.maximum is not None:
@@ -97,27 +92,17 @@ class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
 def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
     """Return the value in its canonical type: None for "None", float for a number, a sorted tuple for a list.
 
-    `path`: how the file names the key, where the user chose a part of the name.
-
-    Raises:
-        ConfigError: the type is wrong, or the value is outside the range or the choices.
+    `path`: the key's name in the file, if the user chose a part of the name. Raises ConfigError for another value.
     """
-    if value == "None" and key.nullable:
-        return None
-    if isinstance(value, str) and value in key.choices and key.kind is not Kind.LIST:
-        return value
-    match key.kind:
-        case Kind.BOOL if isinstance(value, bool):
-            return value
-        case Kind.TABLE if value == {}:
-            return {}
-        case Kind.LIST if isinstance(value, list | tuple) and value and all(item in key.choices for item in value):
-            if len(set(value)) == len(value):
-                return tuple(sorted(value))  # the order has no meaning
-        case Kind.FLOAT if _in_range(key, value):
-            return float(value) + 0.0  # + 0.0 turns -0.0 into 0.0
-        case Kind.INT if isinstance(value, int) and _in_range(key, value):
-            return value
+    if is_accepted(key, value):
+        if value == "None" and key.nullable:
+            return None
+        if key.kind is Kind.LIST:
+            return tuple(sorted(value))  # the order has no meaning
+        canonical: Value = value
+        if key.kind is Kind.FLOAT and not isinstance(value, str):
+            canonical = float(value) + 0.0  # + 0.0 turns -0.0 into 0.0
+        return canonical
     path = path or tuple(key.path.split("."))
     fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
     if key.kind is Kind.TABLE:
@@ -126,12 +111,18 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
 
 
 def is_accepted(key: Key, value: Any) -> bool:
-    """True if `accept` takes the value."""
-    try:
-        accept(key, value)
-    except ConfigError:
-        return False
-    return True
+    """True if the value has the key's type and lies in its range or choices."""
+    if isinstance(value, str):
+        return (value == "None" and key.nullable) or (value in key.choices and key.kind is not Kind.LIST)
+    if key.kind is Kind.BOOL:
+        return isinstance(value, bool)
+    if key.kind is Kind.TABLE:
+        return isinstance(value, dict) and not value
+    if key.kind is Kind.LIST:
+        is_list = isinstance(value, list | tuple) and all(item in key.choices for item in value)
+        return is_list and 0 < len(value) == len(set(value))
+    is_number = key.kind is Kind.FLOAT or (key.kind is Kind.INT and isinstance(value, int))
+    return is_number and _in_range(key, value)
 
 
 def _in_range(key: Key, value: Any) -> bool:
@@ -147,7 +138,7 @@ def _in_range(key: Key, value: Any) -> bool:
 
 
 def instead(key: Key, value: Any) -> Value:
-    """Return a value to write instead: the number that the user meant, where that is clear, else the default."""
+    """Return a value to write instead: the number that the user meant if that is clear, else the default."""
     if key.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, str | float):
         try:
             number = float(value)
@@ -159,18 +150,18 @@ def instead(key: Key, value: Any) -> Value:
 
 
 def spelled_out(path: tuple[str, ...], value: Any) -> str:
-    """`key = value`, where hostile names and values are escaped and shortened."""
+    """Return `key = value` with hostile names and values escaped and shortened."""
     names = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else quoted(name) for name in path]
     return f"{shorten('.'.join(names), 80)} = {value_text(value)}"
 
 
 def number_text(number: float) -> str:
-    """A number as people write it: 3e-6, 0.01, 256."""
+    """Return a number as people write it: 3e-6, 0.01, 256."""
     return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", repr(number))
 
 
 def value_text(value: Any, limit: int = 60) -> str:
-    """A value as train.toml spells it: printable ASCII on one line, at most `limit` characters."""
+    """Return a value as train.toml spells it: printable ASCII on one line, at most `limit` characters."""
     match value:
         case None:
             text = '"None"'
@@ -191,10 +182,10 @@ def value_text(value: Any, limit: int = 60) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """At most `limit` characters, ending in `...` where something was cut."""
+    """Return at most `limit` characters, with `...` at the end of a text that was cut."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def quoted(text: str) -> str:
-    """A string in quotes and printable ASCII: control characters and look-alike letters become visible."""
+    """Return a string in quotes and printable ASCII: control characters and look-alike letters become visible."""
     return json.dumps(text).replace("\x7f", "\\u007f")

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from nightshift.campaign.finish import close
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import record_sha256, sha256
-from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME
+from nightshift.campaign.ledger import EFFECTIVE_NAME, RECORD_NAME, baseline_of, differences
 from nightshift.campaign.records import Proposal, Record, Request
-from nightshift.campaign.same_setup import baseline_of, differences
 from nightshift.config.train_toml import Config
 from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.runs import as_json

@@ -19,10 +19,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 from nightshift.campaign.journal import ASIDE, Access
-from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger
+from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import JOB_NAME, NOT_ISOLATED, RESULT_NAME, Evaluation, Failure, Result
-from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.campaign.scores import BUSY, split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse

@@ -16,11 +16,10 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
 from nightshift.campaign.finish import close, crash, resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED
+from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED, baseline_of, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import Action, Change, Decision, Failure, Record, Request, Run
-from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.config.values import shorten
 from nightshift.engines.base import used_keys

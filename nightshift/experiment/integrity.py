@@ -31,7 +31,7 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
 
     `agreed_hash`: the rules hash in the record of that experiment. `commit`: where that experiment began; changed files
     are named by comparison with it. `rules_hash`: of this command at its start. If that one differs and no file is
-    named, the constants of the rules differ: campaign/same_setup.py says so.
+    named, the constants of the rules differ: require_same_setup says so.
     """
     try:
         now = rules.hash(repo.root)

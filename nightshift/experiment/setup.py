@@ -12,9 +12,8 @@ from typing import Protocol
 
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.git import Repo
-from nightshift.campaign.ledger import Ledger, read_progress
+from nightshift.campaign.ledger import Ledger, baseline_of, fixed_variables, read_progress
 from nightshift.campaign.records import LATE_SECONDS, Phase, Progress, Record, Request
-from nightshift.campaign.same_setup import baseline_of, fixed_variables
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import Engine, open_engine

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from nightshift.agents.availability import Availability, Meaning, next_question
 from nightshift.agents.base import Answer
-from nightshift.campaign import counts
+from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import NOTHING, Cost, Failure, Record, Request
@@ -220,7 +220,7 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 def num_since_keep(records: Sequence[Record]) -> int:
     """Count the experiments since the last keep. One that filled a slot while the agent could not be asked counts only
     if it was kept."""
-    return counts.num_since_keep([r for r in decided(records) if r.is_keep or r.proposal.proposer != FILL])
+    return results.num_since_keep([r for r in decided(records) if r.is_keep or r.proposal.proposer != FILL])
 
 
 def num_crashes(records: Sequence[Record]) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.counts import Counts, last_scores, standing_text
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.next_run import next_stage
 from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record, Stage
+from nightshift.campaign.results import Counts, last_scores, standing_text
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.certify import Comparison
 from nightshift.experiment.setup import Setup

@@ -16,7 +16,6 @@ import msgspec
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.counts import Counts, last_scores
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.next_run import settings_of
@@ -33,6 +32,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
 )
+from nightshift.campaign.results import Counts, last_scores
 from nightshift.config import train_toml
 from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError

@@ -8,8 +8,8 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
-from nightshift.campaign.counts import told_decisions
 from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
+from nightshift.campaign.results import told_decisions
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted

@@ -12,8 +12,8 @@ from nightshift.agents.brief import describe
 from nightshift.agents.history import history, kept_changes, load_configs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.counts import Counts, gain_text, last_campaign
 from nightshift.campaign.records import Z95, Effect, Failure, Record, Verdict, percent
+from nightshift.campaign.results import Counts, gain_text, last_campaign
 from nightshift.cli.output import summary
 from nightshift.cli.status import Status, experiment_lines
 from nightshift.night.summary import one_line

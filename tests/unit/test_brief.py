@@ -15,7 +15,9 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Proposal, Record, percent
+from nightshift.config.train_toml import parse
 from nightshift.config.values import shorten
+from nightshift.errors import ConfigError
 from tests.campaigns import BASELINE, a_record, context_after, context_of, folded, replace, tell
 from tests.recorded_nights import stored_night
 from tests.rules import ARITHMETIC_TRL
@@ -107,6 +109,16 @@ def test_the_refusals_of_this_experiment_stand_last_and_the_latest_of_them(tmp_p
     brief = compose(context_of(tmp_path, [], refusals=("first", "second", "third", "fourth")))
     assert "first" not in brief.rpartition("HYPOTHESIS")[2]
     assert brief.endswith("was refused:\n| fourth\n")
+
+
+def test_all_problems_of_the_last_refused_file_are_in_the_brief(tmp_path: Path) -> None:
+    names = ("gruop_size", "learning_rate", "model.name", "epochs")
+    with pytest.raises(ConfigError) as caught:
+        parse("".join(f"{name} = 0\n" for name in names).encode())
+    brief = compose(context_of(tmp_path, [], refusals=(str(caught.value), "x" * 300, str(caught.value))))
+    last = brief.rpartition("was refused:\n")[2]
+    assert all(name in last for name in names), last
+    assert len(brief) <= MAX_CHARACTERS
 
 
 def test_a_huge_campaign_fits_and_every_section_has_its_first_line(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.controller import HOLDER_NAME
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.ledger import HOLDER_NAME, Ledger
 from nightshift.errors import NightshiftError, UsageError
 
 HOLD = """

@@ -12,9 +12,10 @@ import pytest
 
 from nightshift.campaign import finish
 from nightshift.campaign import git as git_module
-from nightshift.campaign.finish import keep_model, uncommitted
+from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.models import keep_model
 from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
 from nightshift.campaign.verify import verify
 from nightshift.cli.output import summary

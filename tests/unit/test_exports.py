@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.counts import Counts
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure
+from nightshift.campaign.results import Counts
 from nightshift.config.train_toml import parse
 from nightshift.report.export.private import PLACE, SECRET, Private
 from nightshift.report.export.story import Story, as_csv, cell, outcome_of

@@ -17,9 +17,9 @@ from nightshift.agents.history import (
 )
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.counts import last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict, percent
+from nightshift.campaign.results import last_campaign
 from nightshift.config.toml_edit import ABSENT
 from nightshift.errors import UsageError
 from tests.campaigns import BRANCH, tell

@@ -14,6 +14,7 @@ from nightshift.cli.main import commands
 from nightshift.config.import_config import import_config, model_name
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import TrainTomlError, load, parse
+from nightshift.engines.mixture import ratios
 from nightshift.engines.prime_rl.config import effective
 from nightshift.errors import ConfigError
 from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
@@ -54,6 +55,7 @@ project = "x"
 batch_size = 64
 rollouts_per_example = 8
 oversampling_factor = 2.0
+max_off_policy_steps = 4
 [orchestrator.sampling]
 max_tokens = 512
 top_p = 0.9
@@ -123,7 +125,7 @@ GATES = "orchestrator.train.source.curriculum.gates"
              "orchestrator.concurrency.max_inflight": 128, f"{GATES}.zero_advantage": {},
              "orchestrator.train.sampling.max_completion_tokens": 512, "trainer.loss.kl_tau": 0.01},
             {"monitors.wandb.project": "harness", "orchestrator.sampling.top_p": "nobody",
-             "orchestrator.train.env.id": "rules",
+             "orchestrator.train.env.id": "rules", "orchestrator.max_off_policy_steps": "",
              "trainer.optim.betas_1": "", "trainer.optim.eps": "nobody"},
         ),
         (
@@ -186,6 +188,66 @@ def test_a_deep_table_has_a_line_and_gives_none_to_another_key() -> None:
     with pytest.raises(ConfigError, match=r"\ntrain\.toml:2: a\.a\.a") as caught:
         parse(f"\n[{deep}]\nx = 1\n[{deep[:21]}.b]\nx = 2\n".encode())
     assert "\ntrain.toml:4: a.a.a.a.a.a.a.a.a.a.a.b = a table is unknown" in str(caught.value)
+
+
+SOURCES = b"""\
+[orchestrator]
+group_size = 4
+[[orchestrator.train.source]]
+name = "first"
+ratio = 3
+env.taskset.id = "arithmetic"
+[[orchestrator.train.source]]
+name = "second"
+env.taskset.id = "countdown"
+algo = {type = "opd", teacher = {name = "a-teacher"}}
+"""
+FORMER_RATIOS = b"""\
+[orchestrator]
+env = [{id = "arithmetic"}, {id = "a/countdown"}]
+[orchestrator.buffer]
+env_ratios = [0.75, 0.25]
+"""
+SHARE = "orchestrator.train.ratio"
+
+
+@pytest.mark.parametrize(
+    ("source", "ratios"),
+    [
+        (SOURCES, {"arithmetic": 3.0}),
+        (FORMER_RATIOS, {"arithmetic": 0.75, "countdown": 0.25}),
+        (FORMER_RATIOS.replace(b", 0.25", b""), {}),  # whose is it?
+        (SOURCES.replace(b"countdown", b"arithmetic"), {}),  # two ratios of one environment
+        (SOURCES.replace(b"ratio = 3", b"ratio = -3"), {}),
+        (b"[[orchestrator.train.source]]\nratio = 2\nname = 'gsm8k'\n", {}),  # alone
+    ],
+)
+def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
+    source: bytes, ratios: dict[str, float]
+) -> None:
+    imported = import_config(source, "rl.toml")
+    values = parse(imported.train_toml("rl.toml")).values
+    assert {path: value for path, value in values.items() if path.startswith(SHARE)} == {
+        f"{SHARE}.{name}": ratio for name, ratio in ratios.items()
+    }
+    told = "\n".join(imported.report())
+    assert all(f"{SHARE}.{name} = {ratio:g}" in told for name, ratio in ratios.items())
+    assert bool(ratios) or "ratio" in told
+
+
+def test_keys_of_another_algorithm_do_not_come_back() -> None:
+    teacher = b'[orchestrator.algo]\ntype = "opd"\nteacher = {name = "x"}\n[orchestrator.renderer]\nname = "y"\n'
+    exported = rl_toml(parse(b"[orchestrator]\ngroup_size = 4\n"), teacher)
+    assert b"# left out: orchestrator.algo.teacher, of another algorithm" in exported
+    assert tomllib.loads(exported.decode())["orchestrator"].keys() == {"renderer", "group_size", "concurrency"}
+    imported = import_config(SOURCES, "x")
+    assert 'train.source.algo.type = "opd" is now orchestrator.algo.type, which allows grpo' in "\n".join(
+        imported.report()
+    )
+    sources = tomllib.loads(rl_toml(parse(imported.train_toml("x")), SOURCES).decode())["orchestrator"]["train"][
+        "source"
+    ]
+    assert [source.keys() for source in sources] == [{"name", "ratio", "env"}, {"name", "env"}]
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -259,6 +321,18 @@ def test_import_leaves_rules_alone_where_the_checkout_has_not_what_they_name(che
     assert "environment reverse_text is not in environments/" in output
     assert 'model = "an-owner/a-model" needs its commit on the hub' in output
     assert (checkout / "rules.toml").read_bytes() == before
+
+
+def test_import_carries_ratios_with_their_environments(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.toml").write_bytes(SOURCES)
+    assert f"{SHARE}.arithmetic = 3" in answer(str(tmp_path / "theirs.toml"))
+    assert rules_here(checkout, None, 0).environment_names == ("arithmetic", "countdown")
+    assert ratios(load(checkout / "train.toml"), rules_here(checkout, None, 0)) == {"arithmetic": 3.0, "countdown": 1.0}
+    (tmp_path / "theirs.toml").write_bytes(SOURCES.replace(b"countdown", b"nowhere"))
+    assert f"{SHARE} is not copied: rules.toml does not have these environments" in answer(
+        str(tmp_path / "theirs.toml")
+    )
+    assert f"{SHARE}.arithmetic" not in load(checkout / "train.toml").values
 
 
 def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: Path, tmp_path: Path) -> None:

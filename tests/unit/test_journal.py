@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from nightshift.campaign import journal
 from nightshift.campaign.campaign import fold
-from nightshift.campaign.counts import last_campaign
 from nightshift.campaign.journal import Access, Journal, Line
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement, Record
+from nightshift.campaign.results import last_campaign
 from nightshift.campaign.verify import resume_journal, verify
 from nightshift.cli import run
 from nightshift.cli.main import commands

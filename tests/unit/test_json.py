@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.campaign import fold
-from nightshift.campaign.counts import Counts, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Judgement
+from nightshift.campaign.results import Counts, last_campaign
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.cli.output import print_json

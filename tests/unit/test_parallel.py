@@ -9,10 +9,11 @@ import pytest
 
 from nightshift.agents.base import Answer, Context
 from nightshift.campaign import finish
-from nightshift.campaign.campaign import Campaign, contradictions
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.models import WEIGHTS_NAME
 from nightshift.campaign.records import (
     Change,
     Failure,
@@ -25,6 +26,7 @@ from nightshift.campaign.records import (
     Stage,
     Training,
 )
+from nightshift.campaign.verify import contradictions
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
@@ -243,7 +245,7 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(setup,
             return settle(record, ledger, repo)
         monkeypatch.setattr(finish, "_settle", settle)
         executor._over.update(executor.in_flight())  # the others ended before there was a head again
-        (ledger.run_dir(record.number) / finish.WEIGHTS_NAME).mkdir(parents=True)
+        (ledger.run_dir(record.number) / WEIGHTS_NAME).mkdir(parents=True)
         raise Killed
 
     settle = finish._settle
@@ -251,7 +253,7 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(setup,
     after_a_kill(night_of(setup, executor, experiments=7))
     ours = setup.ledger.records()
     assert [r.number for r in ours if r.git_action is None] == []
-    assert [*setup.ledger.runs_dir.glob(f"*/{finish.WEIGHTS_NAME}")] == []
+    assert [*setup.ledger.runs_dir.glob(f"*/{WEIGHTS_NAME}")] == []
 
 
 def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(setup: Setup) -> None:

@@ -56,6 +56,23 @@ def gain(row: dict[str, Any]) -> str:
     return f"{row['gain']:.2f} ± {row['stderr']:.2f}"
 
 
+def test_the_recorded_night_is_the_page_s() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").partition("### A recorded night")[2].split())
+    page = " ".join(
+        re.sub(r"<[^>]+>", " ", (ROOT / "docs" / "example-report.html").read_text(encoding="utf-8")).split()
+    )
+    [title] = re.findall(r"\*\*(Better, certified: [^*]+)\.\*\*", readme)
+    [certificate] = re.findall(r"(Certified on .+? pp, 95 % interval .+? pp)\.", readme)
+    [estimate] = re.findall(r"estimate is lower, (.+? pp):", readme)
+    for text in (title, certificate, estimate):
+        assert text in page, text
+    counts = dict(re.findall(r"(kept|discarded|measured again|crashed) (\d+)", page[: page.index("What was kept")]))
+    counts = {name: int(number) for name, number in counts.items()}
+    assert (
+        f"{counts['kept']} kept, {counts['discarded']} discarded, {counts['measured again']} measured again" in readme
+    )
+
+
 def test_the_rule_beside_others() -> None:
     """A row a world: the gain of this rule, 0.2.0 and two simple rules; the interval; the commits."""
     rows = table_of(

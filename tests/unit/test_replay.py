@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.campaign import contradictions
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.records import Action
+from nightshift.campaign.verify import contradictions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

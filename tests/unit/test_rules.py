@@ -187,7 +187,12 @@ def test_machine_engine_and_rules_toml_pick_the_rules(engine, num_gpus, names, m
     ("num_gpus", "names", "model", "expected"),
     [
         (0, ["gsm8k"], "", "models/arithmetic-base (trl, GPUs needed: 0) cannot answer gsm8k. Write"),
-        (0, ["gsm8k"], "", 'or use model = "models/mixed-base" or --engine prime-rl (GPUs needed: 2) or'),
+        (
+            0,
+            ["gsm8k"],
+            "",
+            "another --engine or model: Qwen/Qwen2.5-0.5B-Instruct, any, models/mixed-base (any: outside models/, with",
+        ),
         (2, ["gsm8k"], "models/arithmetic-base", "cannot answer gsm8k"),
     ],
 )
@@ -256,8 +261,10 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
     assert expected in str(raised.value)
 
 
-def test_a_tiny_model_is_not_named_again_where_the_engine_is_what_does_not_fit(root: Path) -> None:
+def test_a_tiny_model_needs_an_engine_for_a_cpu(root: Path) -> None:
     (root / "rules.toml").write_text('environments = ["gsm8k"]\nmodel = "models/mixed-base"\n')
     assert rules_here(root, None, 2).engine == "trl"
-    with pytest.raises(UsageError, match=r'or use --engine trl or model = ""\.'):
+    with pytest.raises(
+        UsageError, match=r"mixed-base \(prime-rl, GPUs needed: 2\) cannot answer them there\..* use another --engine"
+    ):
         rules_here(root, "prime-rl", 2)

@@ -12,7 +12,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from nightshift.campaign.finish import MODEL_NAME
+from nightshift.campaign.models import MODEL_NAME
 from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import Change, Record
 from nightshift.errors import EngineError, UsageError

@@ -1,7 +1,7 @@
 """`nightshift export --to rl.toml`: the incumbent's train.toml as a config that prime-rl itself runs.
 
-What train.toml does not hold (model, environments, deployment) comes from imported.toml, as far as prime-rl of today
-knows the keys.
+The settings outside train.toml (model, environments, deployment) come from imported.toml, if prime-rl of today has
+them.
 """
 
 import tomllib
@@ -20,6 +20,7 @@ from nightshift.files import read_file
 from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.story import Story
 
+_ALGO = "orchestrator.algo"
 _MAX_INFLIGHT, _INITIAL_INFLIGHT = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
 
 
@@ -39,9 +40,8 @@ def as_rl_toml(story: Story, number: int | None, root: Path) -> bytes:
     try:
         imported = read_file(path) if path.exists() else b""
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}", "Put the file back, or delete it."
-        ) from None
+        cause = f"{path} cannot be read: {error.strerror or error}"
+        raise UsageError(cause, "Put the file back, or delete it.") from None
     return rl_toml(config, imported, rules.model if rules else "")
 
 
@@ -53,6 +53,10 @@ def rl_toml(config: Config, imported: bytes, model: str = "") -> bytes:
     left_out: list[str] = []
     if is_of_today(source):
         tree = _kept(source, (), left_out)
+        algo = tree.get("orchestrator", {}).get("algo", {})
+        if algo and at(source, f"{_ALGO}.type") not in (None, config.get(f"{_ALGO}.type")):
+            left_out += [f"{_ALGO}.{name}, of another algorithm" for name in algo]
+            del tree["orchestrator"]["algo"]
     else:
         name = model_name(source) or model
         tree = {"model": {"name": name}} if name else {}
@@ -86,7 +90,7 @@ def rl_toml(config: Config, imported: bytes, model: str = "") -> bytes:
 
 
 def _kept(node: Mapping[str, Any], path: tuple[str, ...], left_out: list[str]) -> dict[str, Any]:
-    """The keys that prime-rl of today has and that train.toml does not hold. `left_out` gets the others."""
+    """Return the keys that prime-rl of today has and train.toml does not hold. `left_out` gets the unknown keys."""
     kept: dict[str, Any] = {}
     for name, value in node.items():
         here = (*path, name)
@@ -117,7 +121,7 @@ def _set(tree: dict[str, Any], path: str, value: Value) -> None:
 
 
 def _ordered(node: Any) -> Any:
-    """The same tables with single values before tables, as TOML wants them."""
+    """Return the same tables with single values before tables, as TOML needs them."""
     if isinstance(node, list):
         return [_ordered(item) for item in node]
     if not isinstance(node, dict):
