@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
@@ -54,16 +54,16 @@ _ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
 
 
 def parse_answer(text: str) -> dict[str, str]:
-    """By the names of Proposal and Answer, the last of each that a text says as `HYPOTHESIS: ... PREDICTION: ...`, on
-    one line or several; cleaned, and without the placeholders of the form."""
-    found = {}
+    """Return the last text of each label (`HYPOTHESIS: ... PREDICTION: ...`, on one line or several), cleaned, by the
+    names of Proposal and Answer. The placeholders of the form are left out."""
+    texts = {}
     for line in text.splitlines():
         pieces = _ANSWER.split(line)
-        for name, value in zip(pieces[1::2], pieces[2::2], strict=True):
+        for label, value in zip(pieces[1::2], pieces[2::2], strict=True):
             cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
             if cleaned and not cleaned.startswith("<"):
-                found[_LABELS[name]] = cleaned
-    return found
+                texts[_LABELS[label]] = cleaned
+    return texts
 
 
 GRACE_SECONDS = 5.0
@@ -98,10 +98,8 @@ def open_agent(
     clone: Clone,
     agent_env: Sequence[str] = (),
     agent_sees: Sequence[str] = (),
-    clock: Callable[[], float] = time.monotonic,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Agent:
-    """The agent that is called `name`, in what --sandbox `sandbox` asks for. UsageError where that does not work.
+    """Return the agent that is called `name`, in the sandbox that `sandbox` asks for. UsageError if that does not work.
 
     `agent_env`, `agent_sees`: more variables of `environ` that it gets, more files and folders that it may read.
     """
@@ -110,11 +108,11 @@ def open_agent(
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name) if chosen.name == NO_SANDBOX else contained
     title = name if name in PRESETS else Path(command[0]).name
-    return Agent(title, command, timeout_seconds, clone, chosen, clock, now)
+    return Agent(title, command, timeout_seconds, clone, chosen)
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
-    """`base`, keys and all, less what points git or a shell at another place than the clone."""
+    """Return `base` without the variables that point git or a shell at another place than the clone."""
     kept = {name: value for name, value in base.items() if not name.startswith("GIT_") and name != "OLDPWD"}
     # Should it delete .git, git must not find another repository further up.
     return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
@@ -122,25 +120,25 @@ def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process of an agent ended. `cause`: what went wrong, None if nothing did; `exit_code`: None if it was
-    stopped; `output`: the end of what it printed; `words`: its last words; `reset`: when a limit ends, by a file."""
+    """How a process of an agent ended."""
 
-    cause: str | None
-    exit_code: int | None
-    output: str
-    words: str
+    cause: str | None  # what went wrong; None if nothing did
+    exit_code: int | None  # None if it was stopped
+    output: str  # the end of it
+    words: str  # its last words
     cost: Cost
-    notes: tuple[str, ...] = ()
-    live: Availability | None = None  # why it was stopped: it waited for something itself
-    reset: datetime | None = None
-    zone: tzinfo = UTC  # of the clock times that it printed
+    notes: tuple[str, ...]
+    live: Availability | None  # why it was stopped: it waited for something itself
+    reset: datetime | None  # the end of a limit, by a file of the program
+    zone: tzinfo  # of the clock times that it printed
 
     def availability(self, now: datetime, *, is_edited: bool = False) -> Availability:
-        """What the end of the process says about the agent: whether asking again helps."""
+        """Return whether the agent can be asked again, by the end of the process."""
         if self.live is not None:
             return self.live
-        found = read_ending(self.output, self.exit_code, now, is_edited=is_edited, zone=self.zone)
-        return replace(found, ends_at=self.reset) if found.meaning is Meaning.LIMIT and self.reset else found
+        availability = read_ending(self.output, self.exit_code, now, is_edited=is_edited, zone=self.zone)
+        is_dated = availability.meaning is Meaning.LIMIT and self.reset is not None
+        return replace(availability, ends_at=self.reset) if is_dated else availability
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,96 +165,25 @@ class Agent:
         """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of
         `evidence`. The caller clears the clone. `look` gets what was printed so far, again and again."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
-        try:  # what git might start, should somebody find a way, ends with the agent
-            self.clone.open(source, evidence)
-            return (yield from self._run(group, prompt, log_path, seconds_left, look))
-        except BaseException:
-            group.stop()
-            self.sandbox.end()
-            raise
-
-    def ask(
-        self, prompt: str, context: Context, evidence: Mapping[str, bytes], role: str = ""
-    ) -> Work[tuple[Answer, ...]]:
-        """Let it work once, with `evidence` to read, and take over what may be taken over: in a `role` its answer only,
-        else its train.toml or its proposals too."""
-        folder = context.ledger.runs_dir / "agent"
-        folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
-        try:
-            left, log = context.seconds_left, folder / f"{name}.log"
-            at_most = min(self.timeout_seconds, left or self.timeout_seconds)
-            with waiting(f"{self.name} is at work on experiment {context.number:04d}", at_most):
-                ending = yield from self.run(context.source, prompt, log, left, evidence)
-            answers = self._take_over(context, ending, edits=not role)
-        finally:
-            self.clone.clear()
-        first = answers[0].with_proposal(cost=ending.cost, notes=(*answers[0].proposal.notes, *ending.notes))
-        return first, *answers[1:]
-
-    def question(self, source: bytes, folder: Path) -> Availability:
-        """Ask one question, as a night asks: whether the agent can be reached. It costs a few tokens.
-
-        Of a program that is known by name the answer must hold the word that was asked for: some end with 0 on a wrong
-        key. Own commands may print nothing.
-        """
-        words = ""
-
-        def look(output: str) -> None:
-            nonlocal words
-            words = summary_of(output).words
-
-        def what() -> str:
-            return f"asking {self.name} whether it can be reached" + (f"; it says: {words}" if words else "")
-
-        asked = replace(self, timeout_seconds=_QUESTION_SECONDS)
-        try:
-            with waiting(what, _QUESTION_SECONDS):
-                ending = complete(asked.run(source, _QUESTION, folder / "question.log", look=look))
-        finally:
-            self.clone.clear()
-        has_answered = re.search(r"\bready\b", ending.words, re.IGNORECASE) is not None
-        if ending.cause is None and (has_answered or self.name not in PRESETS):
-            return Availability(Meaning.OK, ending.words)
-        found = ending.availability(self.now())
-        if found.waits or found.needs_user:
-            return found
-        cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
-        return Availability(Meaning.PROGRAM, cause)
-
-    @property
-    def _zone(self) -> tzinfo:
-        """The zone of the clock times that it prints."""
-        return UTC if self.sandbox.name != NO_SANDBOX else self.now().astimezone().tzinfo or UTC
-
-    def _run(
-        self,
-        group: ProcessGroup,
-        prompt: str,
-        log_path: Path,
-        seconds_left: float | None,
-        look: Callable[[str], object],
-    ) -> Work[Ending]:
-        prompt_path = self.clone.folder / "prompt.txt"
-        write_atomically(prompt_path, prompt.encode())
-        words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
-        stdin = prompt_path.open("rb") if words == list(self.command) else None
-        notes, credential = tuple[str, ...](), self.sandbox.furnish(self.clone)
-        words, environment = self.sandbox.enclose(words, self.clone, prompt_path)
-        log_path.unlink(missing_ok=True)
-        log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
-        began, began_at = self.clock(), time.time()
         timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
-        with stdin or nullcontext(), log_path.open("r+b") as file:
-            log, cause, live = Log(file), None, None
+        zone = UTC if self.sandbox.name != NO_SANDBOX else self.now().astimezone().tzinfo or UTC
+        prompt_path = self.clone.folder / "prompt.txt"
+        credential, notes, cause, live = None, tuple[str, ...](), None, None
+        with ExitStack() as files:
             try:
+                self.clone.open(source, evidence)
+                write_atomically(prompt_path, prompt.encode())
+                words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
+                stdin = files.enter_context(prompt_path.open("rb")) if words == list(self.command) else None
+                credential = self.sandbox.furnish(self.clone)
+                words, environment = self.sandbox.enclose(words, self.clone, prompt_path)
+                log_path.unlink(missing_ok=True)
+                log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
+                log = Log(files.enter_context(log_path.open("r+b")))
+                environment = agent_environment(environment, self.clone.path)
+                began, began_at = self.clock(), time.time()
                 child = group.start(
-                    "agent",
-                    words,
-                    log_path=log_path,
-                    env=agent_environment(environment, self.clone.path),
-                    cwd=self.clone.path,
-                    stdin=stdin,
+                    "agent", words, log_path=log_path, env=environment, cwd=self.clone.path, stdin=stdin
                 )
                 while child.poll() is None and cause is None:
                     left = began + timeout - self.clock()
@@ -269,8 +196,8 @@ class Agent:
                     group.check()
                     log.cut()
                     look(log.end)
-                    live = read_live(log.end, left, self.now(), zone=self._zone)
-            finally:
+                    live = read_live(log.end, left, self.now(), zone=zone)
+            finally:  # also if nothing was started: what git might start, should somebody find a way, ends as well
                 survivors = [*group.stop(), *self.sandbox.end()]
                 if not survivors:  # also when the night is stopped now: a token may be renewed
                     notes = self.sandbox.take_back(self.clone, credential)
@@ -283,21 +210,68 @@ class Agent:
             cause = (cause or child.exit_cause()) + (f"; its last words: {last_words}" if last_words else "")
         cost = replace(cost, seconds=max(self.clock() - began, 0.0))
         reset = codex_reset(self.clone.folder / "home", began_at) if cause and not survivors else None
-        return Ending(cause, exit_code, log.end, last_words, cost, notes, live, reset, self._zone)
+        return Ending(cause, exit_code, log.end, last_words, cost, notes, live, reset, zone)
+
+    def ask(
+        self, prompt: str, context: Context, evidence: Mapping[str, bytes], role: str = ""
+    ) -> Work[tuple[Answer, ...]]:
+        """Let the agent work once, with `evidence` to read. Return what `_take_over` takes; in a `role` no edits."""
+        folder = context.ledger.runs_dir / "agent"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
+        left = context.seconds_left
+        try:
+            at_most = min(self.timeout_seconds, left or self.timeout_seconds)
+            with waiting(f"{self.name} is at work on experiment {context.number:04d}", at_most):
+                ending = yield from self.run(context.source, prompt, folder / f"{name}.log", left, evidence)
+            first, *others = self._take_over(context, ending, edits=not role)
+        finally:
+            self.clone.clear()
+        return first.with_proposal(cost=ending.cost, notes=(*first.proposal.notes, *ending.notes)), *others
+
+    def question(self, source: bytes, folder: Path) -> Availability:
+        """Ask one question, as a night asks: whether the agent can be reached. It costs a few tokens.
+
+        A preset must answer with the word that was asked for: some programs end with 0 on a wrong key. Your own command
+        may print nothing.
+        """
+        words = ""
+
+        def look(output: str) -> None:
+            nonlocal words
+            words = summary_of(output).words
+
+        def text() -> str:
+            return f"asking {self.name} whether it can be reached" + (f"; it says: {words}" if words else "")
+
+        agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
+        try:
+            with waiting(text, _QUESTION_SECONDS):
+                ending = complete(agent.run(source, _QUESTION, folder / "question.log", look=look))
+        finally:
+            self.clone.clear()
+        is_answered = re.search(r"\bready\b", ending.words, re.IGNORECASE) is not None
+        if ending.cause is None and (is_answered or self.name not in PRESETS):
+            return Availability(Meaning.OK, ending.words)
+        availability = ending.availability(self.now())
+        if availability.waits or availability.needs_user:
+            return availability
+        cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
+        return Availability(Meaning.PROGRAM, cause)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
-        """Its answers and, where it `edits`, the train.toml of each; one answer without a train.toml if there is none.
-        A process that did not end well leaves nothing but what it finished. A clone that cannot be read is a refused
-        proposal."""
+        """Return the agent's answers and, where it `edits`, the train.toml of each; one answer without a train.toml if
+        there is none. A process that did not end well leaves only what it finished. A clone that cannot be read is a
+        refused proposal."""
         files = [(CONFIG_NAME, ANSWER_NAME)]
         if edits and context.num_proposals > 1:
             files += proposal_files(context.num_proposals)
         texts, unread = list[dict[str, str]](), list[str]()
         try:
             notes = self.clone.changes(context.num_proposals)
-            for name in (name for _, name in files):
+            for _, answer_name in files:
                 try:
-                    texts.append(parse_answer(_read_answer(self.clone.path / name)))
+                    texts.append(parse_answer(_read_answer(self.clone.path / answer_name)))
                 except ConfigError as error:
                     if len(files) == 1:
                         raise
@@ -320,52 +294,50 @@ class Agent:
                 answers.append(Answer(source, Proposal(**text), **about))  # type: ignore[arg-type]
         answers = answers[: context.num_proposals]
         ended = f"{self.name}: {ending.cause}" if ending.cause else None
-        bare = Answer(None, Proposal(notes=notes, **texts[0]), **about)  # type: ignore[arg-type]
-        is_complete = bool(answers) and all(answer.proposal.description for answer in answers)
-        if ending.cause is not None or (edits and not is_complete) or not (edits or texts[0]):
-            found = ending.availability(self.now(), is_edited=bool(answers))
-            # A command of your own may take its time and print nothing.
-            is_slow = found.meaning is Meaning.NETWORK and ending.exit_code is None and ending.live is None
-            is_away = (found.waits or found.needs_user) and not (is_slow and self.name not in PRESETS)
+        bare = Answer(None, Proposal(notes=notes, **texts[0]), cause=ended, **about)  # type: ignore[arg-type]
+        is_complete = all(answer.proposal.description for answer in answers) if answers else not edits and texts[0]
+        if ending.cause is not None or not is_complete:
+            availability = ending.availability(self.now(), is_edited=bool(answers))
+            is_away = availability.waits or availability.needs_user
+            if self.name not in PRESETS and ending.exit_code is None and ending.live is None:
+                # A command of your own may take its time and print nothing.
+                is_away = is_away and availability.meaning is not Meaning.NETWORK
             if is_away and STOPPED not in (ending.cause or ""):
-                return (replace(bare, cause=f"{self.name}: {found.text}", unavailable=found),)
-        if not edits:
-            return (replace(bare, cause=ended),)
+                return (replace(bare, cause=f"{self.name}: {availability.text}", unavailable=availability),)
+        is_cut_off = ending.cause is not None and (ending.exit_code or -1) < 0  # stopped in the middle of its work
+        if not edits or (answers and is_cut_off):
+            return (bare,)
         if not answers:
             missing = f"{self.name} ended without an edit of {CONFIG_NAME}"
             missing += f"; its last words: {ending.words}" if ending.words else ""
             return (replace(bare, source=b"" if problem else None, cause=problem or ended or missing),)
-        if ending.cause is not None and (ending.exit_code or -1) < 0:  # stopped in the middle of its work
-            return (replace(bare, cause=ended),)
-        notes = (*notes, *unread, *([ended] if ended else []), *([problem] if problem else []))
+        notes = (*notes, *unread, *filter(None, (ended, problem)))
         return answers[0].with_proposal(notes=notes), *answers[1:]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AgentProposer:
-    """Asks one agent."""
+    """Asks one agent, the first of `agents`."""
 
-    agent: Agent
+    agents: tuple[Agent, ...]
     is_instant = False
 
     @property
     def name(self) -> str:
-        return self.agent.name
+        return self.agents[0].name
 
     @property
     def sandbox(self) -> str:
-        return self.agent.sandbox.name
-
-    @property
-    def agents(self) -> tuple[Agent, ...]:
-        return (self.agent,)
+        """The sandboxes of the agents: "none" if one of them has none."""
+        names = [agent.sandbox.name for agent in self.agents]
+        return NO_SANDBOX if NO_SANDBOX in names else " and ".join(dict.fromkeys(names))
 
     def propose(self, context: Context) -> Proposing:
-        return self.agent.ask(compose(context), context, evidence(context))
+        return self.agents[0].ask(compose(context), context, evidence(context))
 
 
 def _read_answer(path: Path) -> str:
-    """The text of an answer, its first 64 KiB; "" if there is none. ConfigError if it cannot be read."""
+    """Return the first 64 KiB of an answer; "" if there is none. ConfigError if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(_MAX_ANSWER).decode(errors="replace")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from functools import cache
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from nightshift.agents.usage import (
@@ -78,15 +78,6 @@ class Availability:
     def needs_user(self) -> bool:
         """True if only the user can help."""
         return self.meaning in (Meaning.LOGIN, Meaning.BILLING, Meaning.MODEL, Meaning.PROGRAM)
-
-
-class _Families(NamedTuple):
-    """The patterns of error texts in errors.toml."""
-
-    in_order: tuple[tuple[Meaning, re.Pattern[str]], ...]
-    limit: re.Pattern[str]
-    money_without_end: re.Pattern[str]
-    limit_despite_money: re.Pattern[str]
 
 
 _STATUSES = {401: Meaning.LOGIN, 402: Meaning.BILLING, 403: Meaning.LOGIN, 404: Meaning.MODEL, 408: Meaning.NETWORK}
@@ -151,20 +142,20 @@ def read_ending(
         return Availability(Meaning.PROGRAM, words)
     if error is None and exit_code == 0:
         return _of_answer(printed, words, bool(cost.tokens_out), is_edited, now, zone)
-    found, reset = None, _rejected_until(printed, now)
+    result, reset = None, _rejected_until(printed, now)
     if error is not None:
-        found = classify(error.text, now, error.status, error.details, zone)
+        result = classify(error.text, now, error.status, error.details, zone)
     elif exit_code is not None or not is_working:
-        found = _of_lines(printed.lines, now, zone)
-    if found is None and reset is not None:
-        found = Availability(Meaning.LIMIT, words)
-    if found is None and exit_code is None and not is_working:
+        result = _of_lines(printed.lines, now, zone)
+    if result is None and reset is not None:
+        result = Availability(Meaning.LIMIT, words)
+    if result is None and exit_code is None and not is_working:
         return Availability(Meaning.NETWORK, "the model did not answer before the time limit")
-    if found is None:  # a report of no tokens at all: the model was not reached
+    if result is None:  # a report of no tokens at all: the model was not reached
         return Availability(Meaning.OVERLOADED if error and cost.tokens_out == 0 else Meaning.NO_EDIT, words)
-    if found.meaning is Meaning.LIMIT and error is not None:
-        return replace(found, ends_at=reset or found.ends_at or _retry_after(error.retry_after, now))
-    return found
+    if result.meaning is Meaning.LIMIT and error is not None:
+        return replace(result, ends_at=reset or result.ends_at or _retry_after(error.retry_after, now))
+    return result
 
 
 def read_live(output: str, seconds_left: float, now: datetime, *, zone: tzinfo = UTC) -> Availability | None:
@@ -249,11 +240,10 @@ def classify(
     """
     plain = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split())
     meaning, shown = _family(plain), clean(text[:_MAX_TEXT], MAX_SHOWN)
-    families = _families()
-    ends_at = None if families.money_without_end.search(plain) else find_end(plain, now, zone)
-    if ends_at is not None and (meaning in (None, Meaning.BILLING, Meaning.MODEL) or families.limit.search(plain)):
+    ends_at = None if _matches("money_without_end", plain) else find_end(plain, now, zone)
+    if ends_at is not None and (meaning in (None, Meaning.BILLING, Meaning.MODEL) or _matches(Meaning.LIMIT, plain)):
         return Availability(Meaning.LIMIT, shown, ends_at)
-    if meaning is Meaning.BILLING and families.limit_despite_money.search(plain):
+    if meaning is Meaning.BILLING and _matches("limit_despite_money", plain):
         return Availability(Meaning.LIMIT, shown)
     match = _STATUS.search(plain)
     number = status or (int(next(filter(None, match.groups()))) if match else 0)
@@ -310,20 +300,20 @@ def _at(date: re.Match[str] | None, clock: re.Match[str] | None, now: datetime, 
             hour = 12
         if clock["half"]:
             hour = hour % 12 + 12 * clock["half"].lower().startswith("p")
-    here = now.astimezone(zone)
-    moment = here.replace(hour=hour, minute=minute, second=second, microsecond=0)
-    fields = {} if date is None else date.groupdict()
+    local = now.astimezone(zone)
+    moment = local.replace(hour=hour, minute=minute, second=second, microsecond=0)
     if date is None:
-        return moment if moment >= here - _TOLERANCE else moment + timedelta(days=1)
+        return moment if moment >= local - _TOLERANCE else moment + timedelta(days=1)
+    fields = date.groupdict()
     if word := (fields.get("weekday") or "").lower():
         if word in ("today", "tomorrow"):
             return moment + timedelta(days=word == "tomorrow")
-        moment += timedelta(days=(_DAYS.index(word) - here.weekday()) % 7)
-        return moment if moment >= here - _TOLERANCE else moment + timedelta(days=7)
+        moment += timedelta(days=(_DAYS.index(word) - local.weekday()) % 7)
+        return moment if moment >= local - _TOLERANCE else moment + timedelta(days=7)
     month = int(fields.get("number") or 0) or _MONTHS.index(fields["month"].lower()) + 1
-    moment = moment.replace(year=int(fields["year"] or here.year), month=month, day=int(fields["day"]))
-    if fields["year"] is None and moment < here - timedelta(days=1):
-        moment = moment.replace(year=here.year + 1)
+    moment = moment.replace(year=int(fields["year"] or local.year), month=month, day=int(fields["day"]))
+    if fields["year"] is None and moment < local - timedelta(days=1):
+        moment = moment.replace(year=local.year + 1)
     return moment
 
 
@@ -367,20 +357,22 @@ def _retry_after(header: str, now: datetime) -> datetime | None:
 
 
 @cache
-def _families() -> _Families:
-    """Read errors.toml."""
+def _error_patterns() -> list[tuple[str, re.Pattern[str]]]:
+    """Read errors.toml. Returns the name and the pattern of each family in order, then of the two lists about money."""
     table = tomllib.loads(Path(__file__).with_name("errors.toml").read_text("utf-8"))
-    families = tuple((Meaning(row["meaning"]), _any_of(row["patterns"])) for row in table["family"])
-    limit = next(pattern for meaning, pattern in families if meaning is Meaning.LIMIT)
-    return _Families(families, limit, _any_of(table["money_without_end"]), _any_of(table["limit_despite_money"]))
+    lists = [(row["meaning"], row["patterns"]) for row in table.pop("family")]
+    return [(name, re.compile("|".join(patterns), re.IGNORECASE)) for name, patterns in (*lists, *table.items())]
 
 
-def _any_of(patterns: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.IGNORECASE)
+def _matches(name: str, plain: str) -> bool:
+    """Return True if a pattern of this name is in the text."""
+    return any(pattern.search(plain) for other, pattern in _error_patterns() if other == name)
 
 
 def _family(plain: str) -> Meaning | None:
-    return next((meaning for meaning, pattern in _families().in_order if pattern.search(plain)), None)
+    """Return the meaning of the first family with a pattern in the text."""
+    families = _error_patterns()[:-2]
+    return next((Meaning(name) for name, pattern in families if pattern.search(plain)), None)
 
 
 def _read_course(printed: Output, tokens_out: int | None) -> tuple[bool, Event | None]:
@@ -400,14 +392,14 @@ def _read_course(printed: Output, tokens_out: int | None) -> tuple[bool, Event |
 def _of_answer(
     printed: Output, words: str, is_answered: bool, is_edited: bool, now: datetime, zone: tzinfo
 ) -> Availability:
-    """Of a process that ended with 0 and without an error in its JSON: its text is the model's."""
+    """Read the end of a process that ended with 0 and without an error in its JSON: its text is the model's."""
     last = next((line.strip() for line in reversed(printed.lines) if line.strip()), "")
     if is_edited:
         return Availability(Meaning.OK, words)
     if not printed.rows and _OWN_LINE.match(last):  # may be forged: it may cost a wait, and never a call of the user
-        found = classify(last, now, zone=zone)
-        if found is not None and found.waits:
-            return found
+        result = classify(last, now, zone=zone)
+        if result is not None and result.waits:
+            return result
     if is_answered and not any(read_event(row) for row in printed.rows):  # Codex, when the provider's filter steps in
         return Availability(Meaning.REFUSED, "the model ended without an answer")
     return Availability(Meaning.NO_EDIT, words)
@@ -416,13 +408,12 @@ def _of_answer(
 def _of_lines(lines: list[str], now: datetime, zone: tzinfo) -> Availability | None:
     """Say what the last lines of a failed program mean: the last line of a known family, with the line before it."""
     texts = [line.strip() for line in lines if line.strip() and not is_stack(line)][-_MAX_LINES:]
-    for number in range(len(texts) - 1, -1, -1):
-        if texts[number].lower().startswith("warning"):
+    for before, text in reversed([*pairwise(["", *texts])]):
+        if text.lower().startswith("warning"):
             continue
-        found = classify(texts[number], now, zone=zone)
-        before = texts[number - 1] if number else ""
-        if found is not None and before != texts[number] and classify(before, now, zone=zone) is not None:
-            return classify(f"{before} {texts[number]}", now, zone=zone)
-        if found is not None:
-            return found
+        result = classify(text, now, zone=zone)
+        if result is not None and before != text and classify(before, now, zone=zone) is not None:
+            return classify(f"{before} {text}", now, zone=zone)
+        if result is not None:
+            return result
     return None

@@ -15,33 +15,29 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from nightshift.agents.availability import Availability
-from nightshift.agents.history import load_configs
+from nightshift.agents.history import Memory, history, load_configs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Change, Proposal, Record
 from nightshift.config.rules import Rules
-from nightshift.config.train_toml import Config
+from nightshift.config.train_toml import Config, parse
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the next proposal is made from.
-
-    `campaign`: the decided experiments of this branch and rules hash, in order, crashes included.
-    `refusals`: why earlier proposals for this same experiment were not taken, one line each.
-    """
+    """The input of a proposal."""
 
     number: int  # of the experiment to come
     source: bytes  # the incumbent's train.toml
-    campaign: Campaign
+    campaign: Campaign  # the decided experiments of this branch and rules hash, crashes included
     rules: Rules
     ledger: Ledger
     rider: Change | None = None  # a discarded change that the run holds too, if the proposal sets none of its keys
     used_keys: AbstractSet[str] | None = None  # what the engine uses; None: every open key
-    refusals: tuple[str, ...] = ()
-    in_flight: tuple[Record, ...] = ()  # what runs now: not decided yet
-    waiting: tuple[Answer, ...] = ()  # what runs next: not begun
-    flips: tuple[str, ...] = ()  # by kind of problem, how many the last one fixed and broke
+    refusals: tuple[str, ...] = ()  # causes of earlier refusals for this same experiment, one line each
+    in_flight: tuple[Record, ...] = ()  # experiments that run now
+    waiting: tuple[Answer, ...] = ()  # proposals that run next
+    flips: tuple[str, ...] = ()  # by kind of problem, how many the last experiment fixed and broke
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
     direction: str = ""  # the user's, at most 1,500 characters
@@ -49,38 +45,37 @@ class Context:
 
     @property
     def incumbent_run(self) -> Record:
-        """The last run of the incumbent's config. If none ran it exactly, the last experiment whose change is kept."""
+        """The last run of the incumbent's config, or of the last kept change if no run had exactly that config."""
         run = self.campaign.incumbent_run or self.campaign.parent
         assert run is not None
         return run
 
     @cached_property
     def configs(self) -> Mapping[int, Config]:
-        """What the decided experiments submitted, by number, as `load_configs` says."""
+        """The configs of the decided experiments, by number, as `load_configs` says."""
         return load_configs(self.ledger, self.campaign.decided)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What the campaign tried, by key."""
+        return history(self.campaign, self.configs, parse(self.source), self.used_keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One proposal: a train.toml and its hypothesis. `source` is None if train.toml was not edited at all.
+    """One proposal: a train.toml and its hypothesis. The fields from `number` on are set when the answer is taken."""
 
-    `reported_outcome` and `lesson` are about the experiment before. `cause`: why the answer cannot be taken, in one
-    line. `unavailable`: the agent could not be asked, so nothing was proposed. Of an answer that was taken: `change`
-    is what it changes, `rider` what its run measures again, `kept` and `direction` the incumbent's changes and the
-    user's direction when it was made.
-    """
-
-    source: bytes | None
+    source: bytes | None  # None if train.toml was not edited at all
     proposal: Proposal = field(default_factory=Proposal)
-    reported_outcome: str | None = None
-    lesson: str | None = None
-    cause: str | None = None
-    unavailable: Availability | None = None
-    number: int = 0  # of the experiment that it was made for
+    reported_outcome: str | None = None  # of the experiment before
+    lesson: str | None = None  # of the experiment before
+    cause: str | None = None  # why the answer cannot be taken, in one line
+    unavailable: Availability | None = None  # the agent could not be asked, so nothing was proposed
+    number: int = 0  # of the experiment that the proposal was made for
     change: Change | None = None
-    rider: Change | None = None
-    kept: tuple[Change, ...] = ()
-    direction: str = ""
+    rider: Change | None = None  # the change that the run measures again
+    kept: tuple[Change, ...] = ()  # the incumbent's changes when the proposal was made
+    direction: str = ""  # the user's direction then
 
     def with_proposal(self, **changes: Any) -> Answer:
         return replace(self, proposal=structs.replace(self.proposal, **changes))

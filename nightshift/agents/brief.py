@@ -8,7 +8,7 @@ lines begins with `| `: the text cannot forge a line of the brief. The user's di
 from collections.abc import Sequence
 
 from nightshift.agents.base import Context
-from nightshift.agents.history import describe_change, history, kept_changes
+from nightshift.agents.history import describe_change, kept_changes
 from nightshift.agents.notebook import belied, calibrations, compare_prediction, lessons, mode
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
@@ -65,7 +65,7 @@ PREDICTION: <the effect on the score that you expect, in pp>
 
 
 def compose(context: Context) -> str:
-    """The whole brief of an agent that works alone: it asks for one proposal, or for a wave of them."""
+    """Return the whole brief of an agent that works alone: it asks for one proposal, or for a wave of them."""
     num, last = context.num_proposals, context.campaign.decided[-1]
     if num > 1:
         edits, answer, where = _WAVE_EDIT.format(num=num), _WAVE_ANSWER + _LINES, " (in proposal-1.txt)"
@@ -79,8 +79,8 @@ def compose(context: Context) -> str:
 
 
 def brief(context: Context, role: str, task: str, edits: str, answer: str) -> str:
-    """The user's direction, the rules, the state of the campaign, the form of the answer, and earlier refusals: at most
-    MAX_CHARACTERS beside the direction. `edits`: the rule that says what this role may write."""
+    """Return direction, rules, state of the campaign, form of the answer and earlier refusals: at most MAX_CHARACTERS
+    beside the direction. `edits`: the rule that says what this role may write."""
     decision = context.rules.decision
     text = _RULES.format(
         edits=edits,
@@ -95,7 +95,7 @@ def brief(context: Context, role: str, task: str, edits: str, answer: str) -> st
 
 
 def opening(role: str, task: str, direction: str) -> str:
-    """The first words of every prompt, which CLAUDE.md and AGENTS.md name, and the user's direction."""
+    """Return the first words of every prompt, which CLAUDE.md and AGENTS.md name, and the user's direction."""
     text = f"You are the {role} of an overnight campaign that improves an LLM's RL post-training. Your one task now: "
     text += f"{task}\n"
     if direction:
@@ -141,11 +141,10 @@ def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
 
 
 def _sections(context: Context) -> list[Section]:
-    """The most important first."""
+    """Return the sections of a brief, the most important first."""
     campaign, run, rider = context.campaign, context.incumbent_run, context.rider
     decided, last = campaign.decided, campaign.decided[-1]
     latest = [record for record in reversed(decided) if record is not campaign.baseline][:_NUM_LAST]
-    now = parse(context.source)
     running = map(describe, context.in_flight)
     waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
     comparison = [f"{last.number:04d} {text}"] if (text := compare_prediction(last)) else []
@@ -160,7 +159,7 @@ def _sections(context: Context) -> list[Section]:
             f"Health of experiment {last.number:04d}, the last one:",
             (last.health or "").splitlines() if last is not run else [],
         ),
-        ("What was tried:", history(campaign, context.configs, now, context.used_keys).summary),
+        ("What was tried:", context.memory.summary),
         ("The last experiments, latest first:", [describe(record, campaign) for record in latest]),
         ("The kept changes, the most certain first:", kept_changes(campaign)),
         ("Noise and steps:", [_noise(context), steps(context)]),
@@ -194,7 +193,7 @@ def _role_of(run: Record, campaign: Campaign) -> str:
 
 
 def describe(record: Record, campaign: Campaign | None = None) -> str:
-    """One experiment on one line: verdict and effect as they are believed now, change, hypothesis and lesson.
+    """Describe one experiment on one line: verdict and effect as believed now, change, hypothesis and lesson.
 
     `campaign`: the experiment's; None for an experiment in flight.
     """
@@ -209,8 +208,8 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
         status += f" ({why})"
     change = "; ".join(record.diff)
     text = clean(change, 120) + record.run.with_rider
-    said = proposal.description.partition(": ")[2] or proposal.description
-    if not change.startswith(said.removesuffix("...")):  # a search says `tpe: trainer.optim.lr 3e-6 -> 5e-6`
+    description = proposal.description.partition(": ")[2] or proposal.description
+    if not change.startswith(description.removesuffix("...")):  # a search says `tpe: trainer.optim.lr 3e-6 -> 5e-6`
         text = " | ".join(filter(None, (text, clean(proposal.description, 120))))
     text += f" | lesson: {clean(proposal.lesson, 120)}" if proposal.lesson else ""
     if contradiction := belied(record):
@@ -219,7 +218,7 @@ def describe(record: Record, campaign: Campaign | None = None) -> str:
 
 
 def steps(context: Context) -> str:
-    """How many steps a run makes, so that a schedule can end with the run."""
+    """Say how many steps a run makes, so that a schedule can end with the run."""
     num_steps, log_sd = throughput_of(context).plan(parse(context.source).resolved)
     halfwidth = num_steps * Z95 * log_sd
     return (
@@ -229,7 +228,7 @@ def steps(context: Context) -> str:
 
 
 def _noise(context: Context) -> str:
-    """The band within which a difference says nothing, by the campaign's runs."""
+    """Say how much the scores of equal runs differ, by the campaign's runs."""
     standing = context.campaign.standing
     assert standing is not None
     sd = 100 * standing.run_sd

@@ -26,7 +26,7 @@ _CLEAR_SECONDS = 120.0
 
 
 def proposal_files(num_proposals: int) -> list[tuple[str, str]]:
-    """Names of the two files of each proposal: its train.toml, and the text of its hypothesis."""
+    """Return the names of the two files of each proposal: its train.toml, and the text of its hypothesis."""
     if num_proposals == 1:
         return [(CONFIG_NAME, ANSWER_NAME)]
     return [(f"proposal-{number}.toml", f"proposal-{number}.txt") for number in range(1, num_proposals + 1)]
@@ -93,7 +93,7 @@ class Clone:
             raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
 
     def _listing(self) -> dict[str, str]:
-        """Mode, size and time of each file of the clone, by relative name.
+        """Return mode, size and time of each file of the clone, by relative name.
 
         Raises:
             ConfigError: a folder cannot be listed, or there are too many files.
@@ -119,7 +119,7 @@ class Clone:
 
 
 def _unreadable(name: str, problem: str) -> ConfigError:
-    """Refuse a proposal whose clone cannot be read because of the file or folder `name`."""
+    """Return the error for a clone that cannot be read because of the file or folder `name`."""
     fix = f"Leave {CONFIG_NAME}, {ANSWER_NAME} and few other files."
     return ConfigError(f"{_shown(name)} in the agent's clone {problem}".removeprefix(". in "), fix)
 

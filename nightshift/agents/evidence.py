@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nightshift.agents.base import Context
-from nightshift.agents.history import history
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
 from nightshift.campaign.records import Record
-from nightshift.config.train_toml import parse
 from nightshift.executors.process import tail
 from nightshift.files import read_rows
 from nightshift.text import clean
@@ -42,25 +40,24 @@ notebook.md        hypotheses, outcomes and lessons so far, and how predictions 
 
 def evidence(context: Context) -> dict[str, bytes]:
     """Return the files by name, at most MAX_BYTES together; the most important runs first."""
-    tried = history(context.campaign, context.configs, parse(context.source), context.used_keys)
     files = {
         NOTEBOOK_NAME: notebook(context.campaign.decided).encode(),
-        HISTORY_NAME: str(tried)[:_MAX_HISTORY].encode(errors="replace"),
+        HISTORY_NAME: str(context.memory)[:_MAX_HISTORY].encode(errors="replace"),
     }
     names = list[str]()
     room = MAX_BYTES - sum(map(len, files.values())) - len(_README) - 1_000
     for role, record in _chosen(context):
-        of_run = dict(_files_of(record, context))
-        size = sum(map(len, of_run.values()))
+        run_files = dict(_files_of(record, context))
+        size = sum(map(len, run_files.values()))
         if size <= room:
             room -= size
-            files |= of_run
+            files |= run_files
             names.append(f"{record.number:04d} is {role}{record.run.with_rider}")
     return {README_NAME: _README.format(names="; ".join(names)).encode(), **files}
 
 
 def _chosen(context: Context) -> Iterator[tuple[str, Record]]:
-    """The runs of interest: the role of each, and its record."""
+    """Yield the role and the record of each run of interest."""
     decided, seen = context.campaign.decided, set[int]()
     scored = [record for record in decided if record.score is not None]
     is_exact = context.campaign.incumbent_run is not None
@@ -86,7 +83,7 @@ def _files_of(record: Record, context: Context) -> Iterator[tuple[str, bytes]]:
 
 
 def _step_table(steps: Sequence[Step]) -> bytes:
-    """What was measured of every step, or of every k-th and the last, as csv."""
+    """Return what was measured of every step, or of every k-th and the last, as csv."""
     shown = [*steps[: -1 : -(-len(steps) // _MAX_ROWS)], steps[-1]]
     rows = [{**dataclasses.asdict(step), **(step.rewards or {}), "rewards": None} for step in shown]
     measured = [{name: value for name, value in row.items() if value is not None} for row in rows]
@@ -101,7 +98,7 @@ def _step_table(steps: Sequence[Step]) -> bytes:
 
 
 def _rollouts(samples: Sequence[Sample]) -> bytes:
-    """The best rollouts, the worst, and those that were cut off, a third of each."""
+    """Return the best rollouts, the worst, and those that were cut off, a third of each."""
     scored = [sample for sample in samples if sample.reward is not None and not sample.truncated]
     by_reward = sorted(scored, key=lambda sample: sample.reward or 0.0)
     cut = [sample for sample in samples if sample.truncated][-(NUM_ROLLOUTS // 3) :]

@@ -98,7 +98,7 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
         lists = {
             "near misses": self.near_misses,
             "dead ends": self.dead_ends,
-            "covered": [f"{of_key.key} {span}" for of_key in self.keys for span in of_key.covered],
+            "covered": [f"{history.key} {span}" for history in self.keys for span in history.covered],
             "untried keys": self.untried_keys,
         }
         return [f"{title}: {'; '.join(items)}" for title, items in lists.items() if items]
@@ -108,18 +108,18 @@ class Memory(Document, frozen=True, kw_only=True, tag="history"):
         lines = [f"damaged: {cause}" for cause in self.damaged]
         lines += ["kept, the most certain first:", *(f"  {line}" for line in self.kept)] if self.kept else []
         lines += self.summary
-        for of_key in self.keys:
-            lines += [f"{of_key.key}, now {of_key.now}:", *(f"  {trial}" for trial in of_key.trials)]
+        for history in self.keys:
+            lines += [f"{history.key}, now {history.now}:", *(f"  {trial}" for trial in history.trials)]
         return "\n".join(lines)
 
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:
-    """The submitted configs by experiment number; those that are gone or refused by today's allow-list are left out."""
-    found, parse_once = {}, cache(parse)  # what is repeated with other seeds
+    """Return the submitted configs by experiment number, without those that are gone or that the allow-list refuses."""
+    configs, parse_once = {}, cache(parse)  # runs with other seeds have the same config
     for record in records:
         with suppress(UsageError):
-            found[record.number] = parse_once(ledger.source(record.number))
-    return found
+            configs[record.number] = parse_once(ledger.source(record.number))
+    return configs
 
 
 def history(
@@ -128,7 +128,7 @@ def history(
     now: Config,
     used_keys: AbstractSet[str] | None = None,
 ) -> Memory:
-    """What a campaign tried, from its decided experiments with a new change. A crash counts if the config caused it.
+    """Return what a campaign tried in its decided experiments. A crash counts if the config caused it.
 
     Args:
         now: the incumbent's config.
@@ -193,7 +193,7 @@ def history(
 
 
 def kept_changes(campaign: Campaign) -> list[str]:
-    """The kept changes, the most certain first, one a line."""
+    """Return the kept changes, the most certain first, one a line."""
     if campaign.posterior is None:
         return []
     effect = campaign.posterior.effect
@@ -204,7 +204,7 @@ def kept_changes(campaign: Campaign) -> list[str]:
 
 
 def describe_change(campaign: Campaign, change: Change, support: str = "") -> str:
-    """Name, effect, P(it helps), `support` and keys of a change that was measured."""
+    """Return name, effect, P(it helps), `support` and keys of a measured change."""
     assert campaign.posterior is not None
     return f"{change.name}  {campaign.posterior.effect(change).with_p}{support}: {change.settings}"
 
@@ -231,14 +231,14 @@ def _word(text: str | None) -> str:
 
 
 def _value(key: str, config: Config) -> str:
-    """The value of a key in the words of a record's diff; UNSET where the key has none."""
+    """Return the value of a key as a record's diff spells it; UNSET for a key without one."""
     if key in BY_PRESET and key not in config.values:
         return "by preset"
     return _word(spelled(config.resolved[key]) if key in config.resolved else None)
 
 
 def _spans(trials: Sequence[tuple[Trial, _Rest]]) -> Iterator[Span]:
-    """From rejected to rejected number, for every set of other keys; apart where a kept number lies between."""
+    """Return the spans between neighbouring rejected numbers, for every set of other keys."""
     is_kept_by_value: dict[_Rest, dict[float, bool]] = {}
     for trial, rest in trials:
         values = is_kept_by_value.setdefault(rest, {})

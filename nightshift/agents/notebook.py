@@ -27,8 +27,8 @@ def predicted(text: str | None, sign: int = 1) -> float | None:
 
 
 def calibrations(decided: Sequence[Record]) -> list[str]:
-    """How well each agent predicts, one line an agent: its mean predicted effect, and the mean effect as it was
-    believed at the decisions."""
+    """Say how well each agent predicts, one line an agent: its mean predicted effect, and the mean effect as believed
+    at the decisions."""
     pairs = dict[str, list[tuple[float, float]]]()
     for record in decided:
         prediction, effect = predicted(record.proposal.prediction), _effect(record)
@@ -85,7 +85,7 @@ def _outcome(record: Record) -> str:
 
 
 def entry(record: Record) -> list[str]:
-    """One experiment in the notebook: what was thought, what came, and what was learnt."""
+    """Return the lines of one experiment: what was expected, measured and learnt."""
     proposal = record.proposal
     outcome = [f"predicted {clean(proposal.prediction, 120)}"] if proposal.prediction else []
     outcome += [text] if (text := _outcome(record)) else []
@@ -102,13 +102,13 @@ def entry(record: Record) -> list[str]:
 
 
 def lessons(decided: Sequence[Record]) -> list[str]:
-    """The lessons of these experiments, the latest first, one a line: as many as a brief has room for."""
+    """Return the lessons of these experiments, the latest first, one a line: as many as a brief has room for."""
     texts = [(record.number, record.proposal.lesson) for record in reversed(decided) if record.run.new]
     return [f"{number:04d} {clean(text, 160)}" for number, text in texts if text][:_MAX_LESSONS]
 
 
 def notebook(decided: Sequence[Record]) -> str:
-    """The file: one calibration line an agent, then the entries, the latest first, at most MAX_BYTES of them."""
+    """Return the file: one calibration line an agent, then the entries, the latest first, at most MAX_BYTES of them."""
     text = "# Notebook\n\n" + "".join(f"{calibration}\n" for calibration in calibrations(decided)) + "\n"
     room = MAX_BYTES
     for record in reversed(decided):
@@ -124,7 +124,7 @@ def notebook(decided: Sequence[Record]) -> str:
 
 
 def mode(decided: Sequence[Record]) -> str:
-    """What a brief asks for after so many experiments in a row that were not kept: refine, pivot, or question."""
+    """Say what a brief asks for after experiments in a row that were not kept: refine, pivot, or question."""
     num = num_since_keep(decided)
     if num < _NUM_DISCARDS:
         return "Refine: build on what worked."

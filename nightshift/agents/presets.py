@@ -111,7 +111,7 @@ PROMPT_FILE = "{prompt_file}"
 
 
 def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
-    """The login of a preset, or that of your own command, with the names of --agent-env and the paths of --agent-sees.
+    """Return the login of a preset or of your own command, with the names of --agent-env and the paths of --agent-sees.
 
     A command of your own gets every API key: only you know which provider it needs. UsageError for a variable that is
     not set.
@@ -124,7 +124,7 @@ def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = 
 
 
 def command_of(agent: str, *, is_contained: bool = False) -> tuple[str, ...]:
-    """The words of a preset's or of your own command. UsageError if its program is not to be found."""
+    """Return the words of a preset's or of your own command. UsageError if the program is not on PATH."""
     preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
     command = agent if preset is None else preset.command.replace("{own}", preset.own[is_contained])
     fix = f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}."
@@ -132,7 +132,7 @@ def command_of(agent: str, *, is_contained: bool = False) -> tuple[str, ...]:
 
 
 def program_words(flag: str, command: str, fix: str) -> tuple[str, ...]:
-    """The words of a command; no shell is used. UsageError, which names `flag`, if its program is not to be found."""
+    """Split a command into words; no shell is used. UsageError, which names `flag`, if the program is not on PATH."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:

@@ -60,7 +60,7 @@ class Login:
     sees: tuple[str, ...] = ()
 
     def chosen(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables of `environ` that go in."""
+        """Return the variables of `environ` that go in."""
         more = (patterns for switches, patterns in self.when if any(map(environ.get, switches.split())))
         patterns = " ".join((_VARIABLES, self.variables, *more)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
@@ -84,18 +84,18 @@ class Login:
         """
         if before is None:
             return ()
-        there, own = home / self.credential, self._source(self.credential, environ).resolve()
+        renewed, original = home / self.credential, self._source(self.credential, environ).resolve()
         try:
-            if there.resolve() != home.resolve() / self.credential:
+            if renewed.resolve() != home.resolve() / self.credential:
                 raise ValueError("it is behind a link")
-            after = read_file(there, MAX_BYTES)
+            after = read_file(renewed, MAX_BYTES)
             if after == before:
                 return ()
             if _keys(after) != _keys(before):
                 raise ValueError("its keys are others")
-            if own.read_bytes() != before:
-                raise ValueError(f"{own} has changed meanwhile")
-            write_atomically(own, after, mode=0o600)
+            if original.read_bytes() != before:
+                raise ValueError(f"{original} has changed meanwhile")
+            write_atomically(original, after, mode=0o600)
         except (OSError, ValueError, RuntimeError) as error:  # of a link that leads to itself
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             return (f"the {self.credential} that it left was not taken back: {reason}",)
@@ -136,7 +136,7 @@ _SHIM_PROGRAMS = {"mise": "mise", "volta-shim": "volta", "asdf": "asdf"}  # that
 
 
 def system_places() -> Places:
-    """Programs, libraries, name resolution and certificates of this machine, to read."""
+    """Return programs, libraries, name resolution and certificates of this machine, to read."""
     places: Places = {Path(name): ("--ro-bind", name) for name in _SYSTEM if Path(name).is_dir()}
     for path in Path("/").iterdir():
         if path.name in ("bin", "sbin") or path.name.startswith("lib"):
@@ -150,11 +150,11 @@ def system_places() -> Places:
 
 
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
-    """`places`, with the program that `words` begin with, what it does not run without, and the files that they name.
+    """Return `places` and the program that `words` begin with, the files that it needs, and the files in `words`.
 
-    `search`: your PATH. UsageError if one of them is hidden, or a shim.
+    `search`: your PATH. UsageError for a hidden file, or a shim.
     """
-    found, program = dict(places), shutil.which(words[0], path=search)
+    shown, program = dict(places), shutil.which(words[0], path=search)
     waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
     seen = set[Path]()
     while waiting:
@@ -163,14 +163,14 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
         for folder in [folder for step in steps for folder in _package(step)]:
             # Not the checkout's .venv; nor a HOME in which somebody made an environment.
             if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
-                expose(folder, found, hidden)
-        expose(path, found, hidden)
+                expose(folder, shown, hidden)
+        expose(path, shown, hidden)
         if (real := steps[-1]) not in seen:
             seen.add(real)
             waiting += _needs(path.name, real, search)
     for word in filter(_is_file, words[1:]):
-        expose(Path(word), found, hidden)
-    return found
+        expose(Path(word), shown, hidden)
+    return shown
 
 
 def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
@@ -180,13 +180,13 @@ def expose(path: Path, places: Places, hidden: Sequence[Path]) -> None:
         raise UsageError(
             f"the agent's {real} lies where no agent may look", "Install it in a folder of its own; or --sandbox none."
         )
-    found: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
-    found[real] = ("--ro-bind", os.fspath(real))
-    places |= {p: option for p, option in found.items() if p not in places and not is_shown(p, places, hidden)}
+    added: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
+    added[real] = ("--ro-bind", os.fspath(real))
+    places |= {p: option for p, option in added.items() if p not in places and not is_shown(p, places, hidden)}
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
-    """`places`, with an empty folder over all that is hidden and would be seen in one of them."""
+    """Return `places` with an empty folder over each hidden folder that would be seen in one of them."""
     shown = [(place, option[1]) for place, option in places.items() if option[0] == "--ro-bind"]
     return places | {
         place / path.relative_to(source): ("--tmpfs",)
@@ -205,13 +205,13 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def is_shown(path: Path, places: Places, hidden: Sequence[Path]) -> bool:
-    """True if it lies in a folder that is shown already, and is not covered there."""
+    """Return True if a path lies in a folder that is shown already, and is not covered there."""
     folders = [place for place, option in places.items() if option[0] == "--ro-bind" and path.is_relative_to(place)]
     return bool(folders) and not _is_below(path, [place for place in hidden if _is_below(place, folders)])
 
 
 def _steps(path: Path) -> list[Path]:
-    """All links on the way to a file, each without links before it, and the file that it is at last."""
+    """Return all links on the way to a file, each without links before it, and last the file itself."""
     links, real, parts = list[Path](), Path("/"), [*path.parts[1:]]
     while parts:
         step = Path(os.path.normpath(real / parts.pop(0)))
@@ -224,7 +224,7 @@ def _steps(path: Path) -> list[Path]:
 
 
 def _package(path: Path) -> list[Path]:
-    """The folders that a program does not run without."""
+    """Return the folders that a program needs beside its own file."""
     if modules := _MODULES.match(os.fspath(path)):
         return [Path(modules[0])]
     parts, top = path.parts, path.parent.parent
@@ -236,7 +236,7 @@ def _package(path: Path) -> list[Path]:
 
 
 def _needs(name: str, program: Path, search: str) -> list[Path]:
-    """The interpreter of a script and, of a shell script, the programs that it names by their paths.
+    """Return the interpreter of a script and, of a shell script, the programs that it names by their paths.
 
     `name`: what the program was called by. UsageError for the shim of a version manager.
     """
@@ -253,8 +253,8 @@ def _needs(name: str, program: Path, search: str) -> list[Path]:
             f"Put the folder of `{manager} which {name}` first on PATH.",
         )
     if words and Path(words[0]).name == "env":
-        named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
-        words = [found] if (found := shutil.which(named, path=search)) else []
+        interpreter = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
+        words = list(filter(None, [shutil.which(interpreter, path=search)]))
     needed = [Path(word) for word in words[:1] if _is_file(word)]
     for is_beside, path_text in _NAMED.findall(body):
         path = Path(os.path.normpath(f"{program.parent if is_beside else ''}{os.fsdecode(path_text)}"))
@@ -279,7 +279,7 @@ _FIX = "SECURITY.md says what each --sandbox keeps; none isolates nothing."
 
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The checkout with its git, runs/ and .venv, caches and data."""
+    """Return the checkout with its git, runs/ and .venv, caches and data."""
     home = home_of(environ)
     places = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
     if (root / ".git").is_file():  # a linked worktree, or git init --separate-git-dir
@@ -357,7 +357,7 @@ class Sandbox:
         return None if done.returncode == 0 else lines[-1] if lines else f"exit code {done.returncode}"
 
     def _probe(self, words: Sequence[str], clone: Clone, prompt: Path) -> list[str]:
-        """The script that looks around inside, its name and its arguments."""
+        """Return the script that looks around inside, its name and its arguments."""
         return ["true"]
 
     def _make_home(self, clone: Clone) -> bytes | None:
@@ -366,11 +366,11 @@ class Sandbox:
         return self.login.copy_in(self.environ, clone.folder / "home")
 
     def _variables(self, **inside: str) -> dict[str, str]:
-        """The agent's environment; in UTC are the times that it tells of the end of a limit."""
+        """Return the agent's environment. TZ is UTC, so that the printed end of a limit is in UTC."""
         return {**self.login.chosen(self.environ), "SHELL": "/bin/sh", "TZ": "UTC", **inside}
 
     def _whole(self, words: Sequence[str]) -> list[str]:
-        """`words` with the whole path of the program, unless it lies in the clone."""
+        """Return `words` with the whole path of the program, unless it lies in the clone."""
         program = shutil.which(words[0], path=self.environ.get("PATH"))
         return [program if program and Path(program).is_absolute() else words[0], *words[1:]]
 
@@ -402,7 +402,7 @@ FORMS = (
 
 
 def build_argv(bwrap: str, form: Form, places: Places, folder: Path) -> list[str]:
-    """bubblewrap's command line up to the words of what it shall run in `folder`."""
+    """Return bubblewrap's command line up to the words of the program that runs in `folder`."""
     argv = [bwrap, *_ALWAYS.split(), *form.options]
     for place in sorted(places, key=lambda place: place.parts):  # what lies in another comes after it
         argv += [*places[place], os.fspath(place)]
@@ -446,9 +446,10 @@ class Bubblewrap(Sandbox):
         seen = (name for name in files if not _is_below(Path(name).resolve(), self.hidden))
         for name in (*seen, *self.login.sees):
             expose(Path(name), places, self.hidden)
-        own, evidence = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}, clone.path / EVIDENCE_NAME
+        writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
+        evidence = clone.path / EVIDENCE_NAME
         return cover(places, self.hidden) | {
-            **{place: ("--bind", f"{clone.folder}/{name}") for place, name in own.items()},
+            **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
             **({evidence: ("--ro-bind", os.fspath(evidence))} if evidence.is_dir() else {}),
@@ -499,8 +500,13 @@ class OtherUser(Sandbox):
         return before
 
     def enclose(self, words: Sequence[str], clone: Clone, prompt: Path) -> tuple[list[str], dict[str, str]]:
-        own = {"HOME": f"{clone.folder}/home", "TMPDIR": f"{clone.folder}/tmp", "USER": "agent", "LOGNAME": "agent"}
-        inside = self._variables(PATH=self.environ.get("PATH", os.defpath), **own)
+        inside = self._variables(
+            PATH=self.environ.get("PATH", os.defpath),
+            HOME=f"{clone.folder}/home",
+            TMPDIR=f"{clone.folder}/tmp",
+            USER="agent",
+            LOGNAME="agent",
+        )
         return [*_entry(), *_as_user(self.uid), *self._whole(words)], inside
 
     def end(self) -> list[str]:
@@ -520,11 +526,11 @@ class OtherUser(Sandbox):
             "above": dict.fromkeys(parent for path in kept for parent in path.parents),
             "kept": [*kept, *self.login.sees, *filter(os.path.isabs, search.split(os.pathsep))],
         }
-        return [_REACH, "sh", *(f"{kind}:{path}" for kind, those in paths.items() for path in those)]
+        return [_REACH, "sh", *(f"{kind}:{path}" for kind in paths for path in paths[kind])]
 
 
 def _as_user(uid: int) -> list[str]:
-    """The words that start a program as `uid`, without groups, capabilities or a way to get any."""
+    """Return the words that start a program as `uid`, without groups, capabilities or a way to get any."""
     setpriv = shutil.which("setpriv", path=os.defpath) or "setpriv"
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
@@ -572,7 +578,7 @@ def end_earlier(clone: Clone, note: Callable[[str], None]) -> None:
 
 
 def _free_uid(clone: Clone) -> int:
-    """A uid for the agents of this clone that no user and no group of this machine has."""
+    """Return a uid for the agents of this clone that no user and no process of this machine has."""
     first = int.from_bytes(hashlib.sha256(os.fsencode(clone.folder)).digest())
     for step in range(len(_UIDS)):
         uid = _UIDS[(first + step) % len(_UIDS)]
@@ -585,7 +591,7 @@ def _free_uid(clone: Clone) -> int:
 
 
 def _checked(sees: Iterable[str], hidden: Sequence[Path]) -> tuple[str, ...]:
-    """The paths of --agent-sees. UsageError for a path that does not exist, or that shows what no agent may see."""
+    """Check the paths of --agent-sees. UsageError for a missing path, or one that shows what no agent may see."""
     places = (*hidden, *map(Path, ("/proc", "/sys", "/dev", "/run")))
     paths = list[str]()
     for name in sees:
@@ -629,7 +635,7 @@ def choose(
 def _bubblewrap(
     words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
 ) -> Bubblewrap | str:
-    """The strongest form of bubblewrap that works here, or why none does."""
+    """Return the strongest form of bubblewrap that works here, or why none does."""
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     cause = "no program bwrap on PATH"
     for form in FORMS if bwrap else ():
@@ -647,7 +653,7 @@ def _bubblewrap(
 def _other_user(
     words: Sequence[str], root: Path, clone: Clone, given: Mapping[str, Any], takes_weaker: bool
 ) -> OtherUser | str:
-    """The sandbox by another uid, or why it does not work here."""
+    """Return the sandbox by another uid, or why it does not work here."""
     if os.getuid() != 0:
         return "only root can start a process as another user"
     if shutil.which("setpriv", path=os.defpath) is None:
@@ -675,7 +681,7 @@ SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 
 
 def key_filter(machine: str) -> bytes | None:
-    """The filter's instructions (struct sock_filter); None for a machine whose numbers are not known."""
+    """Return the filter's instructions (struct sock_filter); None for a machine whose numbers are not known."""
     if machine not in KEY_CALLS:
         return None
     audit, calls = KEY_CALLS[machine]
@@ -715,7 +721,7 @@ def enter(argv: Sequence[str]) -> None:
 
 
 def _entry() -> list[str]:
-    """The words that start `enter`; the words after these are what it runs."""
+    """Return the words that start `enter`; the words after these are the program that it runs."""
     # The checkout comes last: a file at its top is not to be taken for a library's.
     path = [*(place for place in sys.path if Path(place).is_absolute()), os.fspath(Path(__file__).parents[2])]
     code = f"import sys; sys.path[:] = {path!r}; from nightshift.agents.sandbox import enter; enter(sys.argv[1:])"

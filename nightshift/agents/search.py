@@ -133,7 +133,7 @@ def _ask(context: Context, space: SearchSpace, sampler: optuna.samplers.BaseSamp
     """Return the point of the unit cube that the sampler proposes, after the campaign's runs and those in flight."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a fit that fails keeps Optuna's first kernel
     study = optuna.create_study(sampler=sampler, direction="maximize")
-    distributions: dict[str, BaseDistribution] = {each.name: FloatDistribution(0, 1) for each in space.dimensions}
+    distributions: dict[str, BaseDistribution] = {d.name: FloatDistribution(0, 1) for d in space.dimensions}
     in_flight = [*load_configs(context.ledger, context.in_flight).values()]
     in_flight += [parse(answer.source) for answer in context.waiting if answer.source]
     trials: list[tuple[Config, dict[str, Any]]] = [(config, {"value": score}) for config, score in scores(context)]

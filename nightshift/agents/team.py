@@ -8,12 +8,12 @@ no evidence. So no answer judges one hypothesis and sells the next.
 import re
 from dataclasses import dataclass, field, replace
 
-from nightshift.agents.agent import STOPPED, Agent
+from nightshift.agents.agent import STOPPED, AgentProposer
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import brief, opening, refusals_of, steps
 from nightshift.agents.evidence import evidence
 from nightshift.agents.notebook import entry
-from nightshift.campaign.records import NO_SANDBOX, Record, together
+from nightshift.campaign.records import Record, together
 from nightshift.errors import UsageError
 from nightshift.text import clean
 
@@ -53,65 +53,48 @@ The hypothesis:
 
 
 @dataclass(slots=True)
-class TeamProposer:
-    """Asks a strategist, then an implementer; both may be the same program."""
+class TeamProposer(AgentProposer):
+    """Asks a strategist, then an implementer, the two `agents`; both may be the same program."""
 
-    strategist: Agent
-    implementer: Agent
-    # Of a strategist whose implementer could not be asked, with the direction and incumbent that it was made for.
+    # The direction and the incumbent of a hypothesis whose implementer could not be asked, and the hypothesis.
     _waiting: tuple[str, bytes, Answer] | None = field(default=None, init=False)
-    is_instant = False
 
     @property
     def name(self) -> str:
-        return f"{PREFIX}{self.strategist.name},{self.implementer.name}"
-
-    @property
-    def agents(self) -> tuple[Agent, ...]:
-        return (self.strategist, self.implementer)
-
-    @property
-    def sandbox(self) -> str:
-        """The sandboxes of both agents: "none" if one of the agents has none."""
-        names = [agent.sandbox.name for agent in (self.strategist, self.implementer)]
-        return NO_SANDBOX if NO_SANDBOX in names else " and ".join(dict.fromkeys(names))
+        return PREFIX + ",".join(agent.name for agent in self.agents)
 
     def propose(self, context: Context) -> Proposing:
         """Ask for the outcome of the last experiment, if it was this team's; the next hypothesis; its train.toml."""
         context = replace(context, num_proposals=1)
+        strategist, implementer = self.agents
         files, last = evidence(context), context.campaign.decided[-1]
         answers = list[Answer]()
         if last.run.new is not None and last.proposal.lesson is None and last.proposal.proposer == self.name:
-            answers += yield from self.strategist.ask(reflection(last), context, files, "outcome")
-        outcome = answers[0] if answers else Answer(None)
-        asked, made_for, waiting = outcome, (context.direction, context.source), self._waiting
+            answers += yield from strategist.ask(reflection(last), context, files, "outcome")
+        answer = outcome = answers[0] if answers else Answer(None)
         if outcome.unavailable is None and STOPPED not in (outcome.cause or ""):
+            made_for, waiting = (context.direction, context.source), self._waiting
             if waiting is None or waiting[:2] != made_for:
-                answers += yield from self.strategist.ask(strategy(context), context, files, "hypothesis")
+                answers += yield from strategist.ask(strategy(context), context, files, "hypothesis")
                 waiting = (*made_for, answers[-1])
-            asked, self._waiting = waiting[2], None
-        answer = asked
-        if asked is not outcome and not asked.cause and asked.proposal.description:
-            answers += yield from self.implementer.ask(implementation(context, asked), context, {})
-            made = answers[-1]
-            answer = replace(asked, source=made.source, cause=made.cause, unavailable=made.unavailable)
-            self._waiting = (*made_for, asked) if made.unavailable else None
-        elif not asked.cause:
-            answer = replace(asked, cause=f"{self.strategist.name} gave no hypothesis")
-        answer = replace(
-            answer.with_proposal(
-                notes=tuple(note for each in answers for note in each.proposal.notes),
-                cost=together([each.proposal.cost for each in answers]),
-            ),
-            reported_outcome=outcome.reported_outcome,
-            lesson=outcome.lesson,
+            answer, self._waiting = waiting[2], None
+            if not answer.cause and answer.proposal.description:
+                answers += yield from implementer.ask(implementation(context, answer), context, {})
+                edit = answers[-1]
+                self._waiting = waiting if edit.unavailable else None
+                answer = replace(answer, source=edit.source, cause=edit.cause, unavailable=edit.unavailable)
+            elif not answer.cause:
+                answer = replace(answer, cause=f"{strategist.name} gave no hypothesis")
+        answer = answer.with_proposal(
+            notes=tuple(note for part in answers for note in part.proposal.notes),
+            cost=together([part.proposal.cost for part in answers]),
         )
-        return (answer,)
+        return (replace(answer, reported_outcome=outcome.reported_outcome, lesson=outcome.lesson),)
 
 
 def members(name: str) -> list[str]:
-    """Strategist and implementer of `team:claude,codex`; a comma in quotes is part of a command. UsageError for others
-    than two."""
+    """Return strategist and implementer of `team:claude,codex`. A comma in quotes is part of a command. UsageError for
+    another number."""
     match = re.fullmatch(f"{_MEMBER},{_MEMBER}", name.removeprefix(PREFIX))
     if match is None:
         raise UsageError(f"--agent {name} does not name two agents", f"Write two: --agent {PREFIX}claude,codex.")
@@ -119,13 +102,13 @@ def members(name: str) -> list[str]:
 
 
 def strategy(context: Context) -> str:
-    """The prompt that asks the strategist for a hypothesis."""
+    """Return the prompt that asks the strategist for a hypothesis."""
     task = _STRATEGY.format(number=context.number)
     return brief(context, "strategist", task, _STRATEGY_EDITS, _STRATEGY_ANSWER)
 
 
 def reflection(record: Record) -> str:
-    """The prompt that asks the strategist what came of a decided experiment."""
+    """Return the prompt that asks the strategist for the outcome of a decided experiment."""
     health = [clean(line, 500) for line in (record.health or "").splitlines()]
     lines = [*entry(record), *(f"changed: {clean(line, 200)}" for line in record.diff), clean(record.why, 500), *health]
     text = "\n".join(f"| {line}" for line in lines if line)
@@ -133,15 +116,15 @@ def reflection(record: Record) -> str:
     return opening("strategist", task, "") + _REFLECTION.format(record=text)
 
 
-def implementation(context: Context, asked: Answer) -> str:
-    """The prompt that asks the implementer for the train.toml of a hypothesis."""
+def implementation(context: Context, hypothesis: Answer) -> str:
+    """Return the prompt that asks the implementer for the train.toml of a hypothesis."""
     task = (
         f"change train.toml so that it tests the strategist's hypothesis for experiment {context.number:04d}, then end."
     )
     text = _IMPLEMENTATION.format(
         steps=steps(context),
-        hypothesis=asked.proposal.description,
-        mechanism=asked.proposal.mechanism or "not said",
+        hypothesis=hypothesis.proposal.description,
+        mechanism=hypothesis.proposal.mechanism or "not said",
         refusals=refusals_of(context),
     )
     return opening("implementer", task, context.direction) + text

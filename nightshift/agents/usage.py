@@ -132,7 +132,7 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
     if kind not in (None, "error", "result", "turn.failed"):  # of a tool, or of one try
         error = data = {}
     is_failure = kind == "result" and (row.get("is_error") is True or str(row.get("subtype")).startswith("error"))
-    errors = (
+    text = _first_text(
         data.get("message"),
         error.get("message"),
         inner.get("errorMessage"),
@@ -143,18 +143,16 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         row.get("subtype") if is_failure else None,
         error.get("type"),
     )
-    for text in errors:
-        if isinstance(text, str) and text.strip():
-            headers = mapping(data.get("responseHeaders"))
-            details = (error.get("type"), error.get("name"), error.get("code"), data.get("responseBody"), text)
-            return Event(
-                _unwrapped(text),
-                True,
-                _status(row.get("api_error_status"), data.get("statusCode"), error.get("code")),
-                " ".join(detail for detail in details if isinstance(detail, str)),
-                str(headers.get("retry-after", "")),
-            )
-    answers = (
+    if text:
+        details = (error.get("type"), error.get("name"), error.get("code"), data.get("responseBody"), text)
+        return Event(
+            _unwrapped(text),
+            True,
+            _status(row.get("api_error_status"), data.get("statusCode"), error.get("code")),
+            " ".join(detail for detail in details if isinstance(detail, str)),
+            str(mapping(data.get("responseHeaders")).get("retry-after", "")),
+        )
+    answer = _first_text(
         row.get("result") if kind == "result" else None,
         row.get("response"),
         item.get("text") if item.get("type") == "agent_message" else None,
@@ -163,14 +161,11 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         row.get("content") if kind == "message" and row.get("role") == "assistant" else None,
         _content(inner) if inner.get("role") == "assistant" and kind in ("assistant", "message_end") else None,
     )
-    for text in answers:
-        if isinstance(text, str) and text.strip():
-            return Event(text, kind == "assistant" and isinstance(row.get("error"), str))
-    return None
+    return Event(answer, kind == "assistant" and isinstance(row.get("error"), str)) if answer else None
 
 
 def decode(text: str) -> Any:
-    """The value of a JSON text; None for any other text."""
+    """Return the value of a JSON text; None for any other text."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -178,13 +173,13 @@ def decode(text: str) -> Any:
 
 
 def is_stack(line: str) -> bool:
-    """True for a line of a stack trace of Node.js that tells nothing: a frame, a brace, the version."""
+    """Return True for a line of a Node.js stack trace that says nothing: a frame, a brace, the version."""
     text = line.strip()
     return (text.startswith("at ") and line[0].isspace()) or _STACK.match(text) is not None
 
 
 def last_line(lines: list[str]) -> str:
-    """The last line that tells something: of a stack trace of Node.js, the line with the error."""
+    """Return the last line that says something: of a Node.js stack trace, the line with the error."""
     texts = [text for line in lines if (text := line.rstrip())]
     if texts and is_stack(texts[-1]):
         telling = next((text for text in reversed(texts) if _NODE_ERROR.match(text)), "")
@@ -194,7 +189,7 @@ def last_line(lines: list[str]) -> str:
 
 
 def _read_cost(row: Mapping[str, Any]) -> tuple[str, Cost | None]:
-    """The program that printed a row, and the cost that the row reports."""
+    """Return the program that printed a row, and the cost that the row reports."""
     kind, inner = row.get("type"), mapping(row.get("msg")) or mapping(row.get("message"))
     stats, part = mapping(row.get("stats")), mapping(row.get("part"))
     models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
@@ -224,14 +219,18 @@ def _read_cost(row: Mapping[str, Any]) -> tuple[str, Cost | None]:
 
 
 def _unwrapped(text: str) -> str:
-    """An error message for people: where it holds the JSON of a provider's error, the message in that."""
+    """Return an error message for people: the message in the JSON of a provider's error, if it holds one."""
     before, brace, rest = text.partition("{")
     value = decode(brace + rest)
     if isinstance(value, dict):
-        inner = mapping(value.get("error")).get("message") or value.get("message") or value.get("detail")
-        if isinstance(inner, str) and inner.strip():
-            return f"{before}{inner}"
+        inner = _first_text(mapping(value.get("error")).get("message"), value.get("message"), value.get("detail"))
+        return f"{before}{inner}" if inner else text
     return text
+
+
+def _first_text(*values: Any) -> str:
+    """Return the first value that is a text and not blank; "" if none is."""
+    return next((value for value in values if isinstance(value, str) and value.strip()), "")
 
 
 def _status(*values: Any) -> int | None:

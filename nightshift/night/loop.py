@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from nightshift.agents.agent import STOPPED, complete
-from nightshift.agents.availability import Availability, next_question
+from nightshift.agents.availability import Availability
 from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.direction import read_direction
 from nightshift.campaign.campaign import Campaign
@@ -65,31 +65,32 @@ from nightshift.waiting import news
 
 
 def attempts(pending: Answer, own: Sequence[Record]) -> list[Record]:
-    """The closed experiments that ran a proposal; `own` are the night's."""
+    """Return the closed experiments that ran a proposal; `own` are the night's."""
     return [record for record in own if record.number >= pending.number and _is_of(record, pending)]
 
 
 def _is_of(record: Record, pending: Answer) -> bool:
-    """True if an experiment's new change is that of a proposal."""
+    """Return True if an experiment's new change is the change of a proposal."""
     return bool(record.run.new and pending.change and record.run.new.keys == pending.change.keys)
 
 
 def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
-    """The proposals that no closed experiment has decided."""
+    """Return the proposals that no closed experiment has decided."""
     return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
 
 
-MAX_TRIES = 3  # of one config that ends in failures of machinery
-_BASELINE_HOLDS = timedelta(hours=1)  # a night begins with the baseline unless its last run is younger
+MAX_TRIES = 3  # of one config whose runs infrastructure ends
+_BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
 MAX_REFUSALS = 8  # of proposals in a row
 PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of infrastructure in a row, or proposals without an edit
-_ANSWER_SECONDS = 60.0  # what an agent is taken to need for its first answer
+_ANSWER_SECONDS = 60.0  # expected of an agent's first answer
 _LOOK_SECONDS = 30.0  # between two looks at what a night has to do
 _FILL_PAUSE_SECONDS = 60.0  # after MAX_REFUSALS proposals of tpe in a row
 
 
 class Overtaken(UsageError):
-    """A change that was kept since a proposal was made sets a key of the proposal: nobody's fault, so no refusal."""
+    """A change that was kept since a proposal was made sets a key of the proposal. The agent is asked again, without a
+    refusal."""
 
 
 @dataclass(slots=True)
@@ -102,12 +103,11 @@ class _Work:
     incumbent: Config
     kept: tuple[Change, ...]
     began: float  # on the clock
-    answers: tuple[Answer, ...] | None = None  # None while it goes on
-    has_begun: bool = False
+    answers: tuple[Answer, ...] | None = None  # None while the agent works
 
 
 class Night:
-    """A night under way. Run it as the controller (Ledger.controller). `state`: what it remembers beside the ledger."""
+    """A night under way. Run it as the controller (Ledger.controller). `state`: what the ledger does not hold."""
 
     def __init__(
         self,
@@ -132,13 +132,13 @@ class Night:
         self._begins_at = self._proposes_at = self._fills_at = 0.0  # on the clock: nothing of the kind before that
         self._fill_refusals = tuple[str, ...]()  # in a row
         self._answer_seconds = _ANSWER_SECONDS  # that the agent took last
-        self._over: Stop | None = None  # what cannot be gone on after
-        # An agent tells not all dollars; infrastructure lost all runs of a proposal.
-        self._is_unpriced_told = self._is_given_up = False
+        self._over: Stop | None = None  # set when the night cannot go on
+        self._is_price_note_made = False  # that an agent does not report all dollars
+        self._is_given_up = False  # infrastructure lost all runs of a proposal
 
     def run(self) -> Stop:
-        """Until a stop rule holds, or what measures changed; why. Interrupted and UsageError end it too, with the same
-        traces on disk."""
+        """Run until a stop rule holds, or a measuring file changed. Returns why. Interrupted and UsageError end the
+        night too, with the same traces on disk."""
         with interruptible(is_noted=self._is_first_interrupt):
             try:
                 self._update()  # for `status`, and for the same command after a kill
@@ -164,7 +164,7 @@ class Night:
                 self._setup.cancel()  # what is damaged may not be read again: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
                 raise
-            except Exception as error:  # a disk that is full from the start, a bug: who sleeps is to know of it
+            except Exception as error:  # a disk that is full from the start, or a bug: notify the user
                 self._send_end(f"{type(error).__name__}: {error}")
                 raise
             finally:
@@ -175,7 +175,7 @@ class Night:
                     self._setup.cancel()
 
     def _certify(self) -> str:
-        """Train baseline and incumbent afresh, as `nightshift certify` does. Return the line that says the result."""
+        """Train baseline and incumbent afresh, as `nightshift certify` does. Returns the line with the result."""
         setup, deadline = self._setup, self.state.deadline
         try:
             tasks = certify.tasks(setup, self.state.request.certify)
@@ -209,7 +209,7 @@ class Night:
 
     @property
     def _signs(self) -> tuple[str, bool]:
-        """Whether somebody wants to stop: the first Ctrl-C, and the file STOP. A wait ends when this changes."""
+        """Whether the user wants to stop: the first Ctrl-C, and the file STOP. A wait ends when this changes."""
         return self._interrupted_by, (self._setup.root / STOP_NAME).exists()
 
     def _step_or_pause(self) -> Stop | None:
@@ -234,7 +234,8 @@ class Night:
         return None
 
     def _step(self) -> Stop | None:
-        """One thing: decide what has ended, start what waits, or propose; then wait."""
+        """Do one thing: decide a run that has ended, start one that waits, or propose; then wait. Returns why the night
+        is over, None to go on."""
         setup, executor = self._setup, self._setup.executor
         require_branch(setup.repo, self.state.branch)
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
@@ -246,7 +247,7 @@ class Night:
             self._stop_proposing()
             if not executor.in_flight():
                 return stop
-            for record in setup.in_flight:  # what waits on a cluster would begin when the night is over
+            for record in setup.in_flight:  # a job that waits on a cluster would begin when the night is over
                 if not executor.has_begun(self._ledger.run_dir(record.number)):
                     withdraw(record.number, f"its job still waited when the night ended: {stop.cause}", setup)
         elif setup.clock() >= self._begins_at and (self._begin() or self._propose()):
@@ -256,10 +257,11 @@ class Night:
         return None
 
     def _wait(self, is_stopping: bool) -> None:
-        """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits. A
-        moment only while an agent works."""
+        """Wait until a run has ended, a pause is over, the user wants to stop, or a job still waits while the night
+        stops. Only for a moment while an agent works."""
         setup, executor, before, began = self._setup, self._setup.executor, self._signs, self._setup.clock()
-        self._tell_news()  # a page takes a second: not before what waits was started, and an agent asked
+        if self._has_news:  # a page takes a second: not before a run was started, and an agent asked
+            self._write_summary()
         due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
         look_at = setup.clock() + _LOOK_SECONDS  # whether a run ends soon, so that a proposal is due
         pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at(), look_at)
@@ -272,7 +274,7 @@ class Night:
                 return
 
     def _begin(self) -> bool:
-        """Start what the next free slot is for; False if no slot is free or nothing waits."""
+        """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
         own, queued, campaign = self._own(), self._not_started(), self._setup.campaign(self.state.branch)
         if campaign.baseline is None:
             return not self._setup.executor.in_flight() and self._first_baseline(own)
@@ -298,8 +300,8 @@ class Night:
         return max(executor.num_slots - len(executor.in_flight()), 0)
 
     def _num_ahead(self) -> int:
-        """Proposals to hold ready for slots that are not free yet. An agent works while runs train: for all runs that
-        end before it could answer twice. A search is asked ahead at several slots only, which it would fill in turn."""
+        """Return how many proposals to hold ready for slots that are not free yet. An agent works while runs train: for
+        all runs that end before it could answer twice. A search is asked ahead at several slots only."""
         setup, now = self._setup, self._setup.now()
         if self._proposer.is_instant:
             return 0 if setup.executor.num_slots == 1 else (setup.executor.num_slots + 1) // 2
@@ -308,17 +310,17 @@ class Night:
         return max(sum(seconds - age < 2 * self._answer_seconds for age in ages), 1)
 
     def _num_wanted(self, num_ahead: int) -> int:
-        """How many proposals are missing for the slots that are free, and for the `num_ahead` that are free next."""
+        """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next."""
         own, num_queued, num_slots = self._own(), len(self._not_started()), self._setup.executor.num_slots
-        wanted, most = min(self._num_free() + num_ahead - num_queued, num_slots), self.state.request.experiments
+        num, most = min(self._num_free() + num_ahead - num_queued, num_slots), self.state.request.experiments
         if most is not None:
-            wanted = min(wanted, most - len(decided(own)) - len(self._setup.in_flight) - num_queued)
+            num = min(num, most - len(decided(own)) - len(self._setup.in_flight) - num_queued)
         if is_spent(self.state, self._cost()):
             return 0
-        return sum(self._stage(own, num_queued + index) is Stage.SEARCH for index in range(wanted))
+        return sum(self._stage(own, num_queued + index) is Stage.SEARCH for index in range(num))
 
     def _propose(self) -> bool:
-        """Begin or go on with the next proposals; True if something came of them."""
+        """Begin the next proposals, or take those that are ready. Returns True if some were taken."""
         setup, proposer = self._setup, self._proposer
         campaign = setup.campaign(self.state.branch)
         if campaign.baseline is None:
@@ -327,7 +329,7 @@ class Night:
         if is_due and (num := self._num_wanted(self._num_ahead())):
             self._work = self._open(proposer, campaign, num)
             self._note(f"{proposer.name} proposes experiment {self._work.context.number:04d}")
-            self._advance()
+            self._advance(is_first=True)
         if self._work is not None and self._work.answers is not None:
             work, self._work = self._work, None
             self._take(work, work.answers or ())
@@ -343,43 +345,43 @@ class Night:
     def _fills(self) -> bool:
         return self._filler is not None and self.state.fills
 
-    def _advance(self) -> bool:
-        """Let the work on proposals go on for a moment; True once its answers are there."""
-        if self._work is None or self._work.answers is not None:
-            return self._work is not None
+    def _advance(self, *, is_first: bool = False) -> bool:
+        """Let the work on proposals go on for a moment. Returns True once its answers are there."""
+        work = self._work
+        if work is None or work.answers is not None:
+            return work is not None
         try:
-            is_stopping, self._work.has_begun = self._work.has_begun and bool(self._interrupted_by), True
-            self._work.proposing.send(is_stopping or None)
+            work.proposing.send(True if self._interrupted_by and not is_first else None)  # the first value must be None
         except StopIteration as end:
-            self._work.answers = end.value
+            work.answers = end.value
         except BaseException:
             self._work = None
             raise
-        return self._work.answers is not None
+        return work.answers is not None
 
     def _stop_proposing(self) -> None:
-        """Stop the agent that is at work; what it did is paid for. Proposals that were there wait for another night."""
+        """Stop the agent that is at work, and log its cost. Proposals that are ready wait for another night."""
         work, self._work = self._work, None
-        if work is not None and work.answers is not None:
+        if work is None:
+            return
+        if work.answers is not None:
             self._take(work, work.answers)
             return
         try:
-            if work is not None:
-                if work.has_begun:
-                    work.proposing.send(True)
-                work.proposing.close()
+            work.proposing.send(True)
+            work.proposing.close()
         except StopIteration as end:
             self._pay(end.value[0])
 
     def _stage(self, own: Sequence[Record], num_queued: int = 0) -> Stage:
-        """The stage of the night's next run, after `num_queued` others."""
+        """Return the stage of the night's next run, after `num_queued` others."""
         runs = [*decided(own), *self._setup.in_flight]
         num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
         num_left = runs_left(self.state, own, len(runs), self._setup) - num_queued
         return next_stage(len(runs) + num_queued, num_last, num_left, self._setup.executor.num_slots)
 
     def _needs_baseline(self, own: Sequence[Record], campaign: Campaign) -> bool:
-        """True once a night, if the campaign's last run of the baseline was long before it: the machine may drift."""
+        """Return True once a night, if the last run of the baseline was long before: the machine may drift."""
         last = campaign.last_baseline()
         if last is None or any(record.run.is_baseline for record in (*decided(own), *self._setup.in_flight)):
             return False
@@ -387,19 +389,22 @@ class Night:
 
     def _measure(self, run: Run) -> None:
         """Run the baseline or the incumbent once more; nothing is proposed."""
-        setup = self._setup
-        campaign = setup.campaign(self.state.branch)
-        record = start(Request(run=run), compose(run.changes, campaign, setup), setup)
+        campaign = self._setup.campaign(self.state.branch)
+        self._launch(Request(run=run), compose(run.changes, campaign, self._setup))
+
+    def _launch(self, request: Request, config: Config) -> None:
+        """Start an experiment, and conclude it if it ended at once."""
+        record = start(request, config, self._setup)
         if record.status != STARTED:
             self._conclude(record)
 
     def _tidy(self) -> None:
-        """Close what was cut off; forget what is decided; write the incumbent's train.toml on its own branch, and keep
-        aside what somebody else wrote there."""
+        """Close experiments that were cut off; forget decided proposals; write the incumbent's train.toml on its own
+        branch. Text that the user wrote there is kept in a file of its own."""
         setup, ledger = self._setup, self._ledger
         resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
-        if (left := undecided(self.state, self._own())) != self.state.pending:
-            self._update(pending=left, refusals=() if self._is_given_up else self.state.refusals)
+        if (pending := undecided(self.state, self._own())) != self.state.pending:
+            self._update(pending=pending, refusals=() if self._is_given_up else self.state.refusals)
             self._is_given_up = False
         head = setup.repo.head()
         first = setup.campaign(self.state.branch).baseline
@@ -419,18 +424,18 @@ class Night:
         write_atomically(path, source)
 
     def _not_started(self) -> list[Answer]:
-        """The pending answers that nothing runs."""
-        running = list(self._setup.in_flight)
-        waiting_answers = []
+        """Return the pending answers that no run tests yet."""
+        running, waiting_answers = list(self._setup.in_flight), list[Answer]()
         for pending in self.state.pending:
-            if found := next((record for record in running if _is_of(record, pending)), None):
-                running.remove(found)
-            else:
+            record = next((record for record in running if _is_of(record, pending)), None)
+            if record is None:
                 waiting_answers.append(pending)
+            else:
+                running.remove(record)
         return waiting_answers
 
     def _why_stop(self) -> Stop | None:
-        """Why nothing new is to be begun; what is in flight is waited for."""
+        """Return why nothing new begins, None to go on. Runs in flight are waited for."""
         interrupted_by, has_file = self._signs
         if self._over or interrupted_by:
             return self._over or Stop(f"stopped by {interrupted_by}", by_user=True)
@@ -441,19 +446,17 @@ class Night:
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
 
     def _first_baseline(self, own: Sequence[Record]) -> bool:
-        """Start the campaign's first experiment; False where that crashed already."""
+        """Start the campaign's first experiment. Returns False if that crashed already."""
         failed = [record for record in own if record.failure is not Failure.INTERRUPTED]
         num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
         if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
             self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
             return False
-        record = start(Request(), load(self._setup.root / CONFIG_NAME), self._setup)
-        if record.status != STARTED:
-            self._conclude(record)
+        self._launch(Request(), load(self._setup.root / CONFIG_NAME))
         return True
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
-        """Begin the next `num` proposals, which are changes of the incumbent of this moment."""
+        """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
         campaign = campaign.copy()  # an agent may think while experiments are decided
         setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
         now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
@@ -488,7 +491,7 @@ class Night:
         return _Work(proposer.propose(context), proposer, context, incumbent, kept, setup.clock())
 
     def _rider(self, campaign: Campaign, queued: Sequence[Answer]) -> Change | None:
-        """The discarded change that the next run measures again; `queued` run before it."""
+        """Return the discarded change that the next run measures again; `queued` run before it."""
         if not self.state.request.riders or campaign.posterior is None:
             return None
         runs = [record.run for record in self._setup.in_flight]
@@ -496,9 +499,9 @@ class Night:
         return campaign.posterior.rider(Change(), runs)
 
     def _direction(self) -> str:
-        """The user's direction as it is now. The journal holds each one; one that cannot be read changes nothing."""
+        """Return the user's direction as it is now. The journal holds each; one that cannot be read changes nothing."""
         try:
-            direction = read_direction(self._setup.root, self.state.request.direction).text
+            direction = read_direction(self._setup.root, self.state.request.direction)
         except UsageError as error:
             self._note(f"the direction stays as it was: {error}")
             return self.state.direction
@@ -513,7 +516,7 @@ class Night:
         return direction
 
     def _take(self, work: _Work, answers: Sequence[Answer]) -> None:
-        """Keep the proposals that are fit to be run; they wait in the state then, or why none is."""
+        """Add the proposals that can be run to the state; refuse the others."""
         proposer, last = work.proposer, work.context.campaign.decided[-1]
         is_fill = proposer is self._filler
         name = FILL if is_fill else proposer.name
@@ -557,12 +560,12 @@ class Night:
         self._update(pending=(*self.state.pending, *taken), refusals=refusals, notes=())
 
     def _accept(self, work: _Work, answer: Answer, waiting_answers: Sequence[Answer]) -> Answer:
-        """A proposal as a change of the incumbent, with its rider. UsageError if it is not fit to be run."""
+        """Return a proposal as a change of the incumbent, with its rider. UsageError if it cannot be run."""
         if answer.source is None or answer.cause is not None:
             raise UsageError(answer.cause or "no edit")
         setup, context = self._setup, work.context
         campaign = setup.campaign(self.state.branch)
-        keys = change_keys(work.incumbent, parse(answer.source))  # not beside what was kept meanwhile
+        keys = change_keys(work.incumbent, parse(answer.source))  # against the incumbent that the agent was given
         if not keys:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
@@ -579,7 +582,8 @@ class Night:
         return replace(answer, rider=rider)
 
     def _kept_for(self, answer: Answer, campaign: Campaign) -> tuple[Change, ...]:
-        """The incumbent's changes. Overtaken if one that was kept since the proposal was made sets a key of its."""
+        """Return the incumbent's changes. Overtaken if one that was kept since the proposal was made sets one of its
+        keys."""
         assert answer.change is not None
         kept, _ = incumbent_now(campaign, self._setup)
         before = [change.keys for change in answer.kept]
@@ -589,43 +593,40 @@ class Night:
                 raise Overtaken(cause, "Propose again.")
         return kept
 
-    def _cannot_ask(self, found: Availability) -> None:
-        """Wait for the agent: until its limit ends, or longer each time. No refusal; who sleeps is told."""
-        setup, before = self._setup, self.state.unavailable
-        num_times, now = 1 + (before.num_times if before else 0), setup.now()
-        left = (self.state.deadline - now).total_seconds() if self.state.deadline else None
-        asks_at = next_question(found, num_times, now, left)
-        since = before.since if before else now.isoformat(timespec="seconds")
-        unavailable = Unavailable(found.meaning, found.text, since, asks_at.isoformat(timespec="seconds"), num_times)
+    def _cannot_ask(self, availability: Availability) -> None:
+        """Wait for the agent: until its limit ends, or longer each time. The user is notified; nothing is refused."""
+        before, now = self.state.unavailable, self._setup.now()
+        seconds_left = (self.state.deadline - now).total_seconds() if self.state.deadline else None
+        unavailable = Unavailable.after(availability, before, now, seconds_left)
         self._update(unavailable=unavailable)
         text = unavailable.describe(self._proposer.name, self._fills)
         self._note(text)
-        if before is None or before.meaning != found.meaning:
+        if before is None or before.meaning != unavailable.meaning:
             self._send(AGENT, text)
 
     def _asks_at(self) -> float:
-        """When the agent is asked again, on the clock; 0 if it can be asked."""
+        """Return when the agent is asked again, on the clock; 0 if it can be asked."""
         if self.state.unavailable is None:
             return 0.0
-        left = parse_time(self.state.unavailable.asks_at) - self._setup.now()
-        return self._setup.clock() + left.total_seconds()
+        wait = parse_time(self.state.unavailable.asks_at) - self._setup.now()
+        return self._setup.clock() + wait.total_seconds()
 
     def _pay(self, answer: Answer) -> None:
-        """Log what an agent's answers cost, as the first of them tells, taken or not. Say once that --max-cost lacks
-        dollars."""
+        """Log the cost of an agent's answers, which the first of them holds, taken or not. Note once that --max-cost
+        lacks dollars."""
         cost, most = answer.proposal.cost, self.state.request.max_cost
         if cost is not None:
             night = (self.state.branch, self.state.rules_hash, self.state.started)
             log_proposal(self._ledger.runs_dir, *night, cost)
         is_priced = cost is not None and cost.is_whole("dollars")
-        is_told = self._is_unpriced_told or answer.unavailable is not None  # that one may have spent nothing
-        if most is not None and not is_priced and not is_told:
-            self._is_unpriced_told = True
-            told = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
-            self._note(f"--max-cost {most:g}: {told}, so this rule cannot hold; others stop it")
+        if most is None or is_priced or self._is_price_note_made or answer.unavailable is not None:
+            return  # an agent that cannot be asked may have spent nothing
+        self._is_price_note_made = True
+        dollars = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
+        self._note(f"--max-cost {most:g}: {dollars}, so this rule cannot hold; others stop it")
 
     def _refuse(self, cause: str, notes: Sequence[str] = (), *, is_fill: bool = False, is_edited: bool = True) -> None:
-        """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
+        """Go on without a proposal. Too many refusals in a row end the night with `cause`."""
         self._note(f"proposal refused: {cause}")
         if is_fill:
             self._fill_refusals = (*self._fill_refusals, cause)
@@ -649,15 +650,15 @@ class Night:
         self._update(pending=tuple(other for other in self.state.pending if other is not answer))
 
     def _start(self, pending: Answer, campaign: Campaign) -> None:
-        """Start a proposal's run: its change on the incumbent of this moment, with its rider if that still fits."""
+        """Start a proposal's run: its change on the incumbent of this moment, with its rider if that still applies."""
         # Only the first experiment of a proposal has the proposal's cost.
         answer = pending.with_proposal(cost=None) if attempts(pending, self._own()) else pending
         assert pending.change is not None
         setup = self._setup
         try:
             kept = self._kept_for(pending, campaign)
-            rider = pending.rider  # adds to the incumbent, of which it takes no key away
-            if rider is not None and any(rider.keys.keys() & each.keys.keys() for each in kept):
+            rider = pending.rider  # must not set a key of the incumbent
+            if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
                 rider = None
             run = Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
             try:
@@ -678,7 +679,7 @@ class Night:
             self._conclude(record)
 
     def _conclude(self, record: Record) -> None:
-        """After a verdict: what the machinery lost is run again."""
+        """Act on a verdict: notify, and run a proposal again whose run infrastructure lost."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
             remains.sweep(self._setup.root / "runs")
         own = self._own()
@@ -695,17 +696,17 @@ class Night:
                 self._is_given_up = True
                 self._drop(pending, f"infrastructure lost its run {num_tries} times: {record.why}")
             else:
-                self._pause(num_tries)  # the machinery failed, not the config: once more
+                self._pause(num_tries)  # infrastructure failed, not the config: once more
 
     def _pause(self, num_failures: int) -> None:
-        """After so many failures in a row begin nothing new for a while."""
+        """Begin nothing new for a while, longer after more failures in a row."""
         self._begins_at = self._setup.clock() + self._pause_seconds(num_failures)
 
     def _pause_seconds(self, num_failures: int) -> float:
         return self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
 
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
-        """Write the state, git's part and the summary; one that fails does not prevent the others. `cut_off`: why runs
+        """Write the state, train.toml and the summary; one that fails does not prevent the others. `cut_off`: why runs
         were interrupted, None if none was. With `stop` None the night can be resumed: no notification is sent."""
         try:
             if cut_off is not None:
@@ -717,19 +718,15 @@ class Night:
                 try:
                     write()
                 except (NightshiftError, OSError) as error:
-                    if str(error) != cause:  # which is told already
+                    if str(error) != cause:  # which the summary says
                         self._note(f"the night's last traces are not whole: {error}")
             if cause is not None:
                 self._send_end(cause)
 
-    def _tell_news(self) -> None:
-        """Print the summary if an experiment has ended since the last one; it takes a second."""
-        if self._has_news:
-            self._write_summary()
-        self._has_news = False
-
     def _write_summary(self) -> None:
+        """Write and print the summary; its page takes a second."""
         self._tell(write_summary(self.state, self._setup))
+        self._has_news = False
 
     def _send(self, event: str, why: str, record: Record | None = None) -> None:
         self._notifier.send(event, message(event, self.state, self._setup, why, record))

@@ -159,7 +159,8 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
 
 
 def event_of(record: Record, own: Sequence[Record]) -> str | None:
-    """The event of a closed experiment: KEEP, REPEATED_CRASH, or None. `own`: the closed experiments of the night."""
+    """Return the event of a closed experiment: KEEP, REPEATED_CRASH, or None. `own`: the closed experiments of the
+    night."""
     if record.is_keep:
         return KEEP if record.parent is not None else None
     ended = by_end(own)[-3:]
@@ -168,6 +169,6 @@ def event_of(record: Record, own: Sequence[Record]) -> str | None:
 
 
 def is_second(causes: Sequence[str | None]) -> bool:
-    """True if the last cause is the second in a row that is the same, numbers aside. None: no crash."""
+    """Return True if the last cause is the second in a row that is the same, numbers aside. None: no crash."""
     plain = [None if cause is None else re.sub(r"\d+", "#", cause) for cause in causes[-3:]]
     return len(plain) > 1 and plain[-1] == plain[-2] is not None and plain[-3:-2] != plain[-1:]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nightshift.agents.agent import AgentProposer, open_agent
-from nightshift.agents.availability import Meaning, next_question
+from nightshift.agents.availability import Meaning
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
 from nightshift.agents.direction import read_direction
@@ -46,10 +46,10 @@ def night(
     notify: str | None = None,
     allow_sleep: bool = False,
 ) -> int:
-    """Run a night to its end; the exit code. `tell` gets the summaries, `reporter` the news. `notify`: --notify.
+    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`: --notify.
 
-    0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be committed. Raises
-    NightshiftError if it could not begin, and Interrupted.
+    Returns the exit code. 0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be
+    committed. Raises NightshiftError if it could not begin, and Interrupted.
     """
     ledger = Ledger(root)
     with Notifier(notify, reporter.note) as notifier, ledger.controller():
@@ -64,9 +64,7 @@ def night(
         require_ready(setup, setup.executor.free_slots)
         setup.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, setup)
-        state = replace(
-            begin(request, setup), sandbox=proposer.sandbox, direction=direction.text, unavailable=unavailable
-        )
+        state = replace(begin(request, setup), sandbox=proposer.sandbox, direction=direction, unavailable=unavailable)
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
         elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
@@ -88,21 +86,17 @@ def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
     agent needs the user, who is still there.
     """
     folder, unavailable = setup.ledger.runs_dir / "agent", None
-    agents = proposer.agents if isinstance(proposer, AgentProposer | TeamProposer) else ()
-    agents = tuple(agent for agent in agents if agent.name in PRESETS)
-    for agent in {agent.command: agent for agent in agents}.values():
+    agents = proposer.agents if isinstance(proposer, AgentProposer) else ()
+    for agent in {agent.command: agent for agent in agents if agent.name in PRESETS}.values():
         folder.mkdir(parents=True, exist_ok=True)
-        found = agent.question(read_source(setup.root / CONFIG_NAME), folder)
-        if found.waits:
-            now = setup.now()
-            asks_at = next_question(found, 1, now)
-            since, at = (time.isoformat(timespec="seconds") for time in (now, asks_at))
-            text = found.text if agent.name == proposer.name else f"{agent.name}: {found.text}"
-            unavailable = Unavailable(found.meaning, text, since, at)
+        answer = agent.question(read_source(setup.root / CONFIG_NAME), folder)
+        if answer.waits:
+            text = answer.text if agent.name == proposer.name else f"{agent.name}: {answer.text}"
+            unavailable = Unavailable.after(replace(answer, text=text), None, setup.now())
             setup.reporter.note(unavailable.describe(proposer.name, fills=False))
-        elif found.meaning is not Meaning.OK:
-            fix = _REMEDIES.get(found.meaning, "uv run nightshift doctor --agent NAME asks it again.")
-            raise UsageError(f"{agent.name}: {found.meaning}: {found.text}", fix)
+        elif answer.meaning is not Meaning.OK:
+            fix = _REMEDIES.get(answer.meaning, "uv run nightshift doctor --agent NAME asks it again.")
+            raise UsageError(f"{agent.name}: {answer.meaning}: {answer.text}", fix)
         else:
             setup.reporter.note(f"{agent.name} answers (sandbox: {agent.sandbox.name})")
     return unavailable
@@ -137,7 +131,7 @@ def inhibit_sleep(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def stop_night(root: Path) -> str:
-    """End a night that has no controller any more: its jobs in SLURM, and the night itself; what was done, in lines."""
+    """End a night that has no controller any more, and its jobs in SLURM. Returns what was done, in lines."""
     ledger, notes = Ledger(root), list[str]()
     with ledger.controller():
         sweep(root, notes.append)
@@ -152,13 +146,13 @@ def stop_night(root: Path) -> str:
 
 
 def begin(request: NightRequest, setup: Setup) -> NightState:
-    """The state of the night that was cut off, or of a new one: on `autoresearch/<date>` away from a campaign."""
+    """Return the state of the cut-off night, or of a new one: on `autoresearch/<date>` away from a campaign."""
     if (setup.root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
     old, now, head = load(setup.ledger), setup.now(), setup.repo.head()
     if old is not None and old.cause is None:
-        asked = replace(old.request, direction=request.direction)  # another direction is no other night
-        is_same = (asked, old.branch, old.rules_hash) == (request, head.branch, setup.rules_hash)
+        old_request = replace(old.request, direction=request.direction)  # another direction is no other night
+        is_same = (old_request, old.branch, old.rules_hash) == (request, head.branch, setup.rules_hash)
         if is_same and (old.deadline is None or now < old.deadline):
             setup.reporter.note(f"going on with the night of {old.started}")
             return replace(old, request=request, pid=os.getpid())
@@ -168,21 +162,16 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         setup.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
-        wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
-        require_committed(setup.repo, wanted, read_source(setup.root / CONFIG_NAME), setup.rules)
+        new_head = Head(CAMPAIGN_PREFIX + tag, head.commit)
+        require_committed(setup.repo, new_head, read_source(setup.root / CONFIG_NAME), setup.rules)
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")
-    state = NightState(
-        request,
-        head.branch,
-        setup.rules_hash,
-        started=now.isoformat(timespec="seconds"),
-        first=setup.ledger.next_number(),
-    )
+    started = now.isoformat(timespec="seconds")
+    state = NightState(request, head.branch, setup.rules_hash, started, first=setup.ledger.next_number())
     if old is not None and (old.branch, old.rules_hash) == (state.branch, state.rules_hash):
-        left = undecided(old, old.own(setup.ledger.records()))  # proposed, paid for, and never run
-        state = replace(state, pending=tuple(replace(answer, number=state.first) for answer in left))
+        answers = undecided(old, old.own(setup.ledger.records()))  # proposed, paid for, and never run
+        state = replace(state, pending=tuple(replace(answer, number=state.first) for answer in answers))
     return state
 
 
@@ -193,13 +182,15 @@ def search_of(name: str, request: NightRequest) -> Proposer:
 
 
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
-    """What --agent names. UsageError for a program that is not there."""
+    """Return the proposer that --agent names. UsageError for a program that is not there."""
     if request.agent in SEARCHES:
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
-    names = members(request.agent) if request.agent.startswith(PREFIX) else [request.agent]
-    more = (request.agent_env, request.agent_sees, setup.clock, setup.now)
-    agents = [open_agent(name, request.sandbox, setup.root, environ, seconds, clone, *more) for name in names]
+    is_team = request.agent.startswith(PREFIX)
+    names = members(request.agent) if is_team else [request.agent]
+    access = (request.agent_env, request.agent_sees)
+    opened = (open_agent(name, request.sandbox, setup.root, environ, seconds, clone, *access) for name in names)
+    agents = tuple(replace(agent, clock=setup.clock, now=setup.now) for agent in opened)
     for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
         setup.reporter.note(warning)
-    return AgentProposer(agents[0]) if len(agents) == 1 else TeamProposer(agents[0], agents[1])
+    return TeamProposer(agents) if is_team else AgentProposer(agents)

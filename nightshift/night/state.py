@@ -3,6 +3,8 @@
 All that the records can tell is counted from them each time, so a killed night goes on with true counts.
 """
 
+from __future__ import annotations
+
 import math
 import os
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from nightshift.agents.availability import Meaning
+from nightshift.agents.availability import Availability, Meaning, next_question
 from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
@@ -56,7 +58,7 @@ class NightRequest:
 
     @property
     def request(self) -> Request:
-        """What of it is for every experiment."""
+        """The part that is for every experiment."""
         return Request(
             budget_seconds=self.budget_seconds,
             engine=self.engine,
@@ -68,14 +70,23 @@ class NightRequest:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The agent cannot be asked: why, in its own words. `since` and `asks_at`, when it is asked again, are ISO 8601,
-    UTC; `num_times`: how often it was asked in vain."""
+    """The agent cannot be asked. Times are ISO 8601, UTC."""
 
     meaning: Meaning
-    text: str
+    text: str  # the agent's own words
     since: str
-    asks_at: str
-    num_times: int = 1
+    asks_at: str  # when it is asked again
+    num_times: int = 1  # that it was asked in vain
+
+    @classmethod
+    def after(
+        cls, availability: Availability, before: Unavailable | None, now: datetime, seconds_left: float | None = None
+    ) -> Unavailable:
+        """Return the new state after an answer. `before`: the state before it; `seconds_left`: of the night."""
+        num_times = 1 + (before.num_times if before else 0)
+        asks_at = next_question(availability, num_times, now, seconds_left)
+        since, again = (time.isoformat(timespec="seconds") for time in (now, asks_at))
+        return cls(availability.meaning, availability.text, before.since if before else since, again, num_times)
 
     def describe(self, agent: str, fills: bool) -> str:
         meanwhile = "; the slots run proposals of tpe meanwhile" if fills else ""
@@ -83,8 +94,8 @@ class Unavailable:
 
 
 def parse_time(text: str) -> datetime:
-    """ISO 8601 with its zone. ValueError for anything else, and for a year that no clock shows: the file lies where
-    agents write."""
+    """Read ISO 8601 with its zone. ValueError for anything else, and for a year that no clock shows: the file lies
+    where agents write."""
     time = datetime.fromisoformat(text)
     if time.tzinfo is None or not 2000 < time.year < 9000:
         raise ValueError(f"{text[:40]!r} is no time with its zone")
@@ -118,7 +129,7 @@ class NightState:
     version: Literal[4] = 4
 
     def __post_init__(self) -> None:
-        """ValueError for a time or an answer with which nothing can be done."""
+        """Raise ValueError for a time that cannot be read, or an answer without a change."""
         parse_time(self.started)
         if self.unavailable:
             parse_time(self.unavailable.asks_at)
@@ -144,11 +155,10 @@ class NightState:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a night is over. `is_planned`: a rule or the user said so, nothing went wrong. `by_user`: who sleeps is not
-    waited for."""
+    """Why a night is over."""
 
     cause: str
-    is_planned: bool = True
+    is_planned: bool = True  # a rule or the user ended it; nothing went wrong
     by_user: bool = False
 
 
@@ -160,7 +170,7 @@ def save(ledger: Ledger, state: NightState) -> None:
 
 
 def load(ledger: Ledger) -> NightState | None:
-    """The last night of this checkout; None if there was none. UsageError when its file is damaged."""
+    """Read the last night of this checkout; None if there was none. UsageError if the file is damaged."""
     return read_json(ledger.runs_dir / STATE_NAME, NightState, "Delete it: the next night starts anew.")
 
 
@@ -169,12 +179,13 @@ def night_cost(state: NightState, ledger: Ledger) -> Cost:
 
 
 def decided(records: Sequence[Record]) -> list[Record]:
-    """Those that count as experiments, in their order: not interrupted, not ended by broken machinery."""
+    """Return the records that count as experiments, in the order of the decisions: an interrupted run does not, nor
+    one that infrastructure ended."""
     return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
 def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup: Setup) -> float:
-    """How many runs the night can still start after `num_started`; infinite without --experiments and --hours.
+    """Return how many runs the night can still start after `num_started`; infinite without --experiments and --hours.
 
     `own`: the night's closed experiments, whose last runs say how long a run takes.
     """
@@ -182,64 +193,66 @@ def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup:
     if state.request.experiments is not None:
         left = state.request.experiments - num_started
     if state.deadline is not None:
-        each = run_seconds(own, setup.rules.budget_seconds)
-        seconds = (state.deadline - setup.now()).total_seconds() - certificate_seconds(state, each)
-        rounds = math.floor(max(seconds, 0.0) / max(each, 1.0))
+        seconds = run_seconds(own, setup.rules.budget_seconds)
+        seconds_left = (state.deadline - setup.now()).total_seconds() - certificate_seconds(state, seconds)
+        rounds = math.floor(max(seconds_left, 0.0) / max(seconds, 1.0))
         left = min(left, rounds * setup.executor.num_slots)
     return left
 
 
 def is_spent(state: NightState, cost: Cost) -> bool:
-    """True if the night's proposals have cost --max-cost, by their agents' own figures."""
+    """Return True if the night's proposals have cost --max-cost, by their agents' own figures."""
     most = state.request.max_cost
     return most is not None and cost.dollars is not None and cost.dollars >= most
 
 
 def certificate_seconds(state: NightState, run_seconds: float) -> float:
-    """What the runs of --certify take, one after the other."""
+    """Return the time that the runs of --certify take, one after the other."""
     return 2 * (state.request.certify or 0) * run_seconds
 
 
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
-    """What the next run is expected to take: the median of the last three, `at_first` before there is one."""
+    """Return the expected time of the next run: the median of the last three, `at_first` before there is one."""
     seconds = [record.result.total_seconds for record in own if record.result and record.result.evaluation]
     return median_low(seconds[-3:]) if seconds else at_first  # one slow run alone does not begin the night's last runs
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Experiments since the last keep; one that filled a slot while the agent could not be asked does not count,
-    unless it was kept."""
+    """Count the experiments since the last keep. One that filled a slot while the agent could not be asked counts only
+    if it was kept."""
     return results.num_since_keep([r for r in decided(records) if r.is_keep or r.proposal.proposer != FILL])
 
 
 def num_crashes(records: Sequence[Record]) -> int:
-    """Crashes in a row at the end; an interruption is nobody's fault."""
-    ours = by_end(records)
-    return next((i for i, r in enumerate(reversed(ours)) if r.status != "crash"), len(ours))
+    """Count the crashes in a row at the end; interrupted runs aside."""
+    ended = by_end(records)
+    return next((i for i, r in enumerate(reversed(ended)) if r.status != "crash"), len(ended))
 
 
 def by_end(records: Sequence[Record]) -> list[Record]:
-    """Those that were not interrupted, in the order in which they ended."""
-    ours = [record for record in records if record.failure is not Failure.INTERRUPTED]
-    return sorted(ours, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
+    """Return the records that were not interrupted, in the order in which their runs ended."""
+    ended = [record for record in records if record.failure is not Failure.INTERRUPTED]
+    return sorted(ended, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
 
 
 def stop_rule(
     state: NightState, own: Sequence[Record], now: datetime, run_seconds: float, cost: Cost = NOTHING
 ) -> Stop | None:
-    """The first rule by which nothing new is begun; None to go on. `own`: the night's closed experiments;
+    """Return the first rule by which nothing new begins; None to go on. `own`: the night's closed experiments;
     `run_seconds`: expected of the next run; `cost`: of all proposals of the night."""
-    asked, num_without = state.request, num_since_keep(own)
-    if asked.experiments is not None and len(decided(own)) >= asked.experiments:
-        return Stop(f"{asked.experiments} experiments are done")
+    request, num_without = state.request, num_since_keep(own)
+    if request.experiments is not None and len(decided(own)) >= request.experiments:
+        return Stop(f"{request.experiments} experiments are done")
     needed = run_seconds + certificate_seconds(state, run_seconds)
     if state.deadline is not None and now + timedelta(seconds=needed) > state.deadline:
-        certificate = " and the certificate" if asked.certify else ""
-        return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s{certificate}")
-    if asked.plateau is not None and num_without > asked.plateau:
+        certificate = " and the certificate" if request.certify else ""
+        return Stop(
+            f"{request.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s{certificate}"
+        )
+    if request.plateau is not None and num_without > request.plateau:
         return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
     if is_spent(state, cost) and not state.pending:  # what is paid for is run
-        return Stop(f"--max-cost {asked.max_cost:g}: its proposals cost {cost.dollars_text}")
+        return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.dollars_text}")
     if num_crashes(own) >= MAX_CRASHES:
         return Stop(f"{num_crashes(own)} crashes in a row, the last one: {own[-1].why}", is_planned=False)
     return None

@@ -26,7 +26,7 @@ _MAX_DESCRIPTION = 160
 
 
 def write_summary(state: NightState, setup: Setup) -> str:
-    """The night's summary, written beside the morning page. UsageError if runs/ was moved away."""
+    """Write the night's summary, and the page beside it. Returns the summary. UsageError if runs/ was moved away."""
     from nightshift.report.page import write_report
 
     setup.ledger.require_in_place()
@@ -47,7 +47,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
 def summary(
     state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, journal: str, cost: Cost = NOTHING
 ) -> str:
-    """The night in a dozen lines of plain text. `journal`: its head; `cost`: of its proposals and runs."""
+    """Return a dozen lines of plain text. `journal`: its head; `cost`: of the night's proposals and runs."""
     own = state.own(records)
     counts = Counts.of(own, campaign.kept)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
@@ -74,39 +74,38 @@ def summary(
 
 
 def one_line(record: Record, campaign: Campaign) -> str:
-    now = campaign.effect(record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
-    said = clean(record.proposal.description, _MAX_DESCRIPTION)
-    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{said}{record.run.with_rider}"
+    description = clean(record.proposal.description, _MAX_DESCRIPTION)
+    return f"  {record.number:04d} {verdict:12}{campaign.effect(record) or ''!s:16}{description}{record.run.with_rider}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
-    """Which stop rule comes next, as far as it can be foreseen."""
-    asked, parts = state.request, list[str]()
+    """Say which stop rule comes next, as far as it can be foreseen."""
+    request, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
         parts.append(f"{local(state.deadline)} (in {left:.1f} h)")
-    if asked.experiments is not None:
-        num_left = max(asked.experiments - len(decided(own)), 0)
-        parts.append(f"after {num_left} more experiments{last_runs_text(asked)}")
-    if asked.plateau is not None:
-        parts.append(f"after {max(asked.plateau + 1 - num_since_keep(own), 0)} more without a keep")
-    if asked.max_cost is not None:
-        parts.append(f"at ${asked.max_cost:,.2f} of the agents' own figures")
+    if request.experiments is not None:
+        num_left = max(request.experiments - len(decided(own)), 0)
+        parts.append(f"after {num_left} more experiments{last_runs_text(request)}")
+    if request.plateau is not None:
+        parts.append(f"after {max(request.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+    if request.max_cost is not None:
+        parts.append(f"at ${request.max_cost:,.2f} of the agents' own figures")
     return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
 
 
-def last_runs_text(asked: NightRequest) -> str:
-    """What --experiments says of the night's last runs, which it counts."""
-    if asked.experiments is None or next_stage(asked.experiments - 1, 0, 1, asked.pairs) is Stage.SEARCH:
+def last_runs_text(request: NightRequest) -> str:
+    """Say how many of the runs of --experiments are the night's last runs."""
+    if request.experiments is None or next_stage(request.experiments - 1, 0, 1, request.pairs) is Stage.SEARCH:
         return ""
-    num_each = 2 if asked.pairs == 1 else asked.pairs
+    num_each = 2 if request.pairs == 1 else request.pairs
     return f" (the last {2 * num_each} of them measure baseline and incumbent)"
 
 
 def certified_line(comparison: Comparison) -> str:
-    """The result of a night in one line: what fresh runs say of incumbent minus baseline on the test split."""
+    """Say the result of a night in one line: incumbent minus baseline by fresh runs on the test split."""
     result = comparison.estimate
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
     runs = f"{min(comparison.num_seeds.values())} fresh runs each"
@@ -116,7 +115,7 @@ def certified_line(comparison: Comparison) -> str:
 
 
 def message(event: str, state: NightState, setup: Setup, why: str, record: Record | None = None) -> dict[str, Any]:
-    """What a notification tells (`--notify`). `counts` is None where records cannot be read, which is noted."""
+    """Return what a notification says (`--notify`). `counts` is None if records cannot be read, which is noted."""
     counts = None
     try:
         own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)

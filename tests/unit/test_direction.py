@@ -1,12 +1,11 @@
 """The user's direction: read from the option, a file or program.md, cleaned and bounded."""
 
-import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
-from nightshift.agents.direction import MAX_CHARACTERS, OPTION, Direction, read_direction
+from nightshift.agents.direction import MAX_CHARACTERS, read_direction
 from nightshift.errors import UsageError
 
 SHIPPED = (Path(__file__).parents[2] / "program.md").read_text()
@@ -30,17 +29,16 @@ def program(root: Path, section: str) -> Path:
     ],
 )
 def test_the_section_of_program_md(tmp_path: Path, section: str, text: str) -> None:
-    assert read_direction(program(tmp_path, section), None) == Direction(text, "program.md")
+    assert read_direction(program(tmp_path, section), None) == text
 
 
 def test_without_program_md_or_its_section_there_is_no_direction(tmp_path: Path) -> None:
-    assert read_direction(tmp_path, None).text == ""
+    assert read_direction(tmp_path, None) == ""
     (tmp_path / "program.md").write_text("# Guide\n")
-    assert read_direction(tmp_path, None) == Direction()
-    assert Direction().sha256 == ""
+    assert read_direction(tmp_path, None) == ""
     (tmp_path / "program.md").write_text(SHIPPED)
     assert "\n## Direction\n" in SHIPPED
-    assert read_direction(tmp_path, None).text == ""
+    assert read_direction(tmp_path, None) == ""
 
 
 def test_a_file_is_read_again_and_a_text_stands_for_itself(tmp_path: Path) -> None:
@@ -48,14 +46,13 @@ def test_a_file_is_read_again_and_a_text_stands_for_itself(tmp_path: Path) -> No
     path = tmp_path / "my direction.md"
     path.write_text(f"{ONLY}\n")
     for given in ("my direction.md", str(path)):
-        assert read_direction(tmp_path, given) == Direction(ONLY, given)
+        assert read_direction(tmp_path, given) == ONLY
     path.write_text("only lr <!-- for now -->\n")
-    found = read_direction(tmp_path, "my direction.md")
-    assert found.text == "only lr"
-    assert found.sha256 == hashlib.sha256(b"only lr").hexdigest()
-    for text in (ONLY, "no new keys. " * 100, "只改学习率", "a\x00b c"):
-        assert read_direction(tmp_path, text).source == OPTION
-    assert read_direction(tmp_path, " ") == Direction("", OPTION)  # program.md's does not hold
+    assert read_direction(tmp_path, "my direction.md") == "only lr"
+    for text in (ONLY, "no new keys. " * 100, "只改学习率", "ab c"):
+        assert read_direction(tmp_path, text) == text.strip()
+    assert read_direction(tmp_path, "a\x00b c") == "ab c"
+    assert read_direction(tmp_path, " ") == ""  # program.md's does not hold
 
 
 def test_what_cannot_be_a_direction_is_refused(tmp_path: Path) -> None:
@@ -83,4 +80,4 @@ def test_what_cannot_be_a_direction_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the direction of program\.md has 1,600 characters"):
         read_direction(tmp_path, None)
     (tmp_path / "long.md").write_text("x" * MAX_CHARACTERS + "\n")
-    assert len(read_direction(tmp_path, "long.md").text) == MAX_CHARACTERS
+    assert len(read_direction(tmp_path, "long.md")) == MAX_CHARACTERS

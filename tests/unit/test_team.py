@@ -157,7 +157,7 @@ def test_a_hypothesis_is_not_paid_twice_while_its_implementer_cannot_be_asked(tm
     first, second = (Answer(None, structs.replace(cost, description=text)) for text in ("raise lr", "lower lr"))
     away = Answer(None, cost, cause="limit", unavailable=Availability(Meaning.LIMIT, "limit"))
     written = Answer(b"lr = 1", cost)
-    team = TeamProposer(Member("a", first, second), Member("b", away, away, written, written))
+    team = TeamProposer((Member("a", first, second), Member("b", away, away, written, written)))
     dollars = []
     for description, is_away in (("raise lr", True), ("raise lr", True), ("raise lr", False), ("lower lr", False)):
         [answer] = complete(team.propose(context))
