@@ -32,9 +32,10 @@ from tests.notify_commands import command, heard
 from tests.scripted_models import URL, WAVE
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one installs 1.4 GB
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first one installs 1.4 GB
 T = TypeVar("T")
-MOST_SECONDS = 240.0  # until a night says what it is waited for
+MOST_SECONDS = 480.0  # until a night says what it is waited for
+AGENT_SECONDS = {"opencode": 120.0}  # of one answer; 40 for the others: opencode starts slowly on a busy machine
 KEY = "sk-test-000"
 SUBSCRIPTION = {"accessToken": KEY, "refreshToken": KEY, "expiresAt": 4_000_000_000_000, "subscriptionType": "max"}
 SUBSCRIPTION |= {"scopes": ["user:inference", "user:profile"]}
@@ -316,7 +317,8 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
         "max_cost": 100.0,
         "notify": command(folder, "works"),
     }
-    asked |= {"waits": 4.0, "pauses": [3.0] * 3, "question": 40.0, "agent_timeout_seconds": 40.0}
+    seconds = AGENT_SECONDS.get(name, 40.0)
+    asked |= {"waits": 4.0, "pauses": [3.0] * 3, "question": 40.0, "agent_timeout_seconds": seconds}
     if sandbox == "user":
         setting.let("auth")
         with setting.night(sandbox, **asked) as night:
@@ -342,7 +344,7 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
             night.wait_for(lambda: kind in setting.answers()[num_asked:], f"an answer of the model: {kind}")  # noqa: B023
             said, is_refused = SAID[kind].get(name) or SAID[kind][""], kind == "context"
             if case == CUT_OFF and name == "opencode":  # it worked, and then slept: no other than one that is slow
-                said, is_refused = "no end after 40 s: stopped", True
+                said, is_refused = f"no end after {seconds:.0f} s: stopped", True
             if is_refused:  # the next brief says why
                 night.until(f"^proposal refused: {name}: .*{said}")
                 assert len(night.refusals()) > len(refusals)
@@ -373,7 +375,8 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
         assert [*record.run.new.keys] == ["trainer.optim.lr"]
         assert (proposal.description, proposal.prediction) == (HYPOTHESIS, "+1.0 pp")
         assert proposal.sandbox == sandbox
-        assert [note for note in proposal.notes if "was kept meanwhile" not in note] == []
+        usual = ("was kept meanwhile", "refused: ")  # of earlier proposals
+        assert [note for note in proposal.notes if not any(text in note for text in usual)] == []
         assert cost is not None
         assert (cost.tokens_in, cost.tokens_out, bool(cost.dollars)) == COSTS[name]
     briefs = [line for line in setting.requests() if "so that experiment" in line["prompt"]]
