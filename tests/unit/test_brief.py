@@ -4,11 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nightshift.agents.base import Answer, Context
-from nightshift.agents.brief import MAX_CHARACTERS, compose, describe, fit
+from nightshift.agents.brief import MAX_CHARACTERS, compose, describe
 from nightshift.agents.direction import MAX_CHARACTERS as MAX_DIRECTION
 from nightshift.agents.team import implementation, strategy
 from nightshift.campaign.campaign import Campaign
@@ -171,26 +169,6 @@ def test_foreign_text_forges_no_line(tmp_path: Path) -> None:
     assert ours == [line for line in plain.splitlines() if not line.startswith("|")]
     assert "\x1b" not in brief
     assert "\u202e" not in brief
-
-
-@given(
-    st.lists(st.tuples(st.text(max_size=30), st.lists(st.text(max_size=80), max_size=12)), max_size=5),
-    st.integers(200, 3000),
-)
-@settings(max_examples=60)
-def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(sections, limit):
-    text = fit("head\n", sections, "tail", limit)
-    assert len(text) <= limit
-    assert text.startswith("head\n")
-    assert text.endswith("tail")
-
-
-def test_every_section_gets_a_line_before_any_gets_two() -> None:
-    sections = [("one", ["a" * 50] * 9), ("two", ["b" * 50] * 9), ("three", ["c" * 50])]
-    text = fit("head\n", sections, "tail", 260)
-    assert [text.count(letter * 50) for letter in "abc"] == [1, 1, 1]
-    assert text.count("| ... and 8 lines more\n") == 2
-    assert "more" not in fit("head\n", sections, "tail", 3_000)
 
 
 def test_a_crash_has_its_cause(tmp_path: Path) -> None:
