@@ -52,7 +52,6 @@ def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 def state(root: Path) -> dict[str, Any]:
-    """What night.json says."""
     return json.loads((root / "runs" / "night.json").read_text())
 
 

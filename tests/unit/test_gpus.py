@@ -206,29 +206,26 @@ def test_the_gpus_are_those_named_or_the_first_that_are_visible(ids, num, visibl
 
 
 @pytest.mark.parametrize(
-    ("machine", "ids", "visible", "words"),
+    ("machine", "ids", "num", "visible", "words"),
     [
-        ([], None, None, r"this machine has 0\. Run it with --engine trl"),
+        ([], None, 2, None, r"this machine has 0\. Run it with --engine trl"),
         (
             MACHINE,
             None,
+            2,
             "1",
-            "two NVIDIA GPUs, this machine has 1 visible of 4.*Run it with --engine trl, with both on one GPU",
+            "two NVIDIA GPUs, .* has 1 visible of 4.*Run it with --engine trl, with both on one GPU",
         ),
-        (MACHINE, (0, 9), None, "GPU 9 does not exist. Choose of: 0, 1, 2, 3"),
-        (MACHINE, (0, 2), "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose of: 0, 1"),
-        (MACHINE, (0, 1), "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose of: none"),
+        (MACHINE, (0, 9), 2, None, "GPU 9 does not exist. Choose of: 0, 1, 2, 3"),
+        (MACHINE, (0, 2), 2, "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose of: 0, 1"),
+        (MACHINE, (0, 1), 2, "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose of: none"),
+        ([], None, 1, None, r"an NVIDIA GPU, this machine has 0\. .*on the CPU: .*arithmetic"),
     ],
 )
-def test_a_pair_that_cannot_be_had_is_one_line(machine, ids, visible, words):
+def test_gpus_that_cannot_be_had_are_one_line(machine, ids, num, visible, words):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with pytest.raises(EngineError, match=words):
-        choose_gpus(machine, ids, 2, environ)
-
-
-def test_one_that_cannot_be_had_says_where_it_goes_without() -> None:
-    with pytest.raises(EngineError, match=r"an NVIDIA GPU, this machine has 0\. .*on the CPU: .*arithmetic"):
-        choose_gpus([], None, 1, {})
+        choose_gpus(machine, ids, num, environ)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,6 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 
 def night_of(setup: Setup, executor: AnyOrder, proposer: Rates | None = None, experiments: int | None = None) -> Night:
-    """A night with this executor, which is not run yet."""
     setup = replace(setup, executor=executor)
     request = NightRequest("rates", experiments=experiments)
     state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)

@@ -27,7 +27,6 @@ COMMANDS = re.findall(r"uv run [^`\n]+", TEXT)
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command after `uv run`, redirections left out."""
     return shlex.split(command.removesuffix(" > run.log 2>&1"))[2:]
 
 

@@ -43,7 +43,6 @@ def nights(name: str, world: str, rule: str = "kept-set", **wanted: Any) -> dict
 
 
 def table_of(page: str, head: str) -> list[str]:
-    """The rows of the table whose first line is `head`."""
     lines = page.partition(f"{head}\n")[2].splitlines()
     return list(takewhile(lambda line: line.startswith("|"), lines[1:]))
 

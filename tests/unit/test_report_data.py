@@ -24,15 +24,13 @@ from nightshift.campaign.records import (
 )
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
-from nightshift.report import page as compare
-from nightshift.report import text
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code, summary
-from nightshift.report.page import render, view_of
+from nightshift.report.page import data_block, render, view_of
 from nightshift.report.rows import detailed, rows
 from nightshift.report.slices import shown_examples
-from nightshift.report.text import certificate_line, elsewhere_lines, headline, visible
+from nightshift.report.text import certificate_line, counts, elsewhere_lines, headline, visible
 from nightshift.report.timing import (
     LANE_HEIGHT,
     LEFT,
@@ -184,10 +182,17 @@ def test_the_last_runs_stand_side_by_side(tmp_path: Path) -> None:
 # The certificate
 
 
+def certified_morning(
+    root: Path, records: list[Record], plan: dict[str, Any] | None = None, **certified: Any
+) -> Morning:
+    ledger = stored(root, records)
+    if certified or plan:
+        with_certificate(ledger, certificate_for(ledger, plan, **certified))
+    return gather(ledger, None, BRANCH)
+
+
 def certified_line(root: Path, plan: dict[str, Any] | None = None, **changes: Any) -> str:
-    ledger = stored(root, judged(STORY))
-    with_certificate(ledger, certificate_for(ledger, plan, **changes))
-    return certificate_line(gather(ledger, None, BRANCH))
+    return certificate_line(certified_morning(root, judged(STORY), plan, **changes))
 
 
 def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_path: Path) -> None:
@@ -353,15 +358,6 @@ def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> N
     assert [(bar.number, bar.x) for lane in found.lanes for bar in lane.bars] == [(2, LEFT)]
 
 
-def certified_morning(
-    root: Path, records: list[Record], plan: dict[str, Any] | None = None, **certified: Any
-) -> Morning:
-    ledger = stored(root, records)
-    if certified or plan:
-        with_certificate(ledger, certificate_for(ledger, plan, **certified))
-    return gather(ledger, None, BRANCH)
-
-
 # The headline beside the certificate
 
 SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
@@ -380,7 +376,7 @@ SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verdict, title, tone):
     found = certified_morning(tmp_path, judged(scores), verdict=verdict)
     assert found.obsolete is None
-    line = text.headline(found)
+    line = headline(found)
     assert line.title.startswith(title)
     assert line.tone == tone
     assert line.sentence.startswith("Certified gain of the incumbent over the baseline: +5.0 pp")
@@ -388,7 +384,7 @@ def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verd
 
 def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> None:
     found = certified_morning(tmp_path, judged(SURE), {"branch": "autoresearch/other"})
-    line = text.headline(found)
+    line = headline(found)
     assert line.title == "Better: +16.7 ± 7.9 pp"
     assert "Certified" not in line.sentence
 
@@ -396,7 +392,7 @@ def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> No
 def test_a_kept_change_without_a_believed_gain_is_not_told_as_no_gain(tmp_path: Path) -> None:
     found = certified_morning(tmp_path, judged(UNSURE))
     level = replace(found.standing, gain=0.0)
-    line = text.headline(replace(found, standing=level))
+    line = headline(replace(found, standing=level))
     assert line.title == "No gain is believed yet"
     assert "0.0 ± 6.9 pp" in line.sentence
 
@@ -411,7 +407,7 @@ def test_interrupted_is_no_crash_and_the_machinery_says_so_everywhere(tmp_path: 
     found = view.morning
     line = "2 kept, 3 discarded, 2 crashed (1 by machinery), 1 interrupted"
     assert str(found.counts) == f"9 experiments: the baseline, {line}"
-    assert sum(number for _, number, _, _ in text.counts(found)) + 1 == len(records)  # and the baseline
+    assert sum(number for _, number, _, _ in counts(found)) + 1 == len(records)  # and the baseline
     told = summary(found, view.headline, view.nights, has_picture=False)
     assert line in told
     page = render(view)
@@ -429,7 +425,7 @@ def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path:
     found = gather(ledger, None, "")
     shown, examples = detailed(found.experiments), shown_examples((), tmp_path)
     told = rows(found.experiments, shown, ledger, examples, frozenset())
-    data = json.loads(compare.data_block(told, {}, examples))
+    data = json.loads(data_block(told, {}, examples))
     for e in found.experiments:
         if e.record.evaluation:
             scores = e.record.evaluation.example_scores
