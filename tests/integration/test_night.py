@@ -94,7 +94,7 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     first = Ledger(root).record(1)
     hour_ago = (datetime.fromisoformat(first.started) - timedelta(hours=2)).isoformat()
     Ledger(root).write(structs.replace(first, result=replace(first.result, started=hour_ago)))
-    good_night(root, agent="lr", proposer="lr", experiments=3, riders=0)
+    assert whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)[0] == 0  # verify names that edit
     last = records(root)[5:]
     assert last[0].proposal.description == "baseline again"
     assert [bool(record.run.new) for record in last] == [False, True, True]
