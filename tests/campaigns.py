@@ -128,7 +128,6 @@ def judged(
 
 
 def folded(records: Sequence[Record]) -> Campaign:
-    """The campaign of such records."""
     return Campaign.of(records, BRANCH, a_record().rules_hash)
 
 

@@ -84,7 +84,6 @@ def make_environment(root: Path) -> None:
 
 
 def python(root: Path) -> str:
-    """The interpreter of a checkout's own environment."""
     return f"{root}/.venv/bin/python"
 
 

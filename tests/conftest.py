@@ -65,5 +65,4 @@ def _watches_another(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """As `small_checkout` says."""
     return small_checkout(tmp_path)

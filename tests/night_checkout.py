@@ -52,7 +52,6 @@ def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 def state(root: Path) -> dict[str, Any]:
-    """What night.json says."""
     return json.loads((root / "runs" / "night.json").read_text())
 
 
@@ -83,6 +82,18 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def whole_night(root: Path, **asked: object) -> tuple[int, str, str]:
     return finish(start(root, **asked))
+
+
+def good_end(process: subprocess.Popen[str], root: Path) -> tuple[str, str]:
+    """The stdout and stderr of a process that ends with exit code 0, and leaves a whole ledger and no process."""
+    code, stdout, stderr = finish(process)
+    assert code == 0, stderr
+    assert (problems(root), leftovers(root)) == ([], [])
+    return stdout, stderr
+
+
+def good_night(root: Path, **asked: object) -> tuple[str, str]:
+    return good_end(start(root, **asked), root)
 
 
 def records(root: Path) -> list[Record]:

@@ -39,7 +39,6 @@ _POOL = f"{CURRICULUM}.sampler.pools.one"
 
 
 def variant(name: str) -> Config:
-    """The shipped train.toml with the changes of one of VARIANTS."""
     return parse(set_values(SHIPPED, VARIANTS[name]))
 
 

@@ -1,13 +1,10 @@
 """The two recorded nights of benchmarks/recorded_runs.json, in a real ledger."""
 
-import sys
 from pathlib import Path
 
-from nightshift.campaign.ledger import Ledger
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from recorded import configs, records
+
+from nightshift.campaign.ledger import Ledger
 
 __all__ = ["configs", "records", "stored_night"]
 

@@ -3,9 +3,9 @@
 It listens on 127.0.0.1:8000, runs COMMAND and exits with its code. It speaks the Anthropic Messages, the OpenAI
 Responses and Chat Completions, and the Gemini API. As the model it reads train.toml with the program's own tool,
 raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. Asked for several
-changes it writes proposal-1.toml, proposal-1.txt and so on. FOLDER/case, which may change at any time, names what is
-wrong: CASE, or CASE AFTER SECONDS (once AFTER tools have answered; a limit ends in SECONDS). FOLDER/requests.jsonl
-gets one line a request: what was answered, the path, the whole prompt.
+changes it writes proposal-1.toml, proposal-1.txt and so on. FOLDER/case, which may change at any time, is `ok` or names
+what is wrong: CASE, or CASE AFTER SECONDS (once AFTER tools have answered; a limit ends in SECONDS), where CASE is
+`hang` or one of ANTHROPIC. FOLDER/requests.jsonl gets a line a request: what was answered, the path, the whole prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
 HANG_SECONDS = 120.0
-CASES = ("ok", "auth", "rate", "usage", "credit", "overloaded", "context", "no_model", "no_edit", "hang", "cut")
 LR = re.compile(r"^[^\n|]*?\b(lr = (\S+))", re.MULTILINE)
 LINE_NUMBER = re.compile(r"^ *\d+(?:\t|→|\| ?|: )", re.MULTILINE)  # which programs put before the lines of a file
 WAVE = (("trainer.optim.lr", "4e-6"), ("trainer.optim.weight_decay", "0.02"), ("trainer.optim.max_norm", "0.5"))
@@ -101,13 +100,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def next_step(request: Request, case: str) -> Step:
+def next_step(request: Request) -> Step:
     """What the model does next: `say` a text, or the name of a tool with its arguments."""
     done, folder, text = len(request.results), request.folder, "\n".join(request.texts)
     if not request.tools:  # a title, a summary
         return {"say": "Learning rate"}
-    if case == "no_edit":
-        return {"say": "I looked at it and would leave the file as it is."}
     if asked := re.search(r"answer with one word: (\w+)", text):
         return {"say": asked[1]}
     if done == 0:
@@ -286,19 +283,15 @@ ANTHROPIC = {
     "auth": (401, "authentication_error", "invalid x-api-key"),
     "rate": (429, "rate_limit_error", "This request would exceed your organization's rate limit of input tokens."),
     "usage": (429, "rate_limit_error", "This request would exceed your account's rate limit. Please try again later."),
-    "credit": (400, "invalid_request_error", "Your credit balance is too low to access the Anthropic API."),
     "overloaded": (529, "overloaded_error", "Overloaded"),
     "context": (400, "invalid_request_error", "prompt is too long: 215000 tokens > 200000 maximum"),
-    "no_model": (404, "not_found_error", "model: scripted"),
 }  # fmt: skip
 OPENAI = {
     "auth": (401, "invalid_api_key", "Incorrect API key provided: sk-test-000."),
     "rate": (429, "rate_limit_exceeded", "Rate limit reached for gpt-5 on tokens per min. Please try again in 7s."),
     "usage": (429, "usage_limit_reached", "The usage limit has been reached"),
-    "credit": (429, "insufficient_quota", "You exceeded your current quota, please check your plan."),
     "overloaded": (503, "server_is_overloaded", "The server is currently overloaded."),
     "context": (400, "context_length_exceeded", "Your input exceeds the context window of this model."),
-    "no_model": (404, "model_not_found", "The model `scripted` does not exist"),
 }  # fmt: skip
 GEMINI = {
     "auth": (400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."),
@@ -308,10 +301,8 @@ GEMINI = {
         "RESOURCE_EXHAUSTED",
         "You have exhausted your capacity on this model. Your quota will reset after {}.",
     ),
-    "credit": (429, "RESOURCE_EXHAUSTED", "You exceeded your current quota, please check your plan."),
     "overloaded": (503, "UNAVAILABLE", "The model is overloaded. Please try again later."),
     "context": (400, "INVALID_ARGUMENT", "The input token count (1215000) exceeds the maximum allowed (1048576)."),
-    "no_model": (404, "NOT_FOUND", "models/scripted is not found for API version v1beta."),
 }  # fmt: skip
 GOOGLE = "type.googleapis.com/google.rpc."
 
@@ -337,9 +328,11 @@ def fault(wire: Wire, case: str, seconds: float) -> tuple[int, dict[str, str], d
             details[0]["metadata"] = {"uiMessage": "true", "model": "gemini", "quotaResetDelay": duration}
         if case in ("usage", "rate"):
             details.append({"@type": f"{GOOGLE}RetryInfo", "retryDelay": "7.1s" if case == "rate" else f"{seconds:g}s"})
-        if case in ("credit", "rate"):
-            per = "PerDay" if case == "credit" else "PerMinute"
-            quota = {"quotaMetric": "generate_content_requests", "quotaId": f"GenerateRequests{per}PerProject-FreeTier"}
+        if case == "rate":
+            quota = {
+                "quotaMetric": "generate_content_requests",
+                "quotaId": "GenerateRequestsPerMinutePerProject-FreeTier",
+            }
             details.append({"@type": f"{GOOGLE}QuotaFailure", "violations": [quota]})
         error = {"code": status, "message": message.format(duration), "status": kind, "details": details}
         return status, {}, {"error": error}
@@ -384,8 +377,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(data)
         request = parse(body, self.path)
         case, after, seconds = [*(self.folder / "case").read_text().split(), "0", "7200"][:3]
-        step = next_step(request, case)
-        is_wrong = case not in ("ok", "no_edit") and len(request.results) >= int(after)
+        step = next_step(request)
+        is_wrong = case != "ok" and len(request.results) >= int(after)
         if not any(self.headers.get(name) for name in ("Authorization", "x-api-key", "x-goog-api-key")):
             case, is_wrong = "auth", True
         line = {"answer": case if is_wrong else step, "path": self.path, "prompt": "\n".join(request.texts)}
@@ -394,18 +387,18 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if is_wrong and case == "hang":
             return time.sleep(HANG_SECONDS)
-        if is_wrong and case != "cut":
+        if is_wrong:
             status, headers, error = fault(wire, case, float(seconds))
             return self._answer(status, error, headers)
         streams = bool(body.get("stream")) or "streamGenerateContent" in self.path
-        parts = wire({"say": "I will read the"} if is_wrong else step, request, streams)
+        parts = wire(step, request, streams)
         if not streams:
             return self._answer(200, parts[0])
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        for part in parts[: max(1, len(parts) // 2)] if is_wrong else parts:
+        for part in parts:
             self.wfile.write(part.encode())
         return None
 

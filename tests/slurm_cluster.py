@@ -121,11 +121,9 @@ DebugFlags=NO_CONF_HASH
         self.ask("slurmd", "-N", node, "-f", str(self.conf))
 
     def pid_of(self, name: str) -> int:
-        """Of `slurmctld` or `slurmd-n1`."""
         return int((self.folder / f"{name}.pid").read_text())
 
     def kill(self, name: str) -> None:
-        """SIGKILL to a daemon."""
         os.kill(self.pid_of(name), signal.SIGKILL)
 
     def ask(self, *command: str) -> str:

@@ -3,7 +3,7 @@
     stand_in_agent.py SCRIPT
 
 SCRIPT is a JSON file: a list of steps, one for each call. It stays in SCRIPT.calls how often it was called, so it knows
-its step; beyond the end of the list it behaves. A step is a list of the names below; `checkout` names the real one.
+its step; beyond the end of the list it behaves. A step is a list of the names below.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def hang(sign: Path) -> None:
     time.sleep(600)
 
 
-def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
+def actions(hangs: Path) -> dict[str, Callable[[], object]]:
     """What a step can ask for, beside `edit` and `answer`; `hangs` is touched by one that hangs."""
     return {
         "other files": lambda: (Path("rules.toml").write_text("environments = 1\n"), Path("new\x1b[2J.py").touch()),
@@ -101,12 +101,6 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
         "commit": lambda: (git("add", "--all"), git("commit", "--message", "agent was here"), git("branch", "mine")),
         "results.tsv": lambda: Path("results.tsv").write_text("forged\n"),
         "grandchild": grandchild,
-        "push": lambda: git("push", "--force", str(real), "HEAD:refs/heads/main"),
-        "real train.toml": lambda: (real / "train.toml").write_text("forged\n"),
-        "real results.tsv": lambda: (real / "results.tsv").write_text("forged\n"),
-        "real rules.toml": lambda: (real / "rules.toml").write_text("environments = 1\n"),
-        "real record": lambda: (real / "runs" / "0001" / "record.json").write_text("{}"),
-        "stop": lambda: (real / "STOP").touch(),
         "link answer": lambda: Path("hypothesis.txt").symlink_to("/etc/hostname"),
         "2 MB": lambda: Path("hypothesis.txt").write_text("HYPOTHESIS: " + 1_999_988 * "x"),
         "long path": lambda: [(Path("d" * 200).mkdir(), os.chdir("d" * 200)) for _ in range(25)],
@@ -117,14 +111,14 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
 def main() -> None:
     script = Path(sys.argv[1])
     brief = sys.stdin.read() if len(sys.argv) < 3 else Path(sys.argv[2]).read_text()
-    told = json.loads(script.read_text())
+    steps = json.loads(script.read_text())
     calls = script.with_suffix(".calls")
     call = int(calls.read_text()) if calls.exists() else 0
     calls.write_text(str(call + 1))
     script.with_suffix(f".brief-{call}").write_text(brief)
     script.with_suffix(f".env-{call}").write_text(json.dumps({**os.environ, "cwd": str(Path.cwd())}))
-    step = told["steps"][call] if call < len(told["steps"]) else ["edit", "answer"]
-    others = actions(Path(told["checkout"]), script.with_suffix(f".hangs-{call}"))
+    step = steps[call] if call < len(steps) else ["edit", "answer"]
+    others = actions(script.with_suffix(f".hangs-{call}"))
     for name in step:
         if name == "edit":
             edit(rate(call), call)

@@ -2,10 +2,10 @@
 
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
-agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
-`deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer asks for in turn, which thinks
-for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as the flag. `waits`: seconds until an
-agent that could not be asked is asked again, whatever it says. `question`: the limit of the question before the night.
+agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `lengths`, in seconds: of the runs that a
+proposer asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`:
+as the flag. `waits`: seconds until an agent that could not be asked is asked again, whatever it says. `question`: the
+limit of the question before the night.
 With --detach after REQUEST it starts a night as that flag does.
 """
 
@@ -35,7 +35,6 @@ from nightshift.cli.run import start_detached  # noqa: E402
 from nightshift.cli.shell import in_one_line  # noqa: E402
 from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.toml_edit import set_values  # noqa: E402
-from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.executors.slots import own_cores  # noqa: E402
 from nightshift.experiment import setup  # noqa: E402
 from nightshift.night import start  # noqa: E402
@@ -118,15 +117,10 @@ def main() -> None:
     if num_slots := asked.pop("slots", None):
         asked["pairs"] = num_slots
         setup.own_cores = lambda: [own_cores()[i % len(own_cores())] for i in range(num_slots)]
-    if sign := asked.pop("breaks", None):
-        TrlEngine.check = lambda engine: ["the engine is broken"] if Path(sign).exists() else []  # type: ignore[method-assign]
     if leaps := asked.pop("leaps", None):
         make, signs = start.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         start.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
-    if (seconds := asked.pop("deadline", None)) is not None:
-        make_job = setup.Setup.job
-        setup.Setup.job = lambda *arguments: replace(make_job(*arguments), deadline_seconds=seconds)  # type: ignore[method-assign]
     if (seconds := asked.pop("waits", None)) is not None:
         availability.SHORT_WAITS, availability.USER_WAIT, availability.MAX_WAIT = (seconds,), seconds, seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)

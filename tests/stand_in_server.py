@@ -99,14 +99,12 @@ class StandInServer:
         self._thread = threading.Thread(target=self.serve, daemon=True)
 
     def serve(self) -> None:
-        """Serve until `close`."""
         if self.fault == "refuse":
             time.sleep(REFUSE_SECONDS)
             self._http.server_activate()
         self._http.serve_forever(poll_interval=0.05)
 
     def close(self) -> None:
-        """Let every waiting request go, and stop."""
         self.closing.set()
         self.running.set()
         self._http.shutdown()
@@ -184,7 +182,6 @@ class StandInServer:
         }
 
     def update(self, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and answer of /update_weights."""
         folder = body.get("weight_dir")
         if self.fault == "die_on_update":
             os._exit(1)
@@ -194,7 +191,6 @@ class StandInServer:
         return 200, {"status": "ok"}
 
     def load_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and answer of /load_lora_adapter."""
         if not Path(body["lora_path"], "adapter_config.json").is_file():
             return _error(404, f"No adapter found for {body['lora_path']}")
         self.adapters[body["lora_name"]] = body["lora_path"]
@@ -220,7 +216,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet: the harness's log is for what matters."""
 
     def do_GET(self) -> None:
-        """Health and models."""
         server, path = self.stand_in, self.path.partition("?")[0]
         if path == "/health":
             self._send(503 if server.fault == "unhealthy" else 200, None)
@@ -234,7 +229,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"detail": "Not Found"})
 
     def do_POST(self) -> None:
-        """The admin endpoints and chat completions."""
         server, path = self.stand_in, self.path.partition("?")[0]
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
         server.requests.append((path, body))

@@ -104,7 +104,6 @@ def keep(setup: Setup) -> Setup:
 
 @contextmanager
 def during(setup: Setup, act: Callable[[Path], object]) -> Iterator[None]:
-    """Act in the middle of every run."""
     assert isinstance(setup.executor, StandInExecutor)
     setup.executor.during = act
     try:

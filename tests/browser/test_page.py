@@ -1,12 +1,16 @@
 """The morning page in a real headless Chromium: what a person does with it, on three widths, in the dark, on paper."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browsing import Tab, written
+from nightshift.campaign.ledger import Ledger
+from nightshift.report.page import render, view_of
+from tests.browsing import NOW, Tab, written
+from tests.integration.test_report import require_safe
 from tests.stand_in_campaign import build
 
 WIDTHS = (1280, 800, 390)
@@ -133,3 +137,52 @@ def test_it_prints(open_tab: Callable[..., Tab], path: Path) -> None:
 def test_without_scripts_everything_is_there(open_tab: Callable[..., Tab], path: Path) -> None:
     tab = open_tab(path, java_script_enabled=False)
     assert tab.page.locator("#detail-0005").is_visible()
+
+
+# A page of 1,000 experiments: small, and as handy as one of ten
+
+NUM = 1000
+
+
+def page_of(root: Path, num_experiments: int) -> tuple[str, float]:
+    """A campaign's page, and the CPU seconds it took."""
+    build(root, num_experiments, num_examples=100, with_files=False)
+    view_of(Ledger(root), "", NOW)  # what loads once, is loaded
+    began = time.process_time()
+    html = render(view_of(Ledger(root), "", NOW))
+    return html, time.process_time() - began
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """benchmarks/overhead.py has the seconds; here only that they do not grow as a square would: 16 times."""
+    _, seconds_of_a_quarter = page_of(tmp_path_factory.mktemp("quarter"), NUM // 4)
+    root = tmp_path_factory.mktemp("many")
+    html, seconds = page_of(root, NUM)
+    assert seconds < 8 * seconds_of_a_quarter
+    assert len(html.encode()) < 5_000_000
+    assert "left out of a page of 1,000 experiments" in require_safe(html).text
+    path = root / "report.html"
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_searched_sorted_compared_and_printed(open_tab, many, width, scheme):
+    tab = open_tab(many, width, color_scheme=scheme)
+    assert len(tab.column("number")) == NUM
+    tab.page.locator("#search").fill("lr 1e-5")
+    found = tab.column("number")
+    assert 0 < len(found) < NUM
+    assert tab.page.locator("#shown").inner_text() == f"{len(found):,} of 1,000"
+    tab.page.locator("#search").fill("")
+    options = tab.page.locator("#compare-b option").all_text_contents()
+    assert 100 <= len(options) <= 150
+    tab.page.locator("#compare-b").select_option(index=60)
+    assert "fixed" in tab.page.locator("#compared").inner_text()
+    tab.page.locator(f"#open-{int(tab.column('number')[0]):04d}").click()
+    assert tab.width() <= width
+    tab.page.emulate_media(media="print")
+    tab.page.set_viewport_size({"width": 703, "height": 900})  # A4 within its margins, at 96 pixels an inch
+    assert tab.width() <= 703
+    assert tab.page.locator("#run-0999").is_visible()

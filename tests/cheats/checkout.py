@@ -47,7 +47,6 @@ Ended = subprocess.CompletedProcess[str]
 
 
 def last_line(ended: Ended) -> str:
-    """What a command said last."""
     return (ended.stderr.strip() or ended.stdout.strip()).rpartition("\n")[2]
 
 
@@ -102,7 +101,6 @@ class Checkout:
 
     @property
     def site_packages(self) -> Path:
-        """Of the checkout's own environment."""
         return checkouts.site_packages(self.root)
 
     @property
@@ -113,7 +111,6 @@ class Checkout:
         return {"PATH": path, **places, "LANG": "C.UTF-8"}
 
     def submit(self, text: str) -> None:
-        """Write train.toml."""
         (self.root / "train.toml").write_text(text)
 
     def run(self, *flags: str, **variables: str) -> Ended:
@@ -121,7 +118,6 @@ class Checkout:
         return self.call([checkouts.python(self.root), "run.py", *FLAGS, *flags], variables)
 
     def hand_in(self, *flags: str, text: str = CANDIDATE, **variables: str) -> Finding:
-        """Submit, run and judge."""
         self.submit(text)
         return self.judge(self.run(*flags, **variables))
 
@@ -174,12 +170,10 @@ class Checkout:
             process.wait()
 
     def append(self, name: str, text: str) -> None:
-        """Add to the end of a file of the checkout."""
         with (self.root / name).open("a") as file:
             file.write(text)
 
     def git(self, *arguments: str) -> str:
-        """git as the agent calls it."""
         return checkouts.git(self.root, *arguments, env=self.environment)
 
     def records(self) -> list[Record]:

@@ -18,14 +18,6 @@ def put(name: str | Path, text: str = "x = 1\n") -> None:
     _fresh(name).write_text(text)
 
 
-def fifo(name: str) -> None:
-    os.mkfifo(_fresh(name))
-
-
-def link(name: str, to: str) -> None:
-    _fresh(name).symlink_to(to)
-
-
 def copy(name: str, other: str) -> None:
     shutil.copytree(REAL / name, REAL / other)
 
@@ -43,9 +35,9 @@ def program() -> Path:
     return path
 
 
-def git(*words: str, text: str = "") -> str:
+def git(*words: str) -> str:
     command = ["git", "-C", str(REAL), "-c", "user.name=a", "-c", "user.email=a@b", *words]
-    return subprocess.run(command, input=text, capture_output=True, check=True, text=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
 
 def _fresh(name: str | Path) -> Path:

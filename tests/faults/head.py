@@ -116,5 +116,4 @@ def finish(pid: int, within_seconds: float = TAKES_SECONDS) -> int | None:
 
 
 def complete(root: Path, flags: Sequence[str], plan: Plan | None = None, is_real: bool = False) -> int | None:
-    """One run.py from start to end."""
     return finish(launch(root, flags), REAL_TAKES_SECONDS) if is_real else finish(start(root, flags, plan))

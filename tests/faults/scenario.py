@@ -30,7 +30,6 @@ IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift", "faul
 
 
 def config_of(rate: float, max_steps: int = 3) -> bytes:
-    """A train.toml that ends after so many steps."""
     orchestrator = "[orchestrator]\nbatch_size = 256\ngroup_size = 4\n"
     return f"max_steps = {max_steps}\n{orchestrator}[trainer.optim]\nlr = {rate!r}\n".encode()
 
@@ -98,7 +97,6 @@ def set_up(scenario: str, templates: Path, root: Path) -> Path:
 
 
 def flags_of(scenario: str) -> tuple[str, ...]:
-    """The flags of the experiment in a scenario."""
     flags = {"prime-rl": PRIME_RL_FLAGS, "real": REAL_FLAGS}.get(scenario, FLAGS)
     return (*flags, "--again") if scenario == "again" else flags
 
@@ -154,7 +152,6 @@ def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
 
 
 def _why(root: Path) -> str:
-    """The cause that the summary gives."""
     lines = (root.parent / "stdout").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("why:")), "")
 

@@ -14,7 +14,7 @@ from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.usage import MAX_LOG_BYTES
 from nightshift.campaign.ledger import Ledger
 from tests.conftest import git
-from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, state, whole_night
+from tests.night_checkout import good_night, leftovers, nightshift, records, start, state
 from tests.stand_in_trainer import CUT_OFF
 from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS, wait_for
@@ -26,15 +26,15 @@ def script(root: Path, steps: list[list[str]]) -> Path:
     folder = root.parent / "agent"
     folder.mkdir(exist_ok=True)
     path = folder / "script.json"
-    path.write_text(json.dumps({"checkout": str(root), "steps": steps}))
+    path.write_text(json.dumps(steps))
     return path
 
 
-def drive(root: Path, steps: list[list[str]], ending: str = "", **asked: Any) -> tuple[int, str, str]:
-    command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))]) + ending
+def drive(root: Path, steps: list[list[str]], **asked: Any) -> tuple[str, str]:
+    command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))])
     leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
     asked = {"sandbox": "none", **asked}  # test_in_sandbox.py and test_other_user.py have the others
-    return whole_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
+    return good_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
 
 
 def notes(root: Path, number: int) -> str:
@@ -48,8 +48,7 @@ def kept_by_agent(root: Path, call: int, kind: str) -> str:
 
 
 def test_without_a_sandbox_everything_says_so(root: Path) -> None:
-    code, stdout, stderr = drive(root, [], experiments=4)
-    assert code == 0, stderr
+    stdout, stderr = drive(root, [], experiments=4)
     assert "agent: not isolated: it has your rights" in stderr
     assert "agent:        not isolated" in stdout
     proposals = [record.proposal.sandbox for record in records(root)]
@@ -62,10 +61,7 @@ def test_without_a_sandbox_everything_says_so(root: Path) -> None:
 
 
 def test_an_agent_that_behaves(root: Path) -> None:
-    code, _, stderr = drive(root, [], experiments=4)
-    assert code == 0, stderr
-    assert problems(root) == []
-    assert leftovers(root) == []
+    drive(root, [], experiments=4)
     ours = records(root)
     assert [r.proposal.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]
     assert [r.proposal.prediction for r in ours[1:]] == ["+1 pp"] * 3
@@ -83,8 +79,7 @@ def test_an_agent_that_behaves(root: Path) -> None:
 
 def test_a_cause_that_only_a_rollout_shows_is_named(root: Path) -> None:
     fault(root, "cut off", once=False)
-    code, _, stderr = drive(root, [["edit", "evidence"]] * 2, experiments=3)
-    assert code == 0, stderr
+    drive(root, [["edit", "evidence"]] * 2, experiments=3)
     baseline, *ours = records(root)
     assert CUT_OFF not in (baseline.health or "")
     told = f"completions end before the answer: {CUT_OFF!r}"
@@ -120,10 +115,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
         ["edit", "exit 1"],  # 0008
     ]
     main = git(root, "rev-parse", "main")
-    code, _, stderr = drive(root, steps, experiments=8)
-    assert code == 0, stderr
-    assert problems(root) == []
-    assert leftovers(root) == []
+    _, stderr = drive(root, steps, experiments=8)
     assert git(root, "rev-parse", "main") == main
     assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
     assert "changed files other than train.toml: new\\u001b[2J.py, rules.toml: dropped" in notes(root, 2)
@@ -153,21 +145,11 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert (last.proposal.description, last.proposal.prediction) == ("; ".join(last.diff), None)
 
 
-def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(root: Path) -> None:
-    agent = shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"], ["hang"]]))])
-    asked = {"agent": agent, "sandbox": "none"}
-    folder = root.parent / "agent"
-    night = start(root, experiments=2, **asked)
-    wait_for(lambda: (folder / "script.env-0").exists())
+def test_sigkill_while_an_agent_works_leaves_no_process(root: Path) -> None:
+    agent = shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"]]))])
+    night = start(root, experiments=2, agent=agent, sandbox="none")
+    wait_for(lambda: (root.parent / "agent" / "script.env-0").exists())
     assert Ledger(root).is_running()  # a night is the head for its whole life, whatever it does
     night.kill()
     night.communicate()
     wait_for(lambda: not leftovers(root))
-    night = start(root, experiments=2, **asked)
-    wait_for(lambda: (folder / "script.env-1").exists())
-    night.send_signal(2)
-    code, stdout, stderr = finish(night)  # long before the fifteen minutes that an agent has
-    assert code == 0, stderr
-    assert "stopped by SIGINT" in stdout
-    assert leftovers(root) == []
-    assert problems(root) == []

@@ -10,7 +10,7 @@ from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.campaign.records import Phase
 from tests.checkouts import MEASURING
 from tests.conftest import git
-from tests.night_checkout import finish, leftovers, nightshift, start_run, until_training
+from tests.night_checkout import finish, good_end, leftovers, nightshift, start_run, until_training
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -27,8 +27,7 @@ def no_process_left(root: Path) -> None:
 
 
 def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> None:
-    code, stdout, stderr = finish(start(root, "--budget-seconds", "1", "-m", "first"))
-    assert code == 0, stderr
+    stdout, stderr = good_end(start(root, "--budget-seconds", "1", "-m", "first"), root)
     assert stdout.startswith("---\neval_score:")
     values = dict(line.split(":", 1) for line in stdout.splitlines()[1:])
     assert values["decision"].strip() == "keep"

@@ -97,7 +97,6 @@ DAEMON = "import os, sys, time; os.fork() and sys.exit(); os.setsid(); os.fork()
 
 
 def daemons() -> list[psutil.Process]:
-    """Those that live."""
     return [process for process in psutil.process_iter(["cmdline"]) if DAEMON in (process.info["cmdline"] or ())]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.errors import ExitCode
 from tests.conftest import git
-from tests.night_checkout import start_run, until_training
+from tests.night_checkout import leftovers, problems, start_run, until_training
 from tests.stand_ins import fault
 from tests.terminals import CONTROLS, Terminal
 
@@ -81,6 +81,7 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
     terminal.press(CTRL_C)
     terminal.shows("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
     assert terminal.finish() == ExitCode.MEASURED
+    assert (problems(root), leftovers(root)) == ([], [])  # no clone of the agent is left either
     is_plain(terminal)
     for line in terminal.screen:  # the summaries, which go to the other stream of the same terminal
         assert "night:" not in line or line.startswith("night:")

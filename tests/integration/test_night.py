@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
 from msgspec import structs
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure
 from nightshift.config.train_toml import parse
-from tests.checkouts import MEASURING, git
-from tests.conftest import CAMPAIGN
+from nightshift.engines.trl.engine import TrlEngine
+from nightshift.executors.watchdog import is_alive
+from tests.checkouts import ROOT, git
 from tests.night_checkout import (
     BASELINE,
     finish,
+    good_night,
     is_running,
     leftovers,
     nightshift,
@@ -33,22 +40,13 @@ from tests.night_checkout import (
     state,
     whole_night,
 )
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-KILLED = "stopped by SIGINT"
-
-
-def press_ctrl_c(night: subprocess.Popen[str]) -> None:
-    """As another process does it: once, while a run is in flight; returns when the night has taken note."""
-    night.send_signal(signal.SIGINT)
-    assert any("once more to stop now" in line for line in night.stderr)
-
 
 def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None:
-    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=5)
-    assert code == 0, stderr
-    assert problems(root) == []
+    stdout, _ = good_night(root, agent="lr", proposer="lr", experiments=5)
     ours = records(root)
     assert [r.proposal.description for r in ours] == ["baseline", "lr 1e-06", "lr 3e-05", "lr 6e-06", "lr 2e-06"]
     assert {r.status for r in ours[1:]} == {"keep", "discard"}
@@ -59,13 +57,10 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary
-    assert leftovers(root) == []
 
 
 def test_each_commit_of_a_night_is_one_change_and_the_last_runs_measure_the_tip(root: Path) -> None:
-    code, stdout, stderr = whole_night(root, agent="tpe", experiments=24, budget_seconds=1.0)
-    assert code == 0, stderr
-    assert problems(root) == []
+    stdout, _ = good_night(root, agent="tpe", experiments=24, budget_seconds=1.0)
     ours, ledger, repo = records(root), Ledger(root), Repo(root)
     campaign = Campaign.of(ours, ours[0].branch, ours[0].rules_hash)
     assert [record.run.stage for record in ours] == [0] * 20 + [1, 1, 2, 2]
@@ -94,14 +89,12 @@ def test_each_commit_of_a_night_is_one_change_and_the_last_runs_measure_the_tip(
 
 def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_be_switched_off(root: Path) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=3)[0] == 0
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
-    assert code == 0, stderr
+    good_night(root, agent="lr", proposer="lr", experiments=2)
     assert [bool(record.run.new) for record in records(root)] == [False, *[True] * 4]  # it is seconds old
     first = Ledger(root).record(1)
     hour_ago = (datetime.fromisoformat(first.started) - timedelta(hours=2)).isoformat()
     Ledger(root).write(structs.replace(first, result=replace(first.result, started=hour_ago)))
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)
-    assert code == 0, stderr
+    assert whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)[0] == 0  # verify names that edit
     last = records(root)[5:]
     assert last[0].proposal.description == "baseline again"
     assert [bool(record.run.new) for record in last] == [False, True, True]
@@ -111,15 +104,13 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
 def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
     git(root, "switch", "--quiet", "-C", "main")
     before, day = git(root, "log", "--format=%H", "main"), time.strftime("%Y-%m-%d")
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
-    assert code == 0, stderr
+    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=2)
     branch = git(root, "branch", "--show-current").strip()
     assert branch in {f"autoresearch/{day}", f"autoresearch/{time.strftime('%Y-%m-%d')}"}  # at midnight
     assert f"branch main is no campaign: created {branch}" in stderr
     assert git(root, "log", "--format=%H", "main") == before
-    code, _, _ = whole_night(root, agent="lr", proposer="lr", experiments=2)  # over: a new one, of the same campaign
+    good_night(root, agent="lr", proposer="lr", experiments=2)  # over: a new one, of the same campaign
     assert [(r.branch, r.parent is None) for r in records(root)] == [(branch, n == 0) for n in range(4)]
-    assert problems(root) == []
 
 
 def test_a_tree_that_cannot_be_measured_is_refused_and_nothing_is_made(root: Path) -> None:
@@ -130,32 +121,6 @@ def test_a_tree_that_cannot_be_measured_is_refused_and_nothing_is_made(root: Pat
     assert "Commit train.toml" in stderr
     assert git(root, "branch", "--show-current").strip() == "main"
     assert records(root) == []
-    git(root, "restore", "train.toml")
-    git(root, "switch", "--quiet", CAMPAIGN)
-    (root / MEASURING).write_text("MEASURES = 'better'\n")
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
-    assert code == 1
-    assert f"{MEASURING} differ from commit" in stderr
-    assert records(root) == []
-
-
-def test_the_hours_end_a_night_and_the_file_stop_too(root: Path) -> None:
-    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", hours=6 / 3600, budget_seconds=1.0)
-    assert code == 0
-    assert "hours are over" in stdout
-    deadline = datetime.fromisoformat(state(root)["started"]) + timedelta(seconds=6)
-    assert [r.number for r in records(root) if datetime.fromisoformat(r.started) > deadline] == []
-    done = len(records(root))
-    night = start(root, agent="lr", proposer="lr", budget_seconds=1.0)
-    wait_for(lambda: len(records(root)) > done + 1)
-    (root / "STOP").touch()
-    code, stdout, stderr = finish(night)
-    assert code == 0, stderr
-    assert "file STOP found" in stdout
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=99, budget_seconds=1.0)
-    assert code == 2
-    assert "Delete it" in stderr
-    assert problems(root) == []
 
 
 def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) -> None:
@@ -166,65 +131,6 @@ def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) 
     assert "5 crashes in a row" in stdout
     changes = [r.run.new and r.run.new.keys for r in records(root)]
     assert [changes.index(each) for each in changes] == [0, 1, 1, 1, 4, 4]
-
-
-def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path) -> None:
-    fault(root, "hold", once=False)
-    night = start(root, agent="lr", proposer="lr", experiments=9)
-    wait_for(lambda: is_running(root, 1))
-    press_ctrl_c(night)
-    (root / "stand-in.json").unlink()
-    code, stdout, stderr = finish(night)
-    assert code == 0, stderr
-    assert f"stopped:      {KILLED}" in stdout
-    (record,) = records(root)
-    assert record.status == "keep"
-    assert problems(root) == []
-
-
-def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(root: Path) -> None:
-    assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
-    fault(root, "hang")
-    asked = {"agent": "lr", "proposer": "lr", "experiments": 3}
-    night = start(root, **asked)
-    wait_for(lambda: is_running(root, 2))
-    night.send_signal(signal.SIGTERM)
-    code, _, _ = finish(night)
-    assert code == 130
-    assert state(root)["cause"] is None
-    started = state(root)["started"]
-    code, _, stderr = whole_night(root, **asked)
-    assert code == 0, stderr
-    assert f"going on with the night of {started}" in stderr
-    ours = records(root)
-    assert [r.failure for r in ours] == [None, "interrupted", None, None, None]
-    assert ours[1].config_hash == ours[2].config_hash
-    assert problems(root) == []
-
-
-def test_status_tells_of_a_night_at_work_and_of_one_that_was_cut_off(root: Path) -> None:
-    fault(root, "hold", once=False)
-    night = start(root, agent="lr", proposer="lr", hours=1.0, experiments=9)
-    wait_for(lambda: is_running(root, 1))
-    status = nightshift(root, "status")[1]
-    assert "night:    lr since " in status
-    assert "running:  0001 for " in status
-    assert "after 9 more experiments" in status
-    night.kill()
-    finish(night)
-    wait_for(lambda: not leftovers(root))
-    assert nightshift(root, "status")[1].endswith("was cut off: run the same command again to resume\n")
-
-
-def test_what_a_person_wrote_into_train_toml_is_kept_aside(root: Path) -> None:
-    assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
-    edited = BASELINE.replace(b"poor", b"my idea")
-    (root / "train.toml").write_bytes(edited)
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=1)
-    assert code == 0
-    assert "was edited by somebody else: kept as" in stderr
-    (aside,) = (root / "runs").glob("edited-*.toml")
-    assert aside.read_bytes() == edited
 
 
 def num_files(root: Path) -> int:
@@ -246,11 +152,8 @@ def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(root: 
         night.kill()
         night.communicate()
     assert num_kills >= 3, "the night was over before it could be killed: kill it sooner"
-    code, _, stderr = whole_night(root, **asked)
-    assert code == 0, stderr
-    wait_for(lambda: not leftovers(root))
-    assert problems(root) == []
-    assert whole_night(unbroken, **asked)[0] == 0
+    good_night(root, **asked)
+    good_night(unbroken, **asked)
     assert told(root) == told(unbroken)
 
 
@@ -258,22 +161,9 @@ def told(root: Path) -> list[tuple[object, ...]]:
     """What a night decided, in order; without times, numbers, and what was interrupted."""
     decided = [r for r in records(root) if r.failure != "interrupted"]
     places = {r.number: index for index, r in enumerate(decided)}
-    return [
-        (
-            *(
-                r.config_hash,
-                r.run.rider and r.run.rider.keys,
-                r.status,
-                places.get(r.parent or 0),
-                r.proposal.description,
-                r.proposal.prediction,
-                r.proposal.lesson,
-                r.diff,
-            ),
-            r.score,
-        )
-        for r in decided
-    ]
+    riders = [r.run.rider and r.run.rider.keys for r in decided]
+    results = [(r.config_hash, r.status, places.get(r.parent or 0), r.proposal, r.diff, r.score) for r in decided]
+    return [*zip(riders, results, strict=True)]
 
 
 def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it(root: Path) -> None:
@@ -289,9 +179,173 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
     for name in ("report.md", "report.html"):
         assert "Not in git: keep 0002: decided and not committed" in (root / "runs" / name).read_text()
     lock.unlink()
-    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=1)
-    assert code == 0, stderr
+    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=1)
     assert "experiment 0002 was decided before git was called; now: committed " in stderr
     assert "\ngit: " not in (root / "runs" / "night.txt").read_text()
     assert "Not in git" not in (root / "runs" / "report.md").read_text()
+
+
+# Several runs side by side: who decides, who survives whom
+
+SIDE_BY_SIDE = {"agent": "lr", "proposer": "lr", "pairs": 2}
+
+
+def workers(root: Path) -> list[psutil.Process]:
+    found = [process for process in leftovers(root) if Path(process.cmdline()[-1]).parent.name == "runs"]
+    assert len(found) == 2, found
+    return sorted(found, key=lambda process: process.pid)
+
+
+def test_two_side_by_side_are_one_campaign(root: Path) -> None:
+    asked = {"lengths": [4.0], "proposal_seconds": 0.0}  # seconds: longer than it takes to begin another run
+    good_night(root, **asked, agent="lengths", pairs=2, experiments=7)
+    ours = records(root)
+    assert len(ours) == 7
+    assert [r.number for r in ours if r.decided is None] == []
+    assert sorted(r.decided or 0 for r in ours) == [*range(1, 8)]
+    assert all(r.hardware.endswith(", 2 side by side, 1 core each") for r in ours)
+    assert len({r.result.seed for r in ours if r.result}) == len(ours), "a seed ran twice"
+    assert {r.result.slot for r in ours if r.result} == {"slot 1", "slot 2"}
+    began = {r.number: datetime.fromisoformat(r.started).timestamp() for r in ours}
+    ended = {r.number: began[r.number] + (r.total_seconds or 0) for r in ours}
+    assert any(began[b] < ended[a] for a in began for b in began if a < b), "none ran beside another"
+    kept = [r for r in ours if r.is_keep]
+    assert all(r.parent in {k.number for k in kept} for r in ours[1:])
+
+
+def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) -> None:
+    night = start(root, **SIDE_BY_SIDE)
+    wait_for(lambda: len(records(root)) >= 1 and records(root)[0].is_keep)
+    fault(root, "hold", once=False)  # whatever begins from here on does not end by itself
+    held = lambda: [r.number for r in records(root) if r.status == "started" and r.number > 1]  # noqa: E731
+    wait_for(
+        lambda: len(held()) == 2 and len([p for n in held() for p in root.glob(f"runs/{n:04d}/metrics.jsonl")]) == 2
+    )
+    numbers, before = held(), workers(root)
+    night.send_signal(signal.SIGINT)
+    time.sleep(2)
+    assert all(map(is_alive, before)), "the first Ctrl-C is to let them finish"
+    assert held() == numbers, "nothing new begins"
+    night.send_signal(signal.SIGINT)
+    code, stdout, stderr = finish(night)
+    assert code == 130
+    assert "Traceback" not in stderr
+    assert "stopped:      stopped by SIGINT" in stdout
+    interrupted = [r for r in records(root) if r.number in numbers]
+    assert [(r.status, r.failure) for r in interrupted] == [("crash", Failure.INTERRUPTED)] * 2
+    assert all("stopped by SIGINT" in r.judgement.why for r in interrupted if r.judgement)
+    assert state(root)["cause"].startswith("stopped by SIGINT")
     assert problems(root) == []
+    assert leftovers(root) == []
+
+
+def test_a_night_that_was_killed_can_be_stopped(root: Path) -> None:
+    assert whole_night(root, **SIDE_BY_SIDE, experiments=1)[0] == 0
+    fault(root, "hold", once=False)
+    night = start(root, **SIDE_BY_SIDE, experiments=3)
+    wait_for(lambda: len([*(root / "runs").glob("*/metrics.jsonl")]) == 3)
+    assert "night:    lr since " in nightshift(root, "status")[1]
+    assert nightshift(root, "night", "--stop")[0] == 2, "its controller lives"
+    night.kill()
+    night.communicate()
+    wait_for(lambda: not leftovers(root))
+    assert "run the same command again to resume\n" in nightshift(root, "status")[1]
+    code, stdout, stderr = nightshift(root, "night", "--stop")
+    assert code == 0, stderr
+    assert "is over" in stdout
+    assert [r.failure for r in records(root)] == [None, *[Failure.INTERRUPTED] * 2]
+    assert nightshift(root, "night", "--stop")[1] == "nothing of a night is left here\n"
+
+
+def test_a_night_with_pairs_auto_has_the_slots_that_doctor_says_each_on_cores_of_its_own(root: Path) -> None:
+    _, told, _ = nightshift(ROOT, "doctor", "--engine", "trl")
+    [num_slots] = map(int, re.findall(r"^trl +runs +ok +(\d+) side by side", told, re.MULTILINE))
+    asked = {"lengths": [4.0], "proposal_seconds": 0.0, "agent": "lengths", "pairs": 0}
+    _, stderr = good_night(root, **asked, experiments=num_slots + 2)
+    assert f"--pairs auto: {num_slots} side by side: " in stderr
+    ours = records(root)
+    jobs = [json.loads((root / f"runs/{r.number:04d}/job.json").read_bytes()) for r in ours]
+    cores = {job["slot"]: tuple(job["cores"]) for job in jobs}
+    assert len(cores) == num_slots
+    assert len(set().union(*cores.values())) == sum(map(len, cores.values())), "two slots share a core"
+    if num_slots > 1:
+        assert {r.result.contention.num_cores for r in ours if r.result and r.result.contention} == {
+            len(cores["slot 1"])
+        }
+
+
+def test_a_campaign_keeps_its_number_of_slots(root: Path) -> None:
+    """Free memory changes, and results of another number do not compare."""
+    assert whole_night(root, agent="lr", proposer="lr", pairs=1, experiments=1)[0] == 0
+    _, stderr = good_night(root, agent="lr", proposer="lr", pairs=0, experiments=1)
+    assert ("began with 1 and keeps to that" in stderr) == (TrlEngine(ARITHMETIC_TRL, ROOT, {}).capacity().num_runs > 1)
+    assert len({r.hardware for r in records(root)}) == 1
+
+
+# Detached from its terminal; ending with a certificate
+
+
+def detached(root: Path) -> tuple[int, str, str]:
+    """A night of four experiments with --detach: what the command says."""
+    asked = {"agent": "random", "engine": "trl", "budget_seconds": 30.0, "proposer": "keys", "experiments": 4}
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked), "--detach"]
+    environment = {**os.environ, "TMPDIR": str(root.parent / "temporary")}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> None:
+    code, stdout, stderr = detached(root)
+    assert (code, is_running(root, 1)) == (0, True), stderr
+    assert "nightshift wait --night" in stdout
+    pid = state(root)["pid"]
+    assert f"running in process {pid}; its output: " in stdout
+    assert os.getsid(pid) == pid
+    psutil.Process(pid).send_signal(signal.SIGHUP)
+    code, followed, stderr = nightshift(root, "wait", "--night", "--timeout", "0")
+    assert code == 124, stderr
+    code, followed, stderr = nightshift(root, "wait", "--night")
+    assert code == 0, stderr
+    assert "experiment 0004: " in followed
+    assert followed.rstrip().endswith((root / "runs" / "night.txt").read_text().rstrip())
+    assert followed.count("stopped:      4 experiments are done") == 1
+    assert nightshift(root, "wait", "--night") == (0, (root / "runs" / "night.txt").read_text(), "")
+    assert len(records(root)) == 4
+    wait_for(lambda: not psutil.pid_exists(pid) or not is_alive(psutil.Process(pid)))
+    assert leftovers(root) == []
+    assert problems(root) == []
+
+
+def test_a_detached_night_that_cannot_begin_shows_its_error(root: Path) -> None:
+    (root / "STOP").touch()
+    code, _, stderr = detached(root)
+    assert (code, "the file STOP is still in the checkout" in stderr) == (2, True)
+    code, _, stderr = nightshift(root, "wait", "--night")
+    assert (code, "no night was started here yet" in stderr) == (2, True)
+
+
+def test_a_night_ends_with_a_certificate(root: Path) -> None:
+    stdout, _ = good_night(root, agent="random", proposer="lr", experiments=3, certify=2)
+    line = state(root)["certificate"]
+    assert line.startswith("certified: incumbent better, +"), line
+    assert "test split, 2 fresh runs each, 95 % interval " in line
+    assert f"certificate:  {line}" in stdout
+    assert len([*(root / "runs" / "certify" / "0001").glob("*-*/run.json")]) == 4
+    assert f"certificate: {line}" in nightshift(root, "status")[1]
+    killed = {**state(root), "certificate": None, "cause": None}  # after comparison.json, before night.json
+    (root / "runs" / "night.json").write_text(json.dumps(killed))
+    code, stdout, stderr = whole_night(root, agent="random", proposer="lr", experiments=3, certify=2)
+    assert (code, state(root)["certificate"]) == (0, line), stderr
+    assert [path.name for path in (root / "runs" / "certify").iterdir()] == ["0001"]
+
+
+def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> None:
+    stdout, _ = good_night(root, agent="random", proposer="lr", experiments=1, certify=2)
+    assert "certificate:  not certified: nothing was kept" in stdout
+    assert not (root / "runs" / "certify").exists()
+
+
+def test_a_search_refuses_a_direction_which_it_cannot_read(root: Path) -> None:
+    code, _, stderr = whole_night(root, agent="tpe", direction="only the rate, please", experiments=2)
+    assert (code, "--direction: tpe reads no text. Leave --direction out, or name an agent." in stderr) == (2, True)
+    assert not (root / "runs" / "night.json").exists()

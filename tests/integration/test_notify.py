@@ -11,7 +11,7 @@ import pytest
 
 from nightshift.errors import Interrupted
 from nightshift.night.notify import END, MAX_WAITING, REPEATED_CRASH, Notifier
-from tests.night_checkout import leftovers, records, whole_night
+from tests.night_checkout import good_night, records, whole_night
 from tests.notify_commands import command, heard, left
 from tests.waiting import HANG_SECONDS, wait_for
 
@@ -124,10 +124,7 @@ def test_a_night_whose_command_is_missing_does_not_begin(root: Path) -> None:
 
 
 def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path, folder: Path) -> None:
-    code, _, stderr = whole_night(
-        root, agent="lr", proposer="lr", experiments=4, notify=command(folder, "works"), pauses=[0.05] * 3
-    )
-    assert code == 0, stderr
+    good_night(root, agent="lr", proposer="lr", experiments=4, notify=command(folder, "works"), pauses=[0.05] * 3)
     messages, ours = [row[1] for row in heard(folder)], records(root)
     keeps = [record for record in ours if record.is_keep and record.parent is not None]
     assert keeps
@@ -153,4 +150,3 @@ def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path
     for path in (root / "runs").rglob("*"):
         assert not path.is_file() or str(folder).encode() not in path.read_bytes(), path
     assert left(folder) == []
-    assert leftovers(root) == []

@@ -128,7 +128,6 @@ class Setting:
         return self.folder / "checkout"
 
     def let(self, case: str) -> None:
-        """From now on the model answers so."""
         (self.folder / "model" / "case").write_text(case)
 
     def offline(self, script: str, *words: str) -> list[str]:
@@ -181,7 +180,6 @@ class Night:
     num_read: int = 0  # lines of stderr
 
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
-        """Wait until it is true; its value."""
         began = time.monotonic()
         while not (value := condition()):
             text = (self.setting.folder / "stderr").read_text()
@@ -211,7 +209,6 @@ class Night:
         return path.read_text() if path.exists() else ""
 
     def end(self) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of a night that ends by itself."""
         code = self.process.wait(MOST_SECONDS)
         return code, (self.setting.folder / "stdout").read_text(), (self.setting.folder / "stderr").read_text()
 

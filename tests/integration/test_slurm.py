@@ -5,12 +5,14 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.records import Failure, Job
-from nightshift.errors import EngineError
+from nightshift.config.train_toml import load
+from nightshift.errors import EngineError, UsageError
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
@@ -49,22 +51,9 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
 
 def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
     rules = stand_ins.small(ARITHMETIC_TRL)
-    engine = stand_ins.trl_engine(rules, root, {})
-    from nightshift.config.train_toml import load
-
-    settings = engine.validate(load(root / "train.toml")).settings
-    job = {"rules_hash": rules.hash(root), "settings": dict(settings)}
-    return Job(
-        **{
-            "rules": rules,
-            "seed": seed,
-            "split": "validation",
-            "deadline_seconds": 120.0,
-            "token": f"token of {seed}",
-            **job,
-            **changes,
-        }
-    )  # type: ignore[arg-type]
+    settings = stand_ins.trl_engine(rules, root, {}).validate(load(root / "train.toml")).settings
+    job = Job(rules, rules.hash(root), dict(settings), seed, "validation", 120.0, token=f"token of {seed}")
+    return replace(job, **changes)
 
 
 @pytest.fixture(params=["local", "slurm"])
@@ -318,8 +307,6 @@ def test_doctor_asks_a_node_what_it_has(root: Path, cluster: Cluster) -> None:
     ],
 )
 def test_a_slurm_toml_that_says_something_else_is_one_line(tmp_path: Path, text: str, told: str) -> None:
-    from nightshift.errors import UsageError
-
     path = tmp_path / "slurm.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as error:

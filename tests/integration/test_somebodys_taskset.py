@@ -198,7 +198,6 @@ def test_config_that_the_taskset_does_not_know_is_an_error(open_: Open) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout that chooses such a package."""
     (tmp_path / "environments").symlink_to(ROOT / "environments")
     (tmp_path / "their_env").mkdir()
     (tmp_path / "their_env" / "__init__.py").write_text(HEAD)

@@ -11,7 +11,7 @@ import pytest
 from nightshift.agents.notebook import belied
 from nightshift.night.state import FILL
 from tests.integration.test_in_sandbox import why_no_bwrap
-from tests.night_checkout import leftovers, problems, records, whole_night
+from tests.night_checkout import good_night, records, whole_night
 from tests.stand_ins import fault
 
 CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()
@@ -32,10 +32,7 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) ->
     if sandbox == "bwrap" and (why := why_no_bwrap()):
         pytest.skip(why)
     fault(root, "collapse", once=False)
-    code, _, stderr = whole_night(root, agent=team(), sandbox=sandbox, experiments=5)
-    assert code == 0, stderr
-    assert problems(root) == []
-    assert leftovers(root) == []
+    good_night(root, agent=team(), sandbox=sandbox, experiments=5)
     ours = records(root)
     found, *later = ours[1:]
     assert found.diff == (f"{TEMPERATURE} 1.0 -> 0.8",)
@@ -64,8 +61,7 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) ->
 
 
 def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
-    code, _, stderr = whole_night(root, agent=team("lie"), sandbox="none", experiments=6)
-    assert code == 0, stderr
+    good_night(root, agent=team("lie"), sandbox="none", experiments=6)
     lied = [record for record in records(root) if record.proposal.reported_outcome]
     assert len(lied) > 1
     assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}

@@ -113,22 +113,14 @@ def test_a_child_process_imports_nothing_else_of_the_harness(child: str) -> None
     }
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "nightshift",
-        "nightshift.experiment.setup",
-        "nightshift.cli.main",
-        "nightshift.experiment.experiment",
-        "nightshift.experiment.worker",
-        "nightshift.engines.prime_rl.weights",
-        *(
-            f"nightshift_{name}.{module}"
-            for name in ("gsm8k", "arithmetic", "countdown")
-            for module in ("data", "scoring")
-        ),
-    ],
-)
+IMPORTED = [
+    *("nightshift", "nightshift.experiment.setup", "nightshift.cli.main", "nightshift.experiment.experiment"),
+    *("nightshift.experiment.worker", "nightshift.engines.prime_rl.weights"),
+    *(f"nightshift_{name}.{part}" for name in ("gsm8k", "arithmetic", "countdown") for part in ("data", "scoring")),
+]
+
+
+@pytest.mark.parametrize("module", IMPORTED)
 def test_importing_loads_nothing_heavy(module: str) -> None:
     heavy = HEAVY + ("httpx", "numpy") * module.startswith("nightshift_")
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"

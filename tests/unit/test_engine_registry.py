@@ -41,12 +41,7 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
     [
         (GSM8K_TRL, None, "0", GSM8K_TRL.model),
         (GSM8K_TRL, "1", "1", GSM8K_TRL.model),
-        (
-            ARITHMETIC_TRL,
-            "1",
-            "1",
-            str(ROOT / ARITHMETIC_TRL.model),
-        ),  # the tiny model on a GPU, because one is asked for
+        (ARITHMETIC_TRL, "1", "1", str(ROOT / ARITHMETIC_TRL.model)),  # the tiny model, on a GPU that is asked for
         (ARITHMETIC_TRL, None, None, str(ROOT / ARITHMETIC_TRL.model)),
     ],
 )

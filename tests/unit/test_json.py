@@ -3,12 +3,12 @@ side by side. docs/schemas has the shapes of an experiment and of status."""
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import schemas
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.campaign import fold
@@ -24,9 +24,6 @@ from tests.checkouts import commit_all
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import schemas  # noqa: E402
 
 
 def furnished(root: Path, branch: str) -> Path:

@@ -43,15 +43,9 @@ def a_run(folder: Path, job: Job = JOB, name: str = "0007") -> Path:
     return folder
 
 
-def test_a_run_in_training_says_what_is_left_of_its_budget(tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    assert describe_run(run, None) == "experiment 0007: waiting to start, 0 s"
-    text = describe_run(run, Progress(Phase.TRAINING, 37, 60.0, 0.512))
-    assert text == "experiment 0007: training, step 37, reward 0.51, 0 s, 60 s of the budget left"
-
-
 def test_an_evaluation_counts_its_examples(tmp_path: Path) -> None:
     run = a_run(tmp_path)
+    assert describe_run(run, None) == "experiment 0007: waiting to start, 0 s"
     text = describe_run(run, Progress(Phase.EVALUATING, 9, num_done=1200), "run")
     assert text == f"run: evaluating 1,200 of {NUM_EXAMPLES:,}, 0 s"
     (run / JOB_NAME).write_text("null")

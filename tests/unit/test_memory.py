@@ -26,13 +26,11 @@ CARDS_ONLY = [name for name in PRESETS if name != NO_CARD]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with its rules.toml."""
     (tmp_path / "rules.toml").write_text("")
     return tmp_path
 
 
 def there(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """The cards of this machine."""
     monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([replace(CARDS[name]) for name in names]))
 
 

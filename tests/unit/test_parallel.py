@@ -23,14 +23,13 @@ from nightshift.campaign.records import (
     Record,
     Request,
     Result,
-    Stage,
     Training,
 )
 from nightshift.campaign.verify import contradictions
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
-from nightshift.executors.slots import Slot, divide, layout, num_slots_of
+from nightshift.executors.slots import Slot, divide
 from nightshift.experiment.admission import admit, compose, require_ready
 from nightshift.experiment.experiment import start
 from nightshift.experiment.setup import Setup
@@ -122,7 +121,6 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 
 def night_of(setup: Setup, executor: AnyOrder, proposer: Rates | None = None, experiments: int | None = None) -> Night:
-    """A night with this executor, which is not run yet."""
     setup = replace(setup, executor=executor)
     request = NightRequest("rates", experiments=experiments)
     state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
@@ -220,12 +218,6 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
 
 
-def test_the_last_runs_of_a_night_are_no_more_than_its_experiments(setup: Setup) -> None:
-    ours, _ = night(setup, AnyOrder(num_slots=2, seed=0, lost=0.08), num_experiments=20)
-    stages = [record.run.stage for record in ours if record.decided]
-    assert [stages.count(stage) for stage in Stage] == [16, 2, 2]
-
-
 class Killed(BaseException):
     """A stand-in for a kill of the head; what it ran goes on."""
 
@@ -295,12 +287,6 @@ def test_slots_divide_a_machine() -> None:
         divide(3, [], 0, [0, 1])
     assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]  # as many as there are for
     assert divide(0, [], 0, [0, 1]) == [Slot()]
-
-
-def test_a_layout_is_part_of_the_hardware() -> None:
-    told = "cpu x86_64, 2 cores" + layout(2, 1)
-    assert told == "cpu x86_64, 2 cores, 2 side by side, 1 core each"
-    assert [num_slots_of(text) for text in (told, "2 x H100" + layout(1, 8), "2 x H100" + layout(4, 8))] == [2, 1, 4]
 
 
 def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:

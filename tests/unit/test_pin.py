@@ -6,11 +6,11 @@ With a checkout of prime-rl at the pin, where NIGHTSHIFT_PRIME_RL says or prepar
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pin
 import pytest
 from click.testing import CliRunner
 
@@ -22,10 +22,6 @@ from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import pin  # noqa: E402
-
 _OWN = f"{SOURCE}.env.taskset."  # keys of our own environment package, but for its id
 # The engine sets all that it can for this train.toml: adapters and pools bring keys of their own.
 _FULL = b"""[orchestrator]
@@ -67,10 +63,6 @@ RENAMES = (
 )
 
 
-def expanded(at: str) -> str:
-    return pin.expanded(at)
-
-
 def classes(prefix: str, paths: list[str], name: str) -> Iterator[str]:
     """Classes that have exactly the keys of `paths`, all below `prefix`; the last is called `name`."""
     choices = next((key.choices for key in KEYS if key.path == f"{prefix}.type"), ())
@@ -96,7 +88,7 @@ def tree(tmp_path: Path) -> Path:
     """A checkout in which every text stands at its line, in a string, and RLConfig has all keys. Nothing is copied."""
     files: dict[str, list[str]] = {}
     for row in pin.rows():
-        path, number = expanded(row.at).rsplit(":", 1)
+        path, number = pin.expanded(row.at).rsplit(":", 1)
         lines = files.setdefault(path, ['_ = r"""' if path.endswith(".py") else ""])
         if not row.is_key:
             text = re.sub("<([a-z_]+)>", lambda name: getattr(PINS, name[1]), row.what).split("\n")
@@ -106,7 +98,7 @@ def tree(tmp_path: Path) -> Path:
     for path, lines in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         end = ['"""'] if path.endswith(".py") else []
-        if path == expanded("C/rl.py"):
+        if path == pin.expanded("C/rl.py"):
             end += classes("", [row.what for row in pin.rows() if row.is_key], "RLConfig")
         (tmp_path / path).write_text("\n".join([*lines, *end]) + "\n")
     return tmp_path
@@ -134,7 +126,7 @@ def test_every_row_stands_in_a_tree_made_of_the_rows(tree: Path) -> None:
 def test_all_are_named_at_once_by_the_command(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for at, old, new, _ in RENAMES:
-        path = tree / expanded(at)
+        path = tree / pin.expanded(at)
         path.write_text(path.read_text().replace(old, new))
     answer = CliRunner().invoke(pin.main, ["--checkout", str(tree)])
     assert answer.exit_code == 1
@@ -144,7 +136,7 @@ def test_all_are_named_at_once_by_the_command(tree: Path, monkeypatch: pytest.Mo
 
 
 def test_a_comment_and_a_docstring_prove_nothing(tree: Path) -> None:
-    path = tree / expanded("P/transports/weights/filesystem.py")
+    path = tree / pin.expanded("P/transports/weights/filesystem.py")
     row = 'stable_file = save_dir / "STABLE"'
     path.write_text(f'# {row}\ndef notify():\n    """As ever: {row}"""\n')
     assert row in broken(tree)
@@ -159,6 +151,6 @@ def test_at_the_pin_every_row_stands_at_its_line_once_and_the_sources_say_what_t
     assert new == []
     for row in pin.rows():
         if not row.is_key and "<" not in row.what:
-            assert len(pin.lines_of(INSTALLED / expanded(row.at).partition(":")[0], row.what)) == 1, row
+            assert len(pin.lines_of(INSTALLED / pin.expanded(row.at).partition(":")[0], row.what)) == 1, row
     recorded = json.loads((ROOT / "tests" / "fixtures" / "rlconfig-keys.json").read_text())
     assert {re.sub(r"<[^>]*>|\[\]", "", name) for name in recorded} <= set(pin.Schema(INSTALLED).lines)

@@ -135,7 +135,6 @@ def test_what_is_started_was_entered_before(tmp_path: Path, executor: SlurmExecu
 
 
 def a_ledger(root: Path) -> tuple[Ledger, Path]:
-    """With one experiment in flight."""
     ledger = Ledger(root)
     return ledger, ledger.run_dir(ledger.reserve(a_record(), {"train.toml": b""}).number)
 

@@ -238,12 +238,6 @@ def test_a_strange_line_is_passed_over(tmp_path: Path, line: bytes) -> None:
     assert read(tmp_path / "metrics.jsonl").steps(0.0) == read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    steps = [Step(1, time=0.5, reward_mean=0.25), Step(2, time=1.0, kl=1e-4)]
-    write_steps(tmp_path / "metrics.jsonl", steps)
-    assert read_steps(tmp_path / "metrics.jsonl") == steps
-
-
 def test_a_file_cut_at_any_byte_gives_its_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     whole = b"".join(json.dumps({"step": n, "reward_mean": n / 10}).encode() + b"\n" for n in (1, 2, 3))

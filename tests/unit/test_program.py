@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.base import Answer
+from nightshift.agents.brief import compose
+from nightshift.agents.team import implementation, reflection, strategy
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Run
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
@@ -16,7 +19,7 @@ from nightshift.cli.shell import in_one_line
 from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import find_key
 from nightshift.errors import ExitCode
-from tests.campaigns import a_record, a_result, replace
+from tests.campaigns import a_record, a_result, context_of, replace
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "program.md").read_text()
@@ -24,7 +27,6 @@ COMMANDS = re.findall(r"uv run [^`\n]+", TEXT)
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command after `uv run`, redirections left out."""
     return shlex.split(command.removesuffix(" > run.log 2>&1"))[2:]
 
 
@@ -142,3 +144,34 @@ def test_other_errors_of_libraries_keep_their_traceback() -> None:
 
     with pytest.raises(ImportError):
         command()
+
+
+# What Claude Code, Codex and Gemini CLI read by themselves in a checkout: one text, and a night's brief before it
+
+SOURCE = "CLAUDE.md"  # to change them all: change this one and copy it
+SKILL = ".claude/skills/nightshift/SKILL.md"
+SHARED = (ROOT / SOURCE).read_text()
+
+
+def test_all_are_made_of_one() -> None:
+    assert (ROOT / "GEMINI.md").read_text() == SHARED, f"cp {SOURCE} GEMINI.md"
+    head, _, body = (ROOT / SKILL).read_text().removeprefix("---\n").partition("\n---\n\n")
+    assert body == SHARED, f"below the front matter of {SKILL} stands {SOURCE}"
+    fields = dict(line.split(": ", 1) for line in head.splitlines())
+    assert set(fields) == {"name", "description"}
+    assert fields["name"] == (ROOT / SKILL).parent.name
+    assert 0 < len(fields["description"]) <= 1024  # the most that Claude Code takes
+
+
+@pytest.mark.parametrize("page", [SOURCE, "AGENTS.md"])
+def test_a_nights_brief_goes_before_them(page: str, tmp_path: Path) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    context = context_of(tmp_path, ["3e-6"])
+    last = reflection(context.campaign.decided[-1])
+    prompts = (compose(context), strategy(context), implementation(context, Answer(None)), last)
+    roles = [re.match(r"You are the (\w+) of an overnight campaign", prompt) for prompt in prompts]
+    assert [found and found[1] for found in roles] == ["researcher", "strategist", "implementer", "strategist"]
+    assert 'begins "You are the researcher", strategist or implementer, "of an overnight campaign"' in text
+    assert "says and nothing else" in text
+    # It comes before everything that could be taken for a task.
+    assert text.index("overnight campaign") < min(text.index("uv run"), 800)

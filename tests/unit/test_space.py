@@ -4,22 +4,27 @@ import math
 import random
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nightshift.agents.space import DECAY, KIND, MAX_KEYS, STEPS, WARMUP, Dimension, SearchSpace
-from nightshift.agents.throughput import Plan
+from nightshift.agents.throughput import Plan, Throughput
+from nightshift.campaign.records import Contention, Result
 from nightshift.config.allowlist import applies
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, changed_keys, parse
 from nightshift.config.values import accept
 from nightshift.errors import ConfigError
+from tests.campaigns import a_result
+from tests.recorded_nights import configs, records
 
 LR = "trainer.optim.lr"
 PENALTY = "orchestrator.algo.length_penalty"
-SHIPPED = Path(__file__).parents[2] / "train.toml"
+SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 TRL = frozenset(
     ["max_steps", "seq_len", "orchestrator.algo.type", "orchestrator.train.filter_zero_advantages"]
     + [f"orchestrator.{name}" for name in ("batch_size", "group_size")]
@@ -47,7 +52,7 @@ INCUMBENTS = {
 
 
 def incumbent(name: str = "shipped") -> Config:
-    return parse(set_values(SHIPPED.read_bytes(), INCUMBENTS[name]))
+    return parse(set_values(SHIPPED, INCUMBENTS[name]))
 
 
 def space(
@@ -120,7 +125,7 @@ def test_a_box_follows_the_incumbent() -> None:
     plain, moved = dimension(LR).box, dimension(LR, name="sgd").box
     assert plain.low <= 1e-6 <= 9e-6 <= plain.high
     assert dimension(LR).value(0.5) == pytest.approx(math.sqrt(plain.low * plain.high), rel=0.01), "each order has room"
-    best = SearchSpace.for_engine(TRL, parse(set_values(SHIPPED.read_bytes(), {LR: plain.high})), space().plan)
+    best = SearchSpace.for_engine(TRL, parse(set_values(SHIPPED, {LR: plain.high})), space().plan)
     assert next(d for d in best.dimensions if d.name == LR).box.high == pytest.approx(3 * plain.high)
     assert (moved.low, moved.high) == (pytest.approx(0.1 / 3), pytest.approx(0.3))
     assert "trainer.optim.type" not in space(None, "sgd").places(incumbent("sgd"))
@@ -157,7 +162,7 @@ def test_a_change_of_batch_takes_the_schedule_along_and_another_change_leaves_it
 
 def test_a_constant_schedule_has_no_max_steps() -> None:
     assert built(space(name="cosine"), type="constant").get(STEPS) is None
-    fixed = parse(set_values(SHIPPED.read_bytes(), {STEPS: 30}))
+    fixed = parse(set_values(SHIPPED, {STEPS: 30}))
     assert built(SearchSpace.for_engine(TRL, fixed, space().plan), lr=4e-6).get(STEPS) is None
 
 
@@ -187,8 +192,67 @@ def test_places_of_a_change_are_those_that_it_was_made_with(used: frozenset[str]
 
 def test_places_of_a_config_beyond_the_space() -> None:
     found = space()
-    far = found.places(parse(set_values(SHIPPED.read_bytes(), {LR: 0.5, "orchestrator.group_size": 64})))
+    far = found.places(parse(set_values(SHIPPED, {LR: 0.5, "orchestrator.group_size": 64})))
     assert (far[LR], far["orchestrator.group_size"], far["trainer.optim.mu"]) == (1.0, 1.0, 0.5)
     assert found.places(incumbent("unset"))["trainer.optim.max_norm"] == 0.5
     with pytest.raises(ValueError, match="tuple"):
         found.places(incumbent("sgd"))
+
+
+# Seconds a step are learnt from the campaign's runs, and told with how sure that is
+
+
+def config(**values: object) -> Config:
+    return parse(set_values(SHIPPED, {name.replace("__", "."): value for name, value in values.items()}))
+
+
+def run(num_steps: int, seconds: float = 60.0, taken: float | None = None) -> Result:
+    made = a_result()
+    load = None if taken is None else Contention(2, others_share=taken)
+    return replace(
+        made, training=replace(made.training, num_steps=num_steps, training_seconds=seconds), contention=load
+    )
+
+
+def test_one_run_tells_how_many_steps_its_config_makes() -> None:
+    found = Throughput.of([(config(), run(150))], budget_seconds=60.0)
+    assert found.plan(config().resolved).num_steps == pytest.approx(150, rel=0.01)
+    assert Throughput.of([(config(), run(75, 30.0))], 60.0).plan(config().resolved).num_steps == pytest.approx(
+        150, rel=0.01
+    )
+
+
+def test_a_run_on_a_busy_machine_says_little() -> None:
+    calm, busy = run(150, taken=0.01), run(60, taken=0.6)
+    plan = Throughput.of([(config(), calm), (config(), busy)], 60.0).plan(config().resolved)
+    assert plan.num_steps > 140
+
+
+def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
+    nothing = replace(run(0), training=replace(run(0).training, training_seconds=None))
+    found = Throughput.of([(config(), nothing)], 60.0)
+    assert np.allclose(found.mean, Throughput.of([], 60.0).mean)
+    assert Throughput.of([(config(), run(1))], 60.0).plan(config().resolved).num_steps == 10
+
+
+def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
+    found = Throughput.of([(config(), run(150))], 60.0)
+    tokens = parse(SHIPPED.replace(b"batch_size = 256 ", b"token_batch_size = 100_000 "))
+    alone = config(orchestrator__algo__type="rae", orchestrator__group_size=1)
+    for each in (tokens, alone):
+        assert math.isfinite(found.plan(each.resolved).num_steps)
+
+
+@pytest.mark.parametrize("name", ["random-0", "tpe-0"])
+def test_in_the_recorded_nights_it_predicts_each_run_from_those_before(name: str) -> None:
+    """Every run there had another batch, group, optimizer and filter. Its own doubt is honest."""
+    runs = [(configs(name)[record.number], record.result) for record in records(name) if record.result]
+    errors, z = list[float](), list[float]()
+    for place in range(10, len(runs)):
+        configured, told = runs[place]
+        plan = Throughput.of(runs[:place], 60.0).plan(configured.resolved)
+        real = 60.0 * told.training.num_steps / told.training.training_seconds
+        errors.append(math.log(real / plan.num_steps))
+        z.append(errors[-1] / plan.log_sd)
+    assert np.median(np.abs(errors)) < 0.10
+    assert 0.4 < np.std(z) < 1.5

@@ -1,13 +1,14 @@
-"""What the head of a night costs, and from how many slots on it keeps up no more: simulated workers, real head.
+"""What the controller of a night costs, and how many slots it keeps busy: simulated workers, real controller.
 
 \b
-    uv run --group dev python -m tests.head_load          1, 4, 16 and 64 slots, some minutes of one core
+    uv run --group dev benchmarks/head_load.py          1, 4, 16 and 64 slots, some minutes of one core
 
 Ledger, journal, git, rule, proposals, page and all are the night's own; only the executor is a stand-in, whose runs end
-by chance as soon as the head waits. So all the time that passes is the head's.
+by chance as soon as the controller waits. So all the time that passes is the controller's.
 """
 
 import resource
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -16,8 +17,10 @@ from typing import Any
 
 import click
 import pytest
+from machine import RESULTS, machine, table, write_result
 
-from benchmarks.machine import RESULTS, machine, table, write_result
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from nightshift.experiment.setup import Setup
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
@@ -30,7 +33,7 @@ SLOTS = (1, 4, 16, 64)
 
 
 def play(setup: Setup, num_slots: int, num_experiments: int) -> dict[str, Any]:
-    """CPU seconds of the head for each of its experiments, of the first and the last quarter."""
+    """CPU seconds of the controller for each of its experiments, of the first and the last quarter."""
     executor, proposer, seconds = AnyOrder(num_slots, seed=0), Rates(0), list[float]()
 
     def tell(text: str) -> None:
@@ -69,7 +72,7 @@ def main(slots: tuple[int, ...], each: int, output: Path) -> None:
             setup = make_poor(small_checkout(Path(folder)), RULES, patch)
             rows.append(play(setup, num_slots, max(each * num_slots, 40)))
             click.echo(rows[-1], err=True)
-    command = "uv run --group dev python -m tests.head_load"
+    command = "uv run --group dev benchmarks/head_load.py"
     write_result(output, command, {"run_seconds": RUN_SECONDS, "rows": rows}, kind)
     columns = {"slots": ">6", "experiments": ">12", "cpu_seconds_each": ">18.2f", "wall_seconds_each": ">19.2f"}
     click.echo(table(rows, columns | {"last_quarter": ">14.2f", "peak_mb": ">9", "keeps_up_to": ">13"}))
