@@ -9,7 +9,7 @@ from typing import Any
 from nightshift.campaign.records import Change, Decision, Failure, Record, Stage, Standing, Verdict
 from nightshift.text import clean, escape_formula
 
-# The first five are those of autoresearch's results.tsv.
+# The first five are those of autoresearch's results.tsv. Each is a key of `figures`; a new one goes last.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
     *("run", "parent", "eval_stderr", "effect_at_decision", "p_helps", "rider", "num_steps", "reward_mean"),
@@ -24,7 +24,7 @@ def column_of(environment: str) -> str:
 
 
 def columns(records: Iterable[Record]) -> tuple[str, ...]:
-    """Return the columns of results.tsv; the last ones are the environments of a mean score."""
+    """Return the columns of results.tsv: COLUMNS, then one for each environment if the score is a mean over several."""
     names = dict.fromkeys(name for record in records for name in record.environment_scores)
     return (*COLUMNS, *map(column_of, names))
 

@@ -12,7 +12,7 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.models import keep_model
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
-from nightshift.campaign.results import COLUMNS, row
+from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
 from tests.campaigns import a_record, a_result, replace
 
@@ -62,6 +62,10 @@ def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
         assert cells[column] == "", column
     assert cells["num_steps"] == ""
     assert "0.0" not in row(a_record())
+
+
+def test_every_column_has_a_value_of_a_record() -> None:
+    assert {*COLUMNS} <= figures(a_record()).keys()  # else the column would be empty in each row
 
 
 def test_commit_is_empty_unless_kept_and_the_first_five_columns_are_the_formats(ledger: Ledger) -> None:

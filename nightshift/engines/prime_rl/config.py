@@ -56,7 +56,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def with_preset(config: Config, memory: str) -> dict[str, Value]:
-    """Every open key that applies to a checked train.toml, what it leaves out by the preset, else by prime-rl.
+    """Return every open key that applies. If train.toml has no value, the preset's default holds, else prime-rl's.
 
     ConfigError for a value of the file above the preset's cap.
     """

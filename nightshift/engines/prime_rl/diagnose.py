@@ -25,8 +25,8 @@ _BIND = (
 _EMPTY = r"consecutive empty train batches"
 _NEW_PORTS = "Run it again: ports are chosen anew."
 _HOLDS = r"[Pp]rocess(?: \d+)? has [\d.]+ GiB"
-# A pattern of `process: line`, the cause ({match} is the line), the fix, and whether train.toml is to blame: None where
-# another start must tell. The first that matches decides, so the specific ones stand first.
+# A pattern of `process: line`, the cause ({match} is the line), the fix, and is_config_fault: None if a start of the
+# incumbent decides. The first pattern that matches decides, so the specific ones stand first.
 _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     # vLLM v1/worker/gpu_worker.py and v1/core/kv_cache_utils.py: the share asked for is not free, or too small.
     (
@@ -142,8 +142,8 @@ def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str =
 
     `memory`: the run's preset (Rules.memory), on one card of which two processes are our own.
 
-    Without a pattern that fits: how it ended and the exception that stands above what only points to it. Nobody knows
-    then whose fault it is (None); a death without an exception is one of machinery.
+    If no pattern matches: how the run ended, and the exception above those that only point to it. is_config_fault is
+    then None if the log holds an exception, else False (the machine).
     """
     said = [line for line in log_lines if not _WARNING.search(line)]
     lines = [line for line in said if not _NEWS.search(line)]

@@ -1,4 +1,4 @@
-"""Optimizers and schedules as prime-rl's trainer/optim and trainer/scheduler.py build them."""
+"""Build optimizer and schedule as trainer/optim and trainer/scheduler.py of prime-rl do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
