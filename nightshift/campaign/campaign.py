@@ -61,8 +61,7 @@ class Campaign:
             self.step(is_start, record)
 
     def step(self, is_start: bool, record: Record) -> None:
-        """Fold the start or the decision of one experiment. UsageError, before any change, for scores that do not fit
-        the baseline's."""
+        """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
         if self.posterior is None:
             if not is_start and record.is_keep:
                 self.posterior = _first_posterior(record)

@@ -40,8 +40,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Commit each decision of a record, and write the incumbent to train.toml. Return the record with what git did, or
-    why git failed."""
+    """Commit each decision of a record, and write train.toml. Return the record with what git did, or its error."""
     head = Head(record.branch, record.commit)
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
@@ -97,8 +96,7 @@ def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledg
 
 
 def _restore(repo: Repo, candidate: Config, before: Mapping[str, Value]) -> str:
-    """Write train.toml as it is committed, if it holds the candidate or the incumbent of before. Return what was
-    done."""
+    """Write train.toml as committed, if it holds the candidate or the incumbent of before. Return what was done."""
     path, source = repo.root / CONFIG_NAME, repo.config_at("HEAD")
     there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
     if there == source:

@@ -1,4 +1,4 @@
-"""The only module that calls git. It changes train.toml only, and never resets or cleans.
+"""The only module that calls git. It commits files at the top of the checkout by name, and never resets or cleans.
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the submitted bytes are
 committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
@@ -73,8 +73,7 @@ class Head:
 
 
 class Repo:
-    """The git repository whose top is `root`. A git that meets a lock file is started again for LOCK_SECONDS; then
-    EngineError."""
+    """The git repository whose top is `root`. A git that meets a lock file is started again for LOCK_SECONDS."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -181,8 +180,12 @@ class Repo:
         commit = self.head().commit
         if commit is None:
             raise UsageError(f"{self.root} has no commit to start a campaign from", "Commit the checkout first.")
+        taken = self._git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads/autoresearch").splitlines()
+        if "autoresearch" in taken:
+            cause = f"git has a branch autoresearch, so it cannot make {CAMPAIGN_PREFIX}{tag}"
+            raise UsageError(cause, "Rename it: git branch -m autoresearch NEW-NAME.")
         branch, number = f"{CAMPAIGN_PREFIX}{tag}", 1
-        while self._run("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
+        while branch in taken:
             number += 1
             branch = f"{CAMPAIGN_PREFIX}{tag}-{number}"
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, "")

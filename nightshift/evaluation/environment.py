@@ -35,10 +35,11 @@ from typing import Any
 
 from nightshift.campaign.records import Completion
 from nightshift.config.rules import EnvironmentRules
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation.episode import Chat, Complete, Episode, Example, Split
 from nightshift.evaluation.scorer import Scorer
 from nightshift.evaluation.verifiers_environment import PROCESS, Question, VerifiersTaskset, frame_of, place_of
+from nightshift.text import clean
 
 CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
 _FORMER_SPLITS = {"selection": "validation", "sealed": "test"}  # until 0.2
@@ -209,11 +210,14 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call a package's code. A ValueError that it raises itself is one line with its fix; others get their place."""
     try:
         return function(*arguments, **named)
+    except NightshiftError:  # above all Interrupted
+        raise
     except (Exception, SystemExit) as error:
         frame = frame_of(error)
         if isinstance(error, ValueError) and (frame is None or (frame.line or "").startswith("raise")):
             raise EngineError(str(error)) from error
-        raise EngineError(f"{place_of(frame)}{type(error).__name__}: {error}", "Mend it there.") from error
+        cause = clean(f"{type(error).__name__}: {error}", 300)
+        raise EngineError(f"{place_of(frame)}{cause}", "Mend it there.") from error
 
 
 def _put_on_path(folder: Path) -> None:
@@ -234,13 +238,10 @@ def _put_on_path(folder: Path) -> None:
 
 
 def _refuse_former_splits(package: Path) -> None:
-    """Raise UsageError if a package knows the splits by their names of 0.2 only: it might load another split."""
-    files = {path: path.read_text("utf-8", "replace") for path in package.glob("*.py") if path.is_file()}
-    lines = {(path, n): line for path, text in files.items() for n, line in enumerate(text.splitlines(), 1)}
-    if any(re.search(r"[\"']validation[\"']", line) for line in lines.values()):
-        return
-    for (path, number), line in lines.items():
-        if match := re.search(r"[\"'](selection|sealed)[\"']", line):
-            new = _FORMER_SPLITS[match[1]]
-            cause = f'{path}:{number}: the split "{match[1]}" is called "{new}" since 0.3'
-            raise UsageError(cause, 'Rename "selection" to "validation" and "sealed" to "test" in that package.')
+    """Raise UsageError if a package names a split as in 0.2: it might load another one. A line may map the names."""
+    for path in sorted(path for path in package.rglob("*.py") if path.is_file()):
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+            match = re.search(r"[\"'](selection|sealed)[\"']", line)
+            if match and not re.search(rf"[\"']{_FORMER_SPLITS[match[1]]}[\"']", line):
+                cause = f'{path}:{number}: the split "{match[1]}" is called "{_FORMER_SPLITS[match[1]]}" since 0.3'
+                raise UsageError(cause, 'Rename "selection" to "validation" and "sealed" to "test" in that package.')

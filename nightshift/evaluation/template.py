@@ -10,7 +10,7 @@ from statistics import fmean
 
 from nightshift.config.rules import RULES_NAME, EnvironmentRules
 from nightshift.config.rules_toml import NAME, environments_named, refuse_unused_weights
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.verifiers_environment import frame_of, place_of
 from nightshift.text import clean
@@ -52,6 +52,8 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
         if not place:  # the package runs in its own process
             place = f"{rules.taskset.place(root) if rules.taskset else root / rules.folders[0] / rules.package}: "
         raise EngineError(f"{place}no score within {REWARD_SECONDS:g} s", "Mend it there.") from error
+    except Interrupted:
+        raise
     except Exception as error:
         place = place_of(frame_of(error.__cause__ or error))
         if not place or str(error).startswith(place):

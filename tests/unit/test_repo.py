@@ -178,7 +178,7 @@ def test_a_branch_that_is_in_the_way_of_all_campaigns_is_named(checkout: Path) -
     git(checkout, "switch", "--quiet", "main")
     git(checkout, "branch", "-D", CAMPAIGN)
     git(checkout, "branch", "autoresearch")
-    with pytest.raises(EngineError, match="'refs/heads/autoresearch' exists"):
+    with pytest.raises(UsageError, match="git branch -m autoresearch NEW-NAME"):
         Repo(checkout).start_campaign("test")
 
 
