@@ -97,8 +97,8 @@ def import_config(source: bytes, name: str) -> Import:
 
     ConfigError: they are no TOML, hold a secret, or have no key that train.toml may hold.
     """
-    _, tree = document(source, name, "Name a config file")
-    if secrets := [shorten(quoted(path)[1:-1], 80) for path in _secrets(tree, "")]:
+    _, tree = document(source, name, "Name a config file.")
+    if secrets := [shorten(quoted(path)[1:-1], 80) for path in _secrets(tree)]:
         cause = f"{name}: {listed(secrets)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
         raise ConfigError(cause, "Delete secrets from the file.")
     values, problems = read_values(tree)
@@ -147,17 +147,18 @@ def at(tree: Any, path: str) -> Any:
     return tree
 
 
-def _secrets(node: Any, path: str, is_secret: bool = False) -> Iterator[str]:
+def _secrets(tree: Mapping[str, Any]) -> Iterator[str]:
     """Yield the dotted paths of the texts whose key, or a table around them, is named like a secret."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            is_named_so = _SECRET.search(name) is not None and not _NO_SECRET.search(name)
-            yield from _secrets(value, f"{path}.{name}".lstrip("."), is_secret or is_named_so)
-    elif isinstance(node, list):
-        for item in node:
-            yield from _secrets(item, path, is_secret)
-    elif is_secret and isinstance(node, str) and node:
-        yield path
+    waiting: list[tuple[str, Any, bool]] = [("", tree, False)]
+    for path, node, is_secret in waiting:  # which grows
+        if isinstance(node, dict):
+            for name, value in node.items():
+                is_named_so = _SECRET.search(name) is not None and not _NO_SECRET.search(name)
+                waiting.append((f"{path}.{name}" if path else name, value, is_secret or is_named_so))
+        elif isinstance(node, list):
+            waiting += [(path, item, is_secret) for item in node]
+        elif is_secret and isinstance(node, str) and node:
+            yield path
 
 
 def is_of_today(tree: Mapping[str, Any]) -> bool:
@@ -213,9 +214,9 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
     entries = environments(tree)
     names = [environment_name(entry) for _, entry in entries]
     ratios = [(f"{path}.ratio", entry.get("ratio")) for path, entry in entries]
-    listed = at(tree, "orchestrator.buffer.env_ratios")
-    if isinstance(listed, list) and len(listed) == len(entries):
-        ratios = [("orchestrator.buffer.env_ratios", ratio) for ratio in listed]
+    env_ratios = at(tree, "orchestrator.buffer.env_ratios")
+    if isinstance(env_ratios, list) and len(env_ratios) == len(entries):
+        ratios = [("orchestrator.buffer.env_ratios", ratio) for ratio in env_ratios]
     is_shared = 1 < len({*names}) == len(names)
     for name, (path, ratio) in zip(names, ratios, strict=True) if is_shared else ():
         key = find_key(f"{RATIO}.{name}") if is_name(name) else None

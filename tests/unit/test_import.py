@@ -280,6 +280,7 @@ def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes) -> None:
         ('env = [{args = {HF_TOKEN = "SECRET"}}]', "env.args.HF_TOKEN"),
         ('client.headers.Authorization = "SECRET"', "client.headers.Authorization"),
         ('secrets.OTHER = ["SECRET"]', "secrets.OTHER"),
+        (f'[{".".join("a" * 490)}]\n{".".join("a" * 480)}.token = "SECRET"', r"a\.a[.a]*\.\.\."),
         ('"b\\n.password" = "SECRET"', "b\\\\n.password"),
         ('client.api_key_var = "NAME"', ""),
         ('tokenizer.name = "NAME"\nmax_tokens = "4"\npad_token = "<pad>"\nuse_token = true\napi_key = ""', ""),
@@ -357,8 +358,10 @@ def test_the_head_of_an_export_says_what_was_measured() -> None:
     assert b"multiplied" not in rl_toml(config, b"", GSM8K_PRIME_RL)
     hostile = b'[orchestrator.algo]\ntype = "opd"\nteacher = {name = "x"}\n"b\\n[x]" = 1\n'
     assert "x" not in tomllib.loads(rl_toml(config, hostile).decode())
-    with pytest.raises(UsageError, match=r"imported\.toml has a value that is no number \(nan\)"):
-        rl_toml(config, b"[ckpt]\ninterval = nan\n")
+    deep = ".".join("a" * 480)
+    for value in ("interval = nan", f"[ckpt.{deep}]\n{deep} = 1"):
+        with pytest.raises(UsageError, match=r"imported\.toml has a value that cannot be written"):
+            rl_toml(config, f"[ckpt]\n{value}\n".encode())
     assert tomllib.loads(rl_toml(config, b"[orchestrator.train.source]\nname = 'x'\n").decode())
 
 

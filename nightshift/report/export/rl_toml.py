@@ -96,9 +96,14 @@ def rl_toml(config: Config, imported: bytes, rules: Rules | None = None) -> byte
         if rules.learning_rate_scale != 1:
             head.append(f"learning rates were multiplied by {rules.learning_rate_scale:g}")
     head += [f"left out: {path}" for path in left_out]
-    text = "\n".join([*(f"# {clean(line)}" for line in head), "", tomlkit.dumps(_ordered(tree))])
-    if tomllib.loads(text) != _ordered(tree):
-        raise UsageError(f"{IMPORTED_NAME} has a value that is no number (nan)", "Delete the value.")
+    try:
+        text = "\n".join([*(f"# {clean(line)}" for line in head), "", tomlkit.dumps(_ordered(tree))])
+        is_same = tomllib.loads(text) == _ordered(tree)
+    except RecursionError:
+        is_same = False
+    if not is_same:
+        cause = f"{IMPORTED_NAME} has a value that cannot be written: nan, or a table of hundreds of levels"
+        raise UsageError(cause, "Delete the value.")
     return text.encode()
 
 
