@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import tomllib
 from pathlib import Path
 
 import click
@@ -25,8 +25,9 @@ from nightshift.config.import_config import (
     model_name,
 )
 from nightshift.config.rules import RULES_NAME
-from nightshift.config.rules_toml import REVISIONS, chosen_in, rules_of
-from nightshift.config.values import value_text
+from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
+from nightshift.config.toml_text import statements
+from nightshift.config.values import quoted, value_text
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import disk_error, read_file, write_atomically
@@ -36,7 +37,7 @@ from nightshift.text import clean
 @click.command("import", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 def import_command(file: Path) -> None:
-    """Write train.toml from the config FILE, and the lines of rules.toml that carry over; then commit both.
+    """Write train.toml from the config FILE, and the lines of rules.toml that carry over; commit what changed.
 
     FILE is a config of prime-rl with today's names or older ones, autoresearch-rl's train.toml, or a config of prime's
     hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml, for
@@ -54,23 +55,33 @@ def import_command(file: Path) -> None:
         if head.is_campaign:
             raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch main.")
         blobs = repo.files_at(head.commit) if head.commit else {}
-        for name in (CONFIG_NAME, RULES_NAME):
+        for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
             if name in blobs and repo.differs(name, blobs[name]):
                 raise UsageError(f"{name} has changes that are not committed", f"Commit them, or: git checkout {name}.")
+            if name not in blobs and os.path.lexists(root / name):
+                raise UsageError(f"{name} is not in git", "Commit it, or move it away.")
         rules, notes = carried_rules(imported, root, num_gpus(os.environ))
-        files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source}
-        if rules != read_file(root / RULES_NAME):
-            files[RULES_NAME] = rules
+        files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
+        files = {name: data for name, data in files.items() if not _holds(root / name, data)}
         for name, data in files.items():
             try:
                 write_atomically(root / name, data)
             except OSError as error:
                 raise disk_error(error, root / name) from None
-        where = "not committed: no branch is checked out"
-        if head.branch and head.commit:
+        outcome = f"wrote {', '.join(files)}; not committed: no branch is checked out"
+        if not files:
+            outcome = "nothing changed: this config was imported before"
+        elif head.branch and head.commit:
             committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
-            where = f"committed as {(committed.commit or '')[:7]} on {head.branch}"
-    print_lines([*imported.report(), *notes, f"wrote {', '.join(files)}; {where}", "next: uv run run.py --dry-run"])
+            outcome = f"wrote {', '.join(files)}; committed as {(committed.commit or '')[:7]} on {head.branch}"
+    print_lines([*imported.report(), *notes, outcome, "next: uv run run.py --dry-run"])
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return read_file(path) == data
+    except OSError:
+        return False
 
 
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
@@ -78,28 +89,35 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
     The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
     """
-    before = read_file(root / RULES_NAME)
+    try:
+        before = read_file(root / RULES_NAME)
+    except OSError as error:
+        cause = f"{RULES_NAME} cannot be read: {error.strerror or error}"
+        raise UsageError(cause, f"Restore it: git checkout {RULES_NAME}.") from None
     settings, notes = dict[str, str](), list[str]()
     names = list(dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree)))))
     model = model_name(imported.tree)
     for name in names:
-        if not (root / "environments" / name / "pyproject.toml").is_file():
-            notes.append(f"environment {name} is not in environments/; docs/environments.md says how to add it")
+        if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
+            shown = clean(name, 80)
+            notes.append(f"environment {shown} is not in environments/; docs/environments.md says how to add it")
     if names and not notes:
         comment = "of this checkout: prompts and rewards may differ from theirs"
         settings["environments"] = f"{json.dumps(names)}  # {comment}"
     revision = REVISIONS.get(model)
-    if revision or (model and (root / model).is_dir()):
-        settings |= {"model": json.dumps(model), "revision": json.dumps(revision or "")}
+    if revision or (0 < len(model.encode()) < 256 and (root / model).is_dir()):
+        settings |= {"model": quoted(model), "revision": json.dumps(revision or "")}
     elif model:
-        notes.append(f"model = {json.dumps(model)} needs its commit on the hub: write both into {RULES_NAME}")
+        notes.append(f"model = {value_text(model)} needs its commit on the hub: write both into {RULES_NAME}")
     gpus = [f"{path} = {value_text(at(imported.tree, path))}" for path in CARRIED["gpus"] if at(imported.tree, path)]
     if gpus:
         notes.append(f"{', '.join(gpus)}: uv run run.py --gpus names the GPUs of an experiment")
-    after = before.decode(errors="replace")
-    for name, value in settings.items():
-        after = _with_setting(after, name, value)
+    after = ""
     try:
+        chosen_in(root, before)
+        after = before.decode()
+        for name, value in settings.items():
+            after = _with_setting(after, name, value)
         rules_of(root, chosen_in(root, after.encode()), None, gpu_count)
     except UsageError as error:
         settings = {}
@@ -111,11 +129,15 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
 
 def _with_setting(text: str, name: str, value: str) -> str:
-    """Return the text of rules.toml with one top-level setting on a line of its own."""
-    line = f"{name} = {value}"
-    setting = re.compile(rf"(?m)^{name} *=.*$")
-    if setting.search(text):
-        return setting.sub(lambda match: line, text, count=1)
-    model = re.search(r"(?m)^model *=.*\n", text)
-    place = model.end() if model else 0
-    return f"{text[:place]}{line}\n{text[place:]}"
+    """Return the text of a valid rules.toml with one top-level setting on a line of its own."""
+    text += "" if text.endswith("\n") else "\n"
+    line, place = f"{name} = {value}\n", 0
+    for start, end in statements(text):
+        if text[start:end].lstrip()[0] == "[":  # the first table: the settings of all tables are below
+            break
+        setting = next(iter(tomllib.loads(text[start:end])))
+        if setting == name:
+            return text[:start] + line + text[end:]
+        if setting == "model":
+            place = end
+    return text[:place] + line + text[place:]

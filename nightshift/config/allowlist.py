@@ -95,7 +95,8 @@ def tables_around(path: Sequence[str]) -> list[str]:
     return list(accumulate(path[:-1], "{}.{}".format))[::-1]
 
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+NAME_RULE = "begins with a letter and has at most 40 letters, digits, - and _"
 _NAMED = re.compile(rf"\A({'|'.join(re.escape(key.table) for key in KEYS if key.leaf == ANY)})\.[^.]+")
 _TABLES = frozenset(table for key in KEYS for table in tables_around(key.path.split(".")))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is Kind.TABLE)

@@ -8,6 +8,7 @@ from nightshift.config.allowlist import (
     ANY,
     CURRICULUM,
     FORMER,
+    NAME_RULE,
     OTHER_VERSION,
     WORDS,
     Lock,
@@ -24,7 +25,7 @@ from nightshift.config.toml_text import MAX_DEPTH
 from nightshift.config.values import Key, Kind, Value, accept, instead, is_accepted, spelled_out, value_text
 from nightshift.errors import ConfigError
 
-MAX_PROBLEMS = 200  # the check stops after so many
+MAX_PROBLEMS = 200  # the check of a train.toml stops after one more
 Path = tuple[str, ...]
 
 
@@ -44,14 +45,14 @@ class Problem(NamedTuple):
     is_guess: bool = False
 
 
-def read_values(tree: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem]]:
-    """Return the values of the open keys in a train.toml, and the problems of single keys.
+def read_values(tree: Mapping[str, Any], most: int | None = None) -> tuple[dict[str, Value], list[Problem]]:
+    """Return the values of the open keys in a config, and the problems of single keys.
 
-    Another name of a key counts as the key.
+    Another name of a key counts as the key. `most`: problems after which reading stops.
     """
     values: dict[str, Value] = {}
     by_path: dict[Path, Problem] = {}
-    for problem in islice(_walk(tree, (), values), MAX_PROBLEMS):
+    for problem in islice(_walk(tree, (), values), most):
         by_path.setdefault(problem.path, problem)
     return values, list(by_path.values())
 
@@ -153,7 +154,7 @@ def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
         return Problem(path, value, cause, f"Write {_line(key, value)}", target=key.path)
     table = ".".join(path[:-1])
     if find_key(f"{table}.{ANY}") is not None:
-        fix = f"Write a name of letters, digits, - and _ under [{table}]"
+        fix = f"Write a name under [{table}] that {NAME_RULE}"
         return Problem(path, value, f"{spelled} is unknown", fix)
     owner = owner or lock_of_word(path)
     if owner is not None:

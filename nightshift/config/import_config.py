@@ -4,7 +4,8 @@ Research keys are translated. The value of a key with another meaning or unit, a
 never copied. Every other key is listed with its owner.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from nightshift.config.allowlist import (
     CURRICULUM,
     DIALECTS,
     KEYS,
+    NAME_RULE,
     RATIO,
     SOURCE,
     Dialect,
@@ -21,6 +23,7 @@ from nightshift.config.allowlist import (
     find_key,
     find_renamed,
     is_inner,
+    is_name,
     lock,
     lock_of_word,
     resolve,
@@ -28,14 +31,16 @@ from nightshift.config.allowlist import (
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
 from nightshift.config.toml_text import MAX_LINE, document
 from nightshift.config.train_toml import parse
-from nightshift.config.values import Kind, Value, accept, is_accepted, spelled_out, value_text
-from nightshift.errors import ConfigError
+from nightshift.config.values import Kind, Value, accept, is_accepted, quoted, shorten, spelled_out, value_text
+from nightshift.errors import ConfigError, listed
 from nightshift.text import clean
 
 IMPORTED_NAME = "imported.toml"
 GROUP_SIZE = "orchestrator.group_size"
 MAX_INFLIGHT = "orchestrator.concurrency.max_inflight"
 ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
+_SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
+_NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
 _TITLES = {
     "rules": "left out, fixed by rules.toml for a whole campaign:",
     "harness": "left out, set by the harness or by a flag of run.py:",
@@ -60,7 +65,7 @@ class Import:
     def leave_out(self, path: str, cause: str) -> None:
         """Remove a key and the keys below it from the values."""
         self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
-        self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
+        self.left_out.append(_skipped(path, cause))
 
     def report(self) -> list[str]:
         """Return lines: the changed keys, then the keys that were left out, by owner."""
@@ -88,8 +93,14 @@ class Import:
 
 
 def import_config(source: bytes, name: str) -> Import:
-    """Return the translation of a config's bytes; `name` is its name in messages. ConfigError: they are no TOML."""
-    _, tree = document(source, name)
+    """Return the translation of a config's bytes; `name` is its name in messages.
+
+    ConfigError: they are no TOML, hold a secret, or have no key that train.toml may hold.
+    """
+    _, tree = document(source, name, "Name a config file.")
+    if secrets := [shorten(quoted(path)[1:-1], 80) for path in _secrets(tree)]:
+        cause = f"{name}: {listed(secrets)} would be printed, and committed as {IMPORTED_NAME}, which agents can read"
+        raise ConfigError(cause, "Delete secrets from the file.")
     values, problems = read_values(tree)
     signs = ((sign, dialect) for dialect in DIALECTS for sign in dialect.signs)
     dialect = next((dialect for sign, dialect in signs if not isinstance(at(tree, sign), dict | None)), None)
@@ -115,6 +126,9 @@ def import_config(source: bytes, name: str) -> Import:
             result.leave_out(
                 path, f"{spelled_out(tuple(path.split('.')), result.values[path])} is not copied: {reason}"
             )
+    if not result.values:
+        fix = "Name a config of prime-rl, of autoresearch-rl, or of prime's hosted training."
+        raise ConfigError(f"{name} has no key that train.toml may hold", fix)
     for path, default in result.dialect.defaults.items():
         key = find_key(path)
         if key is not None and path not in result.values:
@@ -131,6 +145,20 @@ def at(tree: Any, path: str) -> Any:
     for name in path.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
+
+
+def _secrets(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the dotted paths of the texts whose key, or a table around them, is named like a secret."""
+    waiting: list[tuple[str, Any, bool]] = [("", tree, False)]
+    for path, node, is_secret in waiting:  # which grows
+        if isinstance(node, dict):
+            for name, value in node.items():
+                is_named_so = _SECRET.search(name) is not None and not _NO_SECRET.search(name)
+                waiting.append((f"{path}.{name}" if path else name, value, is_secret or is_named_so))
+        elif isinstance(node, list):
+            waiting += [(path, item, is_secret) for item in node]
+        elif is_secret and isinstance(node, str) and node:
+            yield path
 
 
 def is_of_today(tree: Mapping[str, Any]) -> bool:
@@ -162,12 +190,21 @@ def environment_name(entry: Mapping[str, Any]) -> str:
 def _convert(tree: Mapping[str, Any], result: Import) -> None:
     """Translate the settings that changed their form, and not only their name."""
     notes: dict[str, str] = {}  # of each translated path
-    batch_size = result.values.get("orchestrator.batch_size", 128)
+    skipped: list[Problem] = []
+    batch_size = resolve(result.values).get("orchestrator.batch_size")
+    most = find_key(MAX_INFLIGHT)
     for table in ("orchestrator.", ""):
         factor, filters = at(tree, f"{table}oversampling_factor"), tables_of(at(tree, f"{table}pre_batch_filters"))
-        if isinstance(factor, int | float) and isinstance(batch_size, int) and 1 <= factor <= 1000:
-            in_flight = result.values.setdefault(MAX_INFLIGHT, int(factor * batch_size))
-            notes[f"{table}oversampling_factor"] = f" = {factor} -> {MAX_INFLIGHT} = {in_flight}"
+        if type(factor) in (int, float) and isinstance(batch_size, int) and 1 <= factor <= 1000 and most:
+            path, in_flight = f"{table}oversampling_factor", int(factor * batch_size)
+            cause = f"{path} = {value_text(factor)} is not copied: {MAX_INFLIGHT}"
+            if MAX_INFLIGHT in result.values:
+                skipped.append(_skipped(path, f"{cause} is {value_text(result.values[MAX_INFLIGHT])} already"))
+            elif not is_accepted(most, in_flight):
+                skipped.append(_skipped(path, f"{cause} = {in_flight} is not allowed ({most.allowed()})"))
+            else:
+                result.values[MAX_INFLIGHT] = in_flight
+                notes[path] = f" = {value_text(factor)} -> {MAX_INFLIGHT} = {in_flight}"
         enforced = [entry.get("type") for entry in filters if entry.get("enforce", True) is True]
         filtering = f"{table}buffer.online_difficulty_filtering"
         switches = {filtering: at(tree, filtering) is True, f"{table}pre_batch_filters": "zero_advantage" in enforced}
@@ -177,17 +214,26 @@ def _convert(tree: Mapping[str, Any], result: Import) -> None:
     entries = environments(tree)
     names = [environment_name(entry) for _, entry in entries]
     ratios = [(f"{path}.ratio", entry.get("ratio")) for path, entry in entries]
-    listed = at(tree, "orchestrator.buffer.env_ratios")
-    if isinstance(listed, list) and len(listed) == len(entries):
-        ratios = [("orchestrator.buffer.env_ratios", ratio) for ratio in listed]
-    for name, (path, ratio) in zip(names, ratios, strict=True):
-        key = find_key(f"{RATIO}.{name}")
-        if key is not None and 1 < len({*names}) == len(names) and is_accepted(key, ratio):
+    env_ratios = at(tree, "orchestrator.buffer.env_ratios")
+    if isinstance(env_ratios, list) and len(env_ratios) == len(entries):
+        ratios = [("orchestrator.buffer.env_ratios", ratio) for ratio in env_ratios]
+    is_shared = 1 < len({*names}) == len(names)
+    for name, (path, ratio) in zip(names, ratios, strict=True) if is_shared else ():
+        key = find_key(f"{RATIO}.{name}") if is_name(name) else None
+        if key is not None and is_accepted(key, ratio):
             result.values[f"{RATIO}.{name}"] = accept(key, ratio)
             notes[path] = f"{notes.get(path, ' ->')} {RATIO}.{name} = {value_text(ratio)}"
+        elif ratio is not None:
+            rule = f"a ratio is a {key.allowed()}" if key else f"the name of a ratio {NAME_RULE}"
+            cause = f"{path} = {value_text(ratio)} of {value_text(name)} is not copied: {rule}"
+            skipped.append(_skipped(path, cause))
     result.notes += [f"{path}{note}" for path, note in notes.items()]
-    moved = tuple(f"{path}." for path in notes)
-    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(moved)]
+    converted = tuple(f"{path}." for path in [*notes, *(".".join(problem.path) for problem in skipped)])
+    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(converted)] + skipped
+
+
+def _skipped(path: str, cause: str) -> Problem:
+    return Problem(tuple(path.split(".")), None, cause, "")
 
 
 def _make_valid(result: Import) -> None:

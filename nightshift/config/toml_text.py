@@ -38,9 +38,12 @@ def read_source(path: Path) -> bytes:
         raise ConfigError(f"{path.name} cannot be read: {reason}", f"Restore it: git checkout {path.name}") from None
 
 
-def document(source: bytes, name: str) -> tuple[str, dict[str, Any]]:
-    """Return the text and the tables of a TOML file. ConfigError: the file is too large, binary, or no TOML."""
-    restore = f"Restore it: git checkout {name}"
+def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str, Any]]:
+    """Return the text and the tables of a TOML file. ConfigError: the file is too large, binary, or no TOML.
+
+    `restore`: what to do with a file that is no text.
+    """
+    restore = restore or f"Restore it: git checkout {name}"
     if len(source) > MAX_BYTES:
         raise ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", restore)
     try:
@@ -48,6 +51,8 @@ def document(source: bytes, name: str) -> tuple[str, dict[str, Any]]:
     except UnicodeDecodeError as error:
         number = source.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text", restore) from None
+    if text.startswith("\ufeff"):
+        raise ConfigError(f"{name}:1: the file begins with a byte order mark (BOM)", "Save it as UTF-8 without BOM.")
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE:

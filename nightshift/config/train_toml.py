@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from nightshift.config.allowlist import ANY, BY_PRESET, default, find_key, resolve
-from nightshift.config.checks import Problem, read_values, rule_problems
+from nightshift.config.checks import MAX_PROBLEMS, Problem, read_values, rule_problems
 from nightshift.config.toml_text import MAX_LINE, document, line_numbers, read_source
 from nightshift.config.values import Kind, Value, value_text
 from nightshift.errors import ConfigError
@@ -33,10 +33,12 @@ class TrainTomlError(ConfigError):
         places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in self.problems]
         super().__init__(f"{places[0]}: {self.problems[0].cause}", self.problems[0].fix)
         texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, self.problems, strict=True)]
+        is_cut = len(problems) > MAX_PROBLEMS
         if len(texts) > MAX_SHOWN:
-            texts[MAX_SHOWN:] = [f"{name}: {len(texts) - MAX_SHOWN} more"]
+            texts[MAX_SHOWN:] = [f"{name}: {'at least ' if is_cut else ''}{len(texts) - MAX_SHOWN} more"]
         if len(texts) > 1:
-            self.args = ("\n".join([f"{name} has {len(problems)} problems:", *texts]),)
+            number = f"more than {MAX_PROBLEMS}" if is_cut else len(texts)
+            self.args = ("\n".join([f"{name} has {number} problems:", *texts]),)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
     Raises ConfigError if it is no TOML, and TrainTomlError with every problem if keys or values are refused.
     """
     text, tree = document(source, name)
-    values, problems = read_values(tree)
+    values, problems = read_values(tree, MAX_PROBLEMS + 1)
     resolved = resolve(values)
     problems += rule_problems(values, resolved, problems)
     if problems:

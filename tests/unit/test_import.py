@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -10,17 +11,18 @@ import pytest
 from click.testing import CliRunner
 
 from nightshift.cli import run
+from nightshift.cli.imports import _with_setting
 from nightshift.cli.main import commands
 from nightshift.config.import_config import import_config, model_name
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import TrainTomlError, load, parse
 from nightshift.engines.mixture import ratios
 from nightshift.engines.prime_rl.config import effective
-from nightshift.errors import ConfigError
+from nightshift.errors import ConfigError, UsageError
 from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
 from nightshift.report.export.story import Story
 from tests.checkouts import ROOT, git
-from tests.rules import GSM8K_PRIME_RL
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.stand_in_campaign import BRANCH, build
 
 TODAY = b"""\
@@ -179,8 +181,12 @@ def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     assert [line.split(":")[1] for line in lines] == ["1", "2", "5", "7", "10", "12", "14", "17"]
     assert "rollouts_per_example = 4 is now orchestrator.group_size. Write group_size = 4 under [orch" in lines[4]
     many = "".join(f"a{number} = 1\n" for number in range(300))
-    with pytest.raises(TrainTomlError, match=r"\ntrain\.toml: 151 more$"):
+    with pytest.raises(TrainTomlError) as caught:
         parse(many.encode())
+    assert str(caught.value).startswith("train.toml has more than 200 problems:\n")
+    assert str(caught.value).endswith("\ntrain.toml: at least 152 more")
+    imported = import_config(f"{many}[trainer.optim]\nlr = 3e-6\n".encode(), "x")
+    assert (imported.values["trainer.optim.lr"], len(imported.left_out)) == (3e-6, 300)
 
 
 def test_a_deep_table_has_a_line_and_gives_none_to_another_key() -> None:
@@ -204,6 +210,7 @@ algo = {type = "opd", teacher = {name = "a-teacher"}}
 """
 FORMER_RATIOS = b"""\
 [orchestrator]
+group_size = 4
 env = [{id = "arithmetic"}, {id = "a/countdown"}]
 [orchestrator.buffer]
 env_ratios = [0.75, 0.25]
@@ -219,7 +226,12 @@ SHARE = "orchestrator.train.ratio"
         (FORMER_RATIOS.replace(b", 0.25", b""), {}),  # whose is it?
         (SOURCES.replace(b"countdown", b"arithmetic"), {}),  # two ratios of one environment
         (SOURCES.replace(b"ratio = 3", b"ratio = -3"), {}),
-        (b"[[orchestrator.train.source]]\nratio = 2\nname = 'gsm8k'\n", {}),  # alone
+        (SOURCES.partition(b'[[orchestrator.train.source]]\nname = "second')[0], {}),  # alone
+        (SOURCES.replace(b'name = "second"', b"ratio = true"), {"arithmetic": 3.0}),
+        *(
+            (SOURCES.replace(b"countdown", name).replace(b'name = "second"', b"ratio = 1"), {"arithmetic": 3.0})
+            for name in (b"org/2048", b"a" * 41, b"a+b", b"b\\n[x]", b"b = 0.5\\n[trainer.optim]\\nlr", b"a.b")
+        ),
     ],
 )
 def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
@@ -232,7 +244,65 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
     }
     told = "\n".join(imported.report())
     assert all(f"{SHARE}.{name} = {ratio:g}" in told for name, ratio in ratios.items())
-    assert bool(ratios) or "ratio" in told
+    assert set(ratios) == {"arithmetic", "countdown"} or "left out" in told
+    assert all("is not copied" in line for line in told.split("\n") if "source.ratio = 1 " in line or "= true" in line)
+    assert values.keys() <= {"orchestrator.group_size", *(f"{SHARE}.{name}" for name in ratios)}
+
+
+@pytest.mark.parametrize(
+    ("factor", "max_inflight", "cause"),
+    [
+        ("1.5", None, "max_inflight = 98304 is not allowed (integer 1 to 65536)"),
+        ("1", 65536, ""),
+        ("1\nmax_inflight_rollouts = 300", 300, "max_inflight is 300 already"),
+        ("true", None, "oversampling_factor = true"),
+        ("nan", None, "oversampling_factor = nan"),
+    ],
+)
+def test_a_limit_that_is_not_allowed_is_left_out(factor: str, max_inflight: int | None, cause: str) -> None:
+    source = f"[orchestrator]\nbatch_size = 65536\ngroup_size = 4\noversampling_factor = {factor}\n"
+    imported = import_config(source.encode(), "x")
+    assert parse(imported.train_toml("x")).values.get("orchestrator.concurrency.max_inflight") == max_inflight
+    assert cause in "\n".join(problem.cause for problem in imported.left_out)
+    assert bool(cause) == bool(imported.left_out)
+
+
+@pytest.mark.parametrize("source", [b"", b'[project]\nname = "x"\nversion = "0.1"\n', b'[model]\nname = "x"\n'])
+def test_a_file_without_a_key_of_train_toml_is_refused(source: bytes) -> None:
+    with pytest.raises(UsageError, match="x has no key that"):
+        import_config(source, "x")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('wandb.api_key = "SECRET"', "wandb.api_key"),
+        ('env = [{args = {HF_TOKEN = "SECRET"}}]', "env.args.HF_TOKEN"),
+        ('client.headers.Authorization = "SECRET"', "client.headers.Authorization"),
+        ('secrets.OTHER = ["SECRET"]', "secrets.OTHER"),
+        (f'[{".".join("a" * 490)}]\n{".".join("a" * 480)}.token = "SECRET"', r"a\.a[.a]*\.\.\."),
+        ('"b\\n.password" = "SECRET"', "b\\\\n.password"),
+        ('client.api_key_var = "NAME"', ""),
+        ('tokenizer.name = "NAME"\nmax_tokens = "4"\npad_token = "<pad>"\nuse_token = true\napi_key = ""', ""),
+    ],
+)
+def test_a_config_with_a_secret_is_refused_by_the_name_of_its_key(line: str, name: str) -> None:
+    source = f"{line}\n[orchestrator]\ngroup_size = 4\n".encode()
+    if not name:
+        assert import_config(source, "x").values["orchestrator.group_size"] == 4
+        return
+    with pytest.raises(UsageError, match=f"^x: {name} would be printed") as caught:
+        import_config(source, "x")
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [(b"\xff", "not UTF-8 text. Name a config file"), (b"\xef\xbb\xbfseq_len = 512\n", "x:1: the file begins with a")],
+)
+def test_a_file_that_is_no_plain_text_is_refused(source: bytes, cause: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(cause)):
+        import_config(source, "x")
 
 
 def test_keys_of_another_algorithm_do_not_come_back() -> None:
@@ -278,6 +348,21 @@ def test_keys_of_nightshift_alone_are_left_out_or_written_as_prime_rl_has_them()
     assert tree["concurrency"]["max_inflight"] == 256
     head = exported.decode().split("\n\n")[0]
     assert "# left out: orchestrator.train.ratio.math\n# left out: orchestrator.train.opponent.type" in head
+
+
+def test_the_head_of_an_export_says_what_was_measured() -> None:
+    config = parse(b"[orchestrator]\ngroup_size = 4\n")
+    head = rl_toml(config, TODAY, ARITHMETIC_TRL).decode().split("\n\n")[0]
+    assert "; the rest is from imported.toml\n# measured with model models/arithmetic-base, environments arith" in head
+    assert "\n# learning rates were multiplied by 20\n" in f"{head}\n"
+    assert b"multiplied" not in rl_toml(config, b"", GSM8K_PRIME_RL)
+    hostile = b'[orchestrator.algo]\ntype = "opd"\nteacher = {name = "x"}\n"b\\n[x]" = 1\n'
+    assert "x" not in tomllib.loads(rl_toml(config, hostile).decode())
+    deep = ".".join("a" * 480)
+    for value in ("interval = nan", f"[ckpt.{deep}]\n{deep} = 1"):
+        with pytest.raises(UsageError, match=r"imported\.toml has a value that cannot be written"):
+            rl_toml(config, f"[ckpt]\n{value}\n".encode())
+    assert tomllib.loads(rl_toml(config, b"[orchestrator.train.source]\nname = 'x'\n").decode())
 
 
 # -- the commands -------------------------------------------------------------------------------------
@@ -336,19 +421,77 @@ def test_import_carries_ratios_with_their_environments(checkout: Path, tmp_path:
 
 
 def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: Path, tmp_path: Path) -> None:
-    (tmp_path / "theirs.toml").write_bytes(TODAY)
+    theirs = tmp_path / "theirs.toml"
+    theirs.write_bytes(TODAY)
     assert "cannot be read: No such file" in answer("nowhere.toml")
-    (checkout / "train.toml").write_text("# mine\n")
-    assert "train.toml has changes that are not committed" in answer(str(tmp_path / "theirs.toml"))
-    assert (checkout / "train.toml").read_text() == "# mine\n"
-    git(checkout, "checkout", "--quiet", "train.toml")
+    (checkout / "imported.toml").write_text("# mine\n")
+    assert "imported.toml is not in git. Commit it, or move it away" in answer(str(theirs))
+    (checkout / "imported.toml").unlink()
+    answer(str(theirs))
+    theirs.write_bytes(AUTORESEARCH)
+    for name in ("train.toml", "rules.toml", "imported.toml"):
+        (checkout / name).write_text("# mine\n")
+        assert f"{name} has changes that are not committed" in answer(str(theirs))
+        assert (checkout / name).read_text() == "# mine\n"
+        git(checkout, "checkout", "--quiet", name)
     git(checkout, "checkout", "--quiet", "-b", "autoresearch/x")
-    assert "autoresearch/x is a campaign" in answer(str(tmp_path / "theirs.toml"))
-    assert not (checkout / "imported.toml").exists()
+    assert "autoresearch/x is a campaign" in answer(str(theirs))
+    assert (checkout / "imported.toml").read_bytes() == TODAY
+
+
+def test_the_same_import_again_changes_nothing(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.toml").write_bytes(AUTORESEARCH)
+    answer(str(tmp_path / "theirs.toml"))
+    head = git(checkout, "rev-parse", "HEAD")
+    assert "nothing changed: this config was imported before" in answer(str(tmp_path / "theirs.toml"))
+    assert git(checkout, "rev-parse", "HEAD") == head
+
+
+def test_import_sets_keys_at_the_top_of_rules_toml_only(checkout: Path, tmp_path: Path) -> None:
+    before = """\
+# [a comment
+environments = [
+    "countdown",  # model = "x"
+]
+model = ""
+
+[environment.arithmetic.args]
+"""
+    after = _with_setting(before + 'model = "mine"', "environments", '["arithmetic"]')
+    after = _with_setting(_with_setting(after, "model", '"theirs"'), "revision", '""')
+    assert (
+        after
+        == """\
+# [a comment
+environments = ["arithmetic"]
+model = "theirs"
+revision = ""
+
+[environment.arithmetic.args]
+model = "mine"
+"""
+    )
+    for rules, told in ((before, 'rules.toml: environments = ["gsm8k"]'), ("model = 1 2", "rules.toml stays as it is")):
+        (checkout / "rules.toml").write_text(rules)
+        git(checkout, "commit", "--quiet", "-am", "Choose")
+        (tmp_path / "theirs.toml").write_bytes(AUTORESEARCH)
+        assert told in answer(str(tmp_path / "theirs.toml"))
+    assert (checkout / "rules.toml").read_text() == "model = 1 2"
+
+
+def test_a_hostile_name_in_a_config_is_shown_on_one_line(checkout: Path, tmp_path: Path) -> None:
+    entries = "".join(f'[[orchestrator.env]]\nid = "{name}"\n' for name in ("a\\n\\u001b[31mb", "..", "x" * 900))
+    model = f'[model]\nname = "{"m" * 900}"\n'
+    (tmp_path / "theirs.toml").write_text(f"[orchestrator]\ngroup_size = 4\n{entries}{model}")
+    output = CliRunner().invoke(commands, ["import", str(tmp_path / "theirs.toml")]).output
+    assert "\x1b" not in output
+    assert "\nenvironment a b is not in environments/" in output
+    assert "\nenvironment .. is not in environments/" in output
 
 
 def test_export_writes_the_incumbent_for_prime_rl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story.of(build(tmp_path, 12, num_examples=100), BRANCH, "main")
+    assert b"imported.toml" not in as_rl_toml(story, None, tmp_path)
     (tmp_path / "imported.toml").write_bytes(TODAY)
     tree = tomllib.loads(as_rl_toml(story, None, tmp_path).decode())
     first = story.configs[story.shown.records[0].number]

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, SOURCE, find_key, find_renamed, is_inner, lock
+from nightshift.config.checks import tables_of
 from nightshift.config.import_config import IMPORTED_NAME, at, environment_name, is_of_today, model_name
+from nightshift.config.rules import Rules
 from nightshift.config.toml_text import document
 from nightshift.config.train_toml import Config
 from nightshift.config.values import Value
@@ -19,6 +21,7 @@ from nightshift.errors import UsageError
 from nightshift.files import read_file
 from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.story import Story
+from nightshift.text import clean
 
 _ALGO = "orchestrator.algo"
 _MAX_INFLIGHT, _INITIAL_INFLIGHT = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
@@ -35,18 +38,22 @@ def as_rl_toml(story: Story, number: int | None, root: Path) -> bytes:
     if config is None:
         which = "incumbent" if number is None else f"readable train.toml of experiment {number:04d}"
         raise UsageError(f"the campaign has no {which}", "Run its baseline, or name another --experiment.")
-    rules = next((story.rules(record) for record in reversed(story.shown.records) if story.rules(record)), None)
+    records = sorted(story.shown.records, key=lambda record: record.number == number)  # its own rules, else the last
+    rules = next((rules for record in reversed(records) if (rules := story.rules(record))), None)
     path = root / IMPORTED_NAME
     try:
         imported = read_file(path) if path.exists() else b""
     except OSError as error:
         cause = f"{path} cannot be read: {error.strerror or error}"
         raise UsageError(cause, "Put the file back, or delete it.") from None
-    return rl_toml(config, imported, rules.model if rules else "")
+    return rl_toml(config, imported, rules)
 
 
-def rl_toml(config: Config, imported: bytes, model: str = "") -> bytes:
-    """Return a config of prime-rl with the values of `config`; `model` is for an empty `imported`."""
+def rl_toml(config: Config, imported: bytes, rules: Rules | None = None) -> bytes:
+    """Return a config of prime-rl with the values of `config`; it names the model of `rules` if `imported` names none.
+
+    UsageError: `imported` has a value that the config cannot hold.
+    """
     import tomlkit
 
     _, source = document(imported, IMPORTED_NAME)
@@ -58,7 +65,7 @@ def rl_toml(config: Config, imported: bytes, model: str = "") -> bytes:
             left_out += [f"{_ALGO}.{name}, of another algorithm" for name in algo]
             del tree["orchestrator"]["algo"]
     else:
-        name = model_name(source) or model
+        name = model_name(source) or (rules.model if rules else "")
         tree = {"model": {"name": name}} if name else {}
         left_out += [f"all of {IMPORTED_NAME} but its model: it has names of another version"] if source else []
     values: dict[str, Value] = dict(config.values)
@@ -66,7 +73,7 @@ def rl_toml(config: Config, imported: bytes, model: str = "") -> bytes:
         values[_MAX_INFLIGHT] = most = most_inflight(config.resolved)
         if isinstance(initial := config.get(_INITIAL_INFLIGHT), int):
             values[_INITIAL_INFLIGHT] = min(initial, most)
-    sources = at(tree, SOURCE) or []
+    sources = tables_of(at(tree, SOURCE) or [])
     for path, value in values.items():
         table, _, leaf = path.rpartition(".")
         if table == RATIO:
@@ -82,10 +89,21 @@ def rl_toml(config: Config, imported: bytes, model: str = "") -> bytes:
             left_out.append(path)
         else:
             _set(tree, path, value)
-    head = [f"# The config of a Nightshift campaign for prime-rl; the rest is from {IMPORTED_NAME}."]
-    head += [f"# left out: {path}" for path in left_out]
-    text = "\n".join([*head, "", tomlkit.dumps(_ordered(tree))])
-    assert tomllib.loads(text) == _ordered(tree)
+    rest = f"; the rest is from {IMPORTED_NAME}" if imported else ""
+    head = [f"The config of a Nightshift campaign for prime-rl{rest}"]
+    if rules is not None:
+        head.append(f"measured with model {rules.model}, environments {', '.join(rules.environment_names)}")
+        if rules.learning_rate_scale != 1:
+            head.append(f"learning rates were multiplied by {rules.learning_rate_scale:g}")
+    head += [f"left out: {path}" for path in left_out]
+    try:
+        text = "\n".join([*(f"# {clean(line)}" for line in head), "", tomlkit.dumps(_ordered(tree))])
+        is_same = tomllib.loads(text) == _ordered(tree)
+    except RecursionError:
+        is_same = False
+    if not is_same:
+        cause = f"{IMPORTED_NAME} has a value that cannot be written: nan, or a table of hundreds of levels"
+        raise UsageError(cause, "Delete the value.")
     return text.encode()
 
 
