@@ -98,6 +98,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
         ["repeat"],
         good,  # 0003
         ["exit 1"],
+        ["exit 1"],  # so the next one changes another key than 0003, which may be kept meanwhile
         [*good, "delete .git"],  # 0004
         [*good, "50 MB"],  # 0005
         ["link"],
