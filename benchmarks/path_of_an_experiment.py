@@ -23,7 +23,9 @@ from machine import RESULTS, machine, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = "5"
-_START = "import coverage; coverage.process_startup()\n"
+# An environment's variables do not reach all processes, but this file does.
+_START = "import os; os.environ.setdefault('COVERAGE_PROCESS_START', {!r}); "
+_START += "import coverage; coverage.process_startup()\n"
 _SETTINGS = "[run]\nparallel = true\nsource = {root}/nightshift\ndata_file = {data}\nsigterm = true\n"
 _READ = (
     "import coverage, json, sys; d = coverage.CoverageData(sys.argv[1]); d.read(); "
@@ -67,8 +69,7 @@ def measure(revision: str) -> dict[str, Any]:
         root, data = Path(place, "checkout"), Path(place, "coverage")
 
         def run(*words: str | Path, check: bool = True) -> str:
-            environ = {**os.environ, "COVERAGE_PROCESS_START": f"{place}/coveragerc", "COVERAGE_FILE": str(data)}
-            environ.pop("VIRTUAL_ENV", None)
+            environ = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
             done = subprocess.run(words, cwd=root, env=environ, check=False, capture_output=True, text=True)
             if check and done.returncode != 0:
                 raise click.ClickException(f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}")
@@ -76,6 +77,7 @@ def measure(revision: str) -> dict[str, Any]:
 
         subprocess.run(["git", "clone", "--quiet", ROOT, root], check=True)
         run("git", "checkout", "--quiet", "-b", "autoresearch/path", revision)
+        commit = run("git", "rev-parse", "--short=8", "HEAD").strip()
         run("git", "config", "user.name", "path")
         run("git", "config", "user.email", "path@localhost")
         run("uv", "sync", "--quiet")
@@ -83,7 +85,7 @@ def measure(revision: str) -> dict[str, Any]:
         python = root / ".venv" / "bin" / "python"
         [packages] = root.glob(".venv/lib/*/site-packages")
         Path(place, "coveragerc").write_text(_SETTINGS.format(root=root, data=data))
-        (packages / "coverage_start.pth").write_text(_START)
+        (packages / "coverage_start.pth").write_text(_START.format(f"{place}/coveragerc"))
         command = (python, "run.py", "--engine", "trl", "--budget-seconds", BUDGET_SECONDS)
         run(*command)
         config = root / "train.toml"
@@ -92,9 +94,7 @@ def measure(revision: str) -> dict[str, Any]:
         run(python, "-m", "coverage", "combine", f"--rcfile={place}/coveragerc")
         executed = json.loads(run(python, "-c", _READ, data))
         decision = next(line for line in summary.splitlines() if line.startswith("decision"))
-        return {"commit": run("git", "rev-parse", "--short=8", revision).strip(), "decision": decision} | path_of(
-            root, executed
-        )
+        return {"commit": commit, "decision": decision} | path_of(root, executed)
 
 
 @click.command(help=__doc__)
