@@ -51,6 +51,13 @@ def gain(row: dict[str, Any]) -> str:
     return f"{row['gain']:.2f} ± {row['stderr']:.2f}"
 
 
+def test_the_path_of_an_experiment_is_the_result_s() -> None:
+    counts = [[f"{row[name]:,}" for name in ("files", "functions", "lines")] for row in
+              result("path_of_an_experiment")["revisions"]]  # fmt: skip
+    quote = "0.2.0: {} files, {} functions of {} lines; now {}, {}, {}".format(*counts[0], *counts[1])
+    assert row_of("path_of_an_experiment", "one experiment passes through") == quote
+
+
 def test_the_recorded_night_is_the_page_s() -> None:
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").partition("### A recorded night")[2].split())
     page = " ".join(
