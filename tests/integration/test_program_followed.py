@@ -17,6 +17,7 @@ import pytest
 from tests.checkouts import ROOT, git
 from tests.night_checkout import furnish, leftovers, problems, records
 from tests.stand_ins import fault
+from tests.waiting import wait_for
 
 TEXT = (ROOT / "program.md").read_text()
 HYPOTHESIS = '"<hypothesis>: <prediction>"'
@@ -152,5 +153,5 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
     assert [record.proposal.prediction for record in ours] == [None, "expect +5 pp, faster", "+1 pp", None]
     (agent.root / "run.log").unlink()  # the real .gitignore has it
     assert problems(agent.root) == []
-    assert leftovers(agent.root) == []
+    wait_for(lambda: leftovers(agent.root) == [])  # the detached controller ends a moment after its verdict
     assert git(agent.root, "status", "--short", "--untracked-files=no") == ""
