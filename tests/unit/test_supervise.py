@@ -669,9 +669,11 @@ try:
             sys.stdin.read()
 except Interrupted as error:
     say(error)
-signal.signal(signal.SIGINT, lambda number, frame: say("default"))
+received = []
+signal.signal(signal.SIGINT, lambda number, frame: received.append(say("default")))
 say("over")
-signal.pause()
+while not received:  # pause() would miss a signal that comes before it
+    time.sleep(0.01)
 """
     with program(code) as process:
         assert first_line(process) == "ready"
