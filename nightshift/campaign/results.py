@@ -149,7 +149,7 @@ def is_replaced(change: Change, kept: Iterable[Change]) -> bool:
     return change.keys.keys() <= {key for other in kept for key in other.keys}
 
 
-def told_decisions(decisions: Iterable[Decision]) -> str:
+def decisions_text(decisions: Iterable[Decision]) -> str:
     """Return the changes that came in or went out: `0003 reverted, 0005 adopted`."""
     return ", ".join(f"{decision.change.name} {decision.action.past}" for decision in decisions)
 

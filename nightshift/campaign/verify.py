@@ -143,7 +143,7 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
 def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]) -> list[str]:
     """Return a line for each experiment whose decisions are not those that the rule makes of its scores. `stored`
     returns the config that an experiment ran."""
-    found = []
+    lines = []
     for branch, rules_hash in dict.fromkeys((record.branch, record.rules_hash) for record in records):
         campaign = Campaign()
         with suppress(UsageError):  # verify names a record or train.toml that cannot be read
@@ -153,9 +153,9 @@ def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]
                     again = campaign.judge(record, stored(campaign.baseline)).judgement
                     # What the engine refused cannot be repeated without the engine.
                     if _decided(again) != _decided(judged) and not judged.refused:
-                        found.append(f"experiment {record.number:04d}: its scores do not lead to its decisions")
+                        lines.append(f"experiment {record.number:04d}: its scores do not lead to its decisions")
                 campaign.step(is_start, record)
-    return found
+    return lines
 
 
 def _decided(judgement: Judgement | None) -> list[tuple[str, Action, float]]:

@@ -124,6 +124,8 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
         notes.append(f"{RULES_NAME} stays as it is: {error}")
     if "environments" not in settings and any(path.startswith(f"{RATIO}.") for path in imported.values):
         imported.leave_out(RATIO, f"{RATIO} is not copied: {RULES_NAME} does not have these environments")
+    if "model" in settings:
+        imported.left_out = [p for p in imported.left_out if ".".join(p.path) not in CARRIED["model"]]
     data = after.encode() if settings else before
     return data, [*(f"{RULES_NAME}: {name} = {value}" for name, value in settings.items()), *notes]
 

@@ -18,7 +18,7 @@ import msgspec
 from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
-from nightshift.campaign.results import column_of, figures, told_decisions
+from nightshift.campaign.results import column_of, decisions_text, figures
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.text import ANSI
 
@@ -81,7 +81,7 @@ def summary(record: Record, journal: str) -> str:
 def _moved(record: Record) -> str:
     """The commits that changed train.toml by other keys than those just tried: `0003 reverted, 0005 adopted`."""
     committed = [decision for decision in record.moved if f"{decision.action} {decision.change.name}" in record.commits]
-    return told_decisions(committed)
+    return decisions_text(committed)
 
 
 def print_text(text: str) -> None:

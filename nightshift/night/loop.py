@@ -622,7 +622,9 @@ class Night:
         if most is None or is_priced or self._is_price_note_made or answer.unavailable is not None:
             return  # an agent that cannot be asked may have spent nothing
         self._is_price_note_made = True
-        dollars = f"{self._proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
+        dollars = (
+            f"{self._proposer.name} reported {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
+        )
         self._note(f"--max-cost {most:g}: {dollars}, so this rule cannot hold; others stop it")
 
     def _refuse(self, cause: str, notes: Sequence[str] = (), *, is_fill: bool = False, is_edited: bool = True) -> None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from nightshift import text
 from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
-from nightshift.campaign.results import told_decisions
+from nightshift.campaign.results import decisions_text
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted
@@ -188,7 +188,7 @@ def contents(record: Record) -> str:
 
 def besides(record: Record) -> str:
     """What an experiment was besides its new change: `with 0007 again; 0003 reverted`; empty where it was nothing."""
-    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), told_decisions(record.moved))))
+    return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), decisions_text(record.moved))))
 
 
 def half(stderr: float) -> float:

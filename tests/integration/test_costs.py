@@ -69,7 +69,7 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert state.cause == "--max-cost 1: its proposals cost at least $1.20"
     cost = night_cost(state, Ledger(root))
     assert (cost.num_proposals, cost.tokens_in) == (5, 3 * 15_512 + 26_549 + 25_939)
-    assert stderr.count("told no dollars, so this rule cannot hold") == 1
+    assert stderr.count("reported no dollars, so this rule cannot hold") == 1
     told = "5 proposals: 0.00 h, 99,024 tokens in, 4,200 out, at least $1.20"
     assert f"h of runs; {told}\n" in stdout.rpartition("cost: ")[2]
     code, status, _ = nightshift(root, "status")
@@ -119,7 +119,7 @@ def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(roo
     stdout, stderr = good_night(
         root, agent=f"team:{words[0]},{words[1]}", sandbox="none", max_cost=100.0, experiments=4
     )
-    assert stderr.count("--max-cost 100: team:sh,sh told not all dollars, so this rule cannot hold") == 1
+    assert stderr.count("--max-cost 100: team:sh,sh reported not all dollars, so this rule cannot hold") == 1
     _, first, second, third = records(root)
     both = (15_512 + 26_549, 812 + 1_590)
     assert first.proposal.cost is not None

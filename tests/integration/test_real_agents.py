@@ -365,7 +365,7 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
     notified = [row[1]["why"] for row in heard(folder) if row[1]["event"] == "agent unavailable"]
     assert {why.split(": ")[1] for why in notified} == meanings
     # opencode tells a step's cost at the step's end, and each night here stops it within its first step once.
-    assert ("told no dollars" in stderr) == (name == "opencode" or not COSTS[name][2])
+    assert ("reported no dollars" in stderr) == (name == "opencode" or not COSTS[name][2])
     for record in closed(root, name):
         proposal, cost = record.proposal, record.proposal.cost
         assert record.run.new is not None

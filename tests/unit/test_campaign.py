@@ -22,7 +22,7 @@ from nightshift.campaign.records import (
     packed,
     prediction_in,
 )
-from nightshift.campaign.results import Counts, num_since_keep, told_decisions
+from nightshift.campaign.results import Counts, decisions_text, num_since_keep
 from nightshift.campaign.verify import contradictions
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
@@ -84,7 +84,7 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     rider = a_change(2)
     while not records[-1].moved and len(records) < 10:
         records.append(next_record(records, 0.7, run=Run(rider=rider)))
-    assert told_decisions(records[-1].moved) == "0002 adopted"
+    assert decisions_text(records[-1].moved) == "0002 adopted"
     assert "(with 0002 again)" in records[-1].judgement.why
     assert re.search(r"; 0002 adopted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
     campaign = folded(records)

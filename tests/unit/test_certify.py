@@ -221,7 +221,7 @@ def test_runs_of_a_certificate_that_no_certify_made_do_not_count_and_one_that_wa
     assert problem.endswith("run.json was written more than once: an earlier one was deleted")
 
 
-def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
+def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(kept: Setup) -> None:
     kept.executor.wait, wait = (
         (lambda seconds: ((kept.root / MEASURING).write_text("MEASURES = 1"), wait(seconds))[1]),
         kept.executor.wait,

@@ -391,6 +391,8 @@ def test_import_writes_and_commits_what_it_carries_over(checkout: Path, tmp_path
     (tmp_path / "theirs.toml").write_bytes(AUTORESEARCH)
     output = answer(str(tmp_path / "theirs.toml"))
     assert 'rules.toml: environments = ["gsm8k"]' in output
+    assert 'rules.toml: model = "Qwen/Qwen2.5-0.5B-Instruct"' in output
+    assert "is locked by the rules: the model is fixed" not in " ".join(output.split())  # it is carried over
     assert load(checkout / "train.toml").get("orchestrator.batch_size") == 256
     rules = rules_here(checkout, None, 0)
     assert (rules.environment_names, rules.model) == (("gsm8k",), "Qwen/Qwen2.5-0.5B-Instruct")

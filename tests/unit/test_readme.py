@@ -65,7 +65,7 @@ def test_the_recorded_night_is_the_page_s() -> None:
     )
     [title] = re.findall(r"\*\*(Better, certified: [^*]+)\.\*\*", readme)
     [certificate] = re.findall(r"(Certified on .+? pp, 95 % interval .+? pp)\.", readme)
-    [estimate] = re.findall(r"estimate is lower, (.+? pp):", readme)
+    [estimate] = re.findall(r"estimate is lower, (.+? pp);", readme)
     for text in (title, certificate, estimate):
         assert text in page, text
     counts = dict(re.findall(r"(kept|discarded|measured again|crashed) (\d+)", page[: page.index("What was kept")]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, SOURCE, find_key, find_renamed, is_inner, lock
 from nightshift.config.checks import tables_of
-from nightshift.config.import_config import IMPORTED_NAME, at, environment_name, is_of_today, model_name
+from nightshift.config.import_config import IMPORTED_NAME, MAX_INFLIGHT, at, environment_name, is_of_today, model_name
 from nightshift.config.rules import Rules
 from nightshift.config.toml_text import document
 from nightshift.config.train_toml import Config
@@ -24,7 +24,7 @@ from nightshift.report.export.story import Story
 from nightshift.text import clean
 
 _ALGO = "orchestrator.algo"
-_MAX_INFLIGHT, _INITIAL_INFLIGHT = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
+_INITIAL_INFLIGHT = "orchestrator.concurrency.initial_inflight"
 
 
 def as_rl_toml(story: Story, number: int | None, root: Path) -> bytes:
@@ -69,8 +69,8 @@ def rl_toml(config: Config, imported: bytes, rules: Rules | None = None) -> byte
         tree = {"model": {"name": name}} if name else {}
         left_out += [f"all of {IMPORTED_NAME} but its model: it has names of another version"] if source else []
     values: dict[str, Value] = dict(config.values)
-    if config.get(_MAX_INFLIGHT) is None:  # Nightshift's default, not prime-rl's
-        values[_MAX_INFLIGHT] = most = most_inflight(config.resolved)
+    if config.get(MAX_INFLIGHT) is None:  # Nightshift's default, not prime-rl's
+        values[MAX_INFLIGHT] = most = most_inflight(config.resolved)
         if isinstance(initial := config.get(_INITIAL_INFLIGHT), int):
             values[_INITIAL_INFLIGHT] = min(initial, most)
     sources = tables_of(at(tree, SOURCE) or [])
