@@ -75,9 +75,9 @@ class FreshRun:
 class Comparison:
     """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1.
 
-    `verdict` (better, worse, not told apart) tests at `level`; the interval is of 95 % whatever the level. `access`:
-    number of the access to the test split by this campaign, None on the validation split. `by_environment`: the
-    difference on each of several environments, not corrected for their number.
+    `verdict` (better, worse, no significant difference) tests at `level`; the interval is of 95 % whatever the level.
+    `access`: number of the access to the test split by this campaign, None on the validation split.
+    `by_environment`: the difference on each of several environments, not corrected for their number.
     """
 
     plan: Plan

@@ -30,6 +30,7 @@ from nightshift.config.decision_rules import RuleConstants
 
 LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
 SEED_DF = 8.0  # degrees of freedom that a `seed_sd` is worth which was measured on other runs
+NO_DIFFERENCE = "no significant difference"  # the verdict that is neither better nor worse
 MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
 
 Scores = Sequence[float] | NDArray[np.float64]  # one value an example, in the order of the split
@@ -82,9 +83,11 @@ def level_of_access(number: int) -> float:
 
 
 def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
-    """`better`, `worse` or `not told apart`, for questions that were asked together: Holm's procedure (Scandinavian
-    Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`."""
-    answers, is_open = ["not told apart"] * len(estimates), True
+    """Return `better`, `worse` or NO_DIFFERENCE for each of several questions that were asked together.
+
+    Holm's procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`.
+    """
+    answers, is_open = [NO_DIFFERENCE] * len(estimates), True
     for rank, index in enumerate(sorted(range(len(estimates)), key=lambda index: estimates[index].p_value)):
         is_open = is_open and estimates[index].p_value <= level / (len(estimates) - rank)
         if is_open:

@@ -79,6 +79,26 @@ def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
     return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
 
 
+def without_prediction(answer: Answer, kept: Sequence[Change]) -> Answer:
+    """Return a proposal without its prediction if a change that was kept since then sets one of its keys.
+
+    The proposal then replaces another value than the one that its agent saw. A note keeps the prediction's text.
+
+    Args:
+        kept: the incumbent's changes now; `answer.kept` are those of the moment when the proposal was made.
+    """
+    assert answer.change is not None
+    before = [change.keys for change in answer.kept]
+    shared_keys = {change.name: change.keys.keys() & answer.change.keys for change in kept if change.keys not in before}
+    causes = [
+        f"{name} was kept meanwhile and sets {', '.join(sorted(keys))}" for name, keys in shared_keys.items() if keys
+    ]
+    if not causes or answer.proposal.prediction is None:
+        return answer
+    note = f"prediction not scored, because {'; '.join(causes)}: {answer.proposal.prediction}"
+    return answer.with_proposal(prediction=None, notes=(*answer.proposal.notes, note))
+
+
 MAX_TRIES = 3  # of one config whose runs infrastructure ends
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
 MAX_REFUSALS = 8  # of proposals in a row
@@ -86,11 +106,6 @@ PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of infrastructure in a 
 _ANSWER_SECONDS = 60.0  # expected of an agent's first answer
 _LOOK_SECONDS = 30.0  # between two looks at what a night has to do
 _FILL_PAUSE_SECONDS = 60.0  # after MAX_REFUSALS proposals of tpe in a row
-
-
-class Overtaken(UsageError):
-    """A change that was kept since a proposal was made sets a key of the proposal. The agent is asked again, without a
-    refusal."""
 
 
 @dataclass(slots=True)
@@ -537,16 +552,12 @@ class Night:
         if self.state.unavailable is not None and not is_fill:
             self._note(f"{proposer.name} answers again")
             self._update(unavailable=None)
-        taken, causes, is_overtaken = list[Answer](), list[str](), True
+        taken, causes = list[Answer](), list[str]()
         for answer in answers:
             try:
                 taken.append(self._accept(work, answer, [*self._not_started(), *taken]))
             except UsageError as error:
                 causes.append(str(error))
-                is_overtaken = is_overtaken and isinstance(error, Overtaken)
-        if not taken and is_overtaken:
-            self._note(f"proposed again: {'; '.join(causes)}")
-            return
         if not taken:
             notes = tuple(note for answer in answers for note in answer.proposal.notes)
             self._refuse("; ".join(causes), notes, is_fill=is_fill, is_edited=answers[0].source is not None)
@@ -571,7 +582,7 @@ class Night:
         change = campaign.known(keys)
         number, direction = self._ledger.next_number(), context.direction
         answer = replace(answer, number=number, change=change, kept=work.kept, direction=direction)
-        kept = self._kept_for(answer, campaign)
+        kept, _ = incumbent_now(campaign, setup)
         admit(compose((*kept, change), campaign, setup), Request(run=Run(kept=kept, new=change)), setup)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):
             raise UsageError("this change waits for its turn already", "Change train.toml.")
@@ -580,18 +591,6 @@ class Night:
         if rider is not None and rider.keys.keys() & change.keys.keys():
             rider = None
         return replace(answer, rider=rider)
-
-    def _kept_for(self, answer: Answer, campaign: Campaign) -> tuple[Change, ...]:
-        """Return the incumbent's changes. Overtaken if one that was kept since the proposal was made sets one of its
-        keys."""
-        assert answer.change is not None
-        kept, _ = incumbent_now(campaign, self._setup)
-        before = [change.keys for change in answer.kept]
-        for change in kept:
-            if change.keys not in before and (keys := change.keys.keys() & answer.change.keys.keys()):
-                cause = f"{change.name} was kept meanwhile and sets {', '.join(sorted(keys))}"
-                raise Overtaken(cause, "Propose again.")
-        return kept
 
     def _cannot_ask(self, availability: Availability) -> None:
         """Wait for the agent: until its limit ends, or longer each time. The user is notified; nothing is refused."""
@@ -658,7 +657,8 @@ class Night:
         assert pending.change is not None
         setup = self._setup
         try:
-            kept = self._kept_for(pending, campaign)
+            kept, _ = incumbent_now(campaign, setup)
+            answer = without_prediction(answer, kept)
             rider = pending.rider  # must not set a key of the incumbent
             if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
                 rider = None
@@ -670,10 +670,6 @@ class Night:
                 run = structs.replace(run, rider=None)
                 config = compose(run.changes, campaign, setup)
             record = start(Request(answer.proposal, run=run), config, setup)
-        except Overtaken as error:
-            self._note(f"proposed again: {error}")
-            self._forget(pending)
-            return
         except UsageError as error:
             self._drop(pending, str(error))
             return

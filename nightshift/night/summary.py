@@ -111,7 +111,7 @@ def certified_line(comparison: Comparison) -> str:
     runs = f"{min(comparison.num_seeds.values())} fresh runs each"
     where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp"
     difference = f"{100 * result.difference:+.1f} pp"
-    return f"certified: incumbent {comparison.verdict}, {difference} ({where}, p = {result.p_value:.2g})"
+    return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}, p = {result.p_value:.2g})"
 
 
 def message(event: str, state: NightState, setup: Setup, why: str, record: Record | None = None) -> dict[str, Any]:

@@ -12,12 +12,18 @@ from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
 from nightshift.campaign.results import decisions_text
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
+from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.data import Experiment, Morning, counted
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 _ARROW = "\N{RIGHTWARDS ARROW}"
-_TONES = {"better": "good", "worse": "bad"}
+# By verdict of the certificate: the title's first words, and the tone.
+_CERTIFIED = {
+    "better": ("Better", "good"),
+    "worse": ("Worse", "bad"),
+    NO_DIFFERENCE: ("No significant difference", "open"),
+}
 # Text that is not to be shown as it is: controls but for tab and newline, lone surrogates, and the
 # characters that reorder or hide other text.
 _HIDDEN = re.compile(
@@ -75,16 +81,14 @@ def headline(morning: Morning) -> Headline:
     if form and form.conclusion:
         strict = f"strict score {f' {_ARROW} '.join(map(score, form.strict_scores))}"
         sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
-    if certificate and certificate.verdict in _TONES:
-        title = f"{certificate.verdict.capitalize()}, certified: {points(certificate.estimate.difference)}"
-        return Headline(title, sentence, _TONES[certificate.verdict])
-    if standing.gain > 0 >= low and not certificate:
+    if certificate:  # also for no significant difference: the title never claims more than the certificate
+        title, tone = _CERTIFIED.get(certificate.verdict, (certificate.verdict, "open"))
+        return Headline(f"{title}, certified: {points(certificate.estimate.difference)}", sentence, tone)
+    if standing.gain > 0 >= low:
         sentence += " The interval includes no gain at all."
     if low > 0:
-        title = f"Believed better, not certified: {gain}" if certificate else f"Better: {gain}"
-        return Headline(title, sentence, "open" if certificate else "good")
-    title = f"Perhaps better: {gain}" if standing.gain > 0 else "No gain is believed yet"
-    return Headline(title, sentence, "open")
+        return Headline(f"Better: {gain}", sentence, "good")
+    return Headline(f"Perhaps better: {gain}" if standing.gain > 0 else "No gain so far", sentence, "open")
 
 
 def _with_last_runs(sentence: str, morning: Morning) -> str:

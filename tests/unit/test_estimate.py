@@ -132,11 +132,11 @@ def an_estimate(p_value: float, sign: int = 1) -> Estimate:
     ("p_values", "expected"),
     [
         ([0.049], ["better"]),
-        ([0.051], ["not told apart"]),
-        ([0.03, 0.03], ["not told apart"] * 2),  # the first has to be below 0.025
+        ([0.051], ["no significant difference"]),
+        ([0.03, 0.03], ["no significant difference"] * 2),  # the first has to be below 0.025
         ([0.02, 0.03], ["better", "better"]),
         ([0.04, 0.02, 0.001], ["better", "better", "better"]),
-        ([0.04, 0.03, 0.001], ["not told apart", "not told apart", "better"]),
+        ([0.04, 0.03, 0.001], ["no significant difference", "no significant difference", "better"]),
     ],
 )
 def test_several_questions_are_corrected_by_holm(p_values: list[float], expected: list[str]) -> None:
@@ -145,4 +145,4 @@ def test_several_questions_are_corrected_by_holm(p_values: list[float], expected
 
 def test_what_is_worse_is_called_so_and_no_difference_is_none() -> None:
     assert verdicts([an_estimate(0.01, -1)], 0.05) == ["worse"]
-    assert verdicts([Estimate(0.0, 0.0, 4, (0.0, 0.0))], 0.05) == ["not told apart"]
+    assert verdicts([Estimate(0.0, 0.0, 4, (0.0, 0.0))], 0.05) == ["no significant difference"]

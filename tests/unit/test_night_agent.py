@@ -168,23 +168,39 @@ def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
     assert max(len(record.run.changes) for record in ours) <= 1 + len(setup.campaign(CAMPAIGN).kept) + 1
 
 
-def test_a_proposal_whose_key_was_kept_meanwhile_is_asked_for_again(setup: Setup, clock: Clock) -> None:
-    class Rates(Thinker):
-        def answer(self, context: Context) -> Answer:
-            self.num += 1
-            rate = (3e-6, 2.9e-6, 2.8e-6, 2.7e-6)[self.num - 1]
-            return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate}"))
+class Rates(Thinker):
+    """Changes the learning rate only, and predicts +1 pp."""
 
-    proposer = Rates(clock, 15.0)
+    def __init__(self, clock: Clock, rates: Sequence[float]) -> None:
+        super().__init__(clock, 15.0)
+        self.rates = rates
+
+    def answer(self, context: Context) -> Answer:
+        rate = self.rates[self.num]
+        self.num += 1
+        return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate}", prediction="+1 pp"))
+
+
+def test_a_proposal_whose_key_was_kept_meanwhile_replaces_the_value(setup: Setup, clock: Clock) -> None:
+    proposer = Rates(clock, (3e-6, 2.9e-6, 2.8e-6, 2.7e-6))
     _, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=3)
     assert stop.is_planned, stop
     ours = setup.ledger.records()
     assert ours[1].is_keep
-    assert [record.proposal.description for record in ours[1:]] == ["lr 3e-06", "lr 2.8e-06"]
+    assert [record.proposal.description for record in ours[1:]] == ["lr 3e-06", "lr 2.9e-06"]
     assert ours[2].run.kept == (ours[1].run.new,)
-    told = "proposed again: 0002 was kept meanwhile and sets trainer.optim.lr. Propose again."
-    assert told in setup.reporter.notes
-    assert proposer.contexts[2].refusals == ()
+    assert ours[2].diff == ("trainer.optim.lr 3e-6 -> 2.9e-6",)
+    assert [record.proposal.prediction for record in ours[1:]] == ["+1 pp", None]
+    note = "prediction not scored, because 0002 was kept meanwhile and sets trainer.optim.lr: +1 pp"
+    assert note in ours[2].proposal.notes
+
+
+def test_a_proposal_of_the_value_that_was_kept_meanwhile_is_dropped(setup: Setup, clock: Clock) -> None:
+    proposer = Rates(clock, (3e-6, 3e-6, 2.8e-6, 2.7e-6))
+    a_night(setup, Timed(1, clock), proposer, experiments=3)
+    ours = setup.ledger.records()
+    assert [record.proposal.description for record in ours[1:]] == ["lr 3e-06", "lr 2.8e-06"]
+    assert any("proposal refused: " in note and "0002" in note for note in setup.reporter.notes)
 
 
 def test_what_was_proposed_and_not_run_is_run_by_the_next_night(setup: Setup, clock: Clock) -> None:

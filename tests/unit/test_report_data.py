@@ -24,6 +24,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
+from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code, summary
@@ -367,9 +368,9 @@ SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
     ("scores", "verdict", "title", "tone"),
     [
         (UNSURE, "better", "Better, certified: +5.0 pp", "good"),
-        (UNSURE, "not told apart", "Perhaps better", "open"),
+        (UNSURE, NO_DIFFERENCE, "No significant difference, certified: +5.0 pp", "open"),
         (SURE, "better", "Better, certified: +5.0 pp", "good"),
-        (SURE, "not told apart", "Believed better, not certified: +16.7 ± 7.9 pp", "open"),
+        (SURE, NO_DIFFERENCE, "No significant difference, certified: +5.0 pp", "open"),
         (SURE, "worse", "Worse, certified", "bad"),
     ],
 )
@@ -389,11 +390,11 @@ def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> No
     assert "Certified" not in line.sentence
 
 
-def test_a_kept_change_without_a_believed_gain_is_not_told_as_no_gain(tmp_path: Path) -> None:
+def test_the_headline_of_a_kept_change_without_an_estimated_gain(tmp_path: Path) -> None:
     found = certified_morning(tmp_path, judged(UNSURE))
     level = replace(found.standing, gain=0.0)
     line = headline(replace(found, standing=level))
-    assert line.title == "No gain is believed yet"
+    assert line.title == "No gain so far"
     assert "0.0 ± 6.9 pp" in line.sentence
 
 
