@@ -38,7 +38,7 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     """Write a campaign as a table, offline W&B runs or TensorBoard events; or its model or config.
 
     csv has a column for every key; model the incumbent's weights, with a card that says how they were made and what is
-    certified of them; rl.toml what it trained with on prime-rl, as a config that prime-rl itself runs.
+    certified of them; rl.toml the config that the incumbent trained with on prime-rl, which prime-rl itself accepts.
     """
     from nightshift.campaign.git import Repo
     from nightshift.report.export.story import Story

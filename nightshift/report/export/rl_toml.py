@@ -45,7 +45,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         raise UsageError(cause, "Measure it with prime-rl first: uv run run.py --engine prime-rl, on a new branch.")
     if rules.hash(root) != rules_hash:
         cause = f"{name} was measured under other rules ({rules_hash}) than the files here make"
-        raise UsageError(cause, f"Check out the campaign: git switch {story.shown.branch}.")
+        raise UsageError(cause, f"Check out the campaign: git switch {story.shown.branch or 'BRANCH'}.")
     exact = records[-1] if number is not None else story.shown.campaign.incumbent_run
     result = exact.result if exact else None
     engine = PrimeRlEngine(rules, root, environ)
