@@ -38,7 +38,7 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     """Write a campaign as a table, offline W&B runs or TensorBoard events; or its model or config.
 
     csv has a column for every key; model the incumbent's weights, with a card that says how they were made and what is
-    certified of them; rl.toml a config that prime-rl itself runs, with what nightshift import kept in imported.toml.
+    certified of them; rl.toml the config that the incumbent trained with on prime-rl, which prime-rl itself accepts.
     """
     from nightshift.campaign.git import Repo
     from nightshift.report.export.story import Story
@@ -97,4 +97,4 @@ def _text(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
     from nightshift.report.export.rl_toml import as_rl_toml
     from nightshift.report.export.story import as_csv
 
-    return as_rl_toml(story, experiment, root) if form == "rl.toml" else as_csv(story)
+    return as_rl_toml(story, experiment, root, os.environ) if form == "rl.toml" else as_csv(story)

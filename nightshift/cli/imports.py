@@ -40,8 +40,7 @@ def import_command(file: Path) -> None:
     """Write train.toml from the config FILE, and the lines of rules.toml that carry over; commit what changed.
 
     FILE is a config of prime-rl with today's names or older ones, autoresearch-rl's train.toml, or a config of prime's
-    hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml, for
-    nightshift export --to rl.toml.
+    hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml.
     """
     root = run.process_root()
     try:

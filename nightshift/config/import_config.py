@@ -10,22 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nightshift.config.allowlist import (
-    ALIASES,
     CARRIED,
     CURRICULUM,
     DIALECTS,
     KEYS,
     NAME_RULE,
     RATIO,
-    SOURCE,
     Dialect,
     default_text,
     find_key,
-    find_renamed,
     is_inner,
     is_name,
-    lock,
-    lock_of_word,
     resolve,
 )
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
@@ -159,14 +154,6 @@ def _secrets(tree: Mapping[str, Any]) -> Iterator[str]:
             waiting += [(path, item, is_secret) for item in node]
         elif is_secret and isinstance(node, str) and node:
             yield path
-
-
-def is_of_today(tree: Mapping[str, Any]) -> bool:
-    """True if a config has no name that only another version or front end of prime-rl has."""
-    _, problems = read_values(tree)
-    paths = [problem.path for problem in problems if lock(problem.path) is None]
-    foreign = [path for path in paths if ".".join(path) not in ALIASES and (find_renamed(path) or lock_of_word(path))]
-    return bool(tree) and all(".".join(path).startswith(f"{SOURCE}.") for path in foreign)
 
 
 def model_name(tree: Mapping[str, Any]) -> str:

@@ -12,18 +12,22 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nightshift.config.import_config import import_config
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, OFFLOAD, PRESETS, ROW
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, leaves
 from nightshift.errors import ConfigError
+from nightshift.report.export.rl_toml import rl_toml
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.rules import GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "prime_rl"
@@ -35,6 +39,15 @@ needs_prime_rl = pytest.mark.skipif(
 # Imports take seconds, a validation milliseconds: one process for many configs.
 BOTH = rules_of(Path(__file__).parents[2], Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2)
 GAME = rules_of(ROOT, Chosen(environments=["gsm8k", "tictactoe"], model="Qwen/Qwen2.5-0.5B-Instruct"), "prime-rl", 2)
+# Of prime-rl's examples/basic/reverse-text/rl.toml.
+REVERSE_TEXT = b"""
+max_steps = 20
+seq_len = 2048
+model.name = "PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT"
+orchestrator = {batch_size = 128, group_size = 16, train.sampling.max_completion_tokens = 128}
+trainer.optim.lr = 3e-6
+ckpt = {}
+"""
 OPPONENT = b"\n[orchestrator.train.opponent]\n"
 DRIVER = """
 import importlib.util, pathlib, sys
@@ -184,6 +197,40 @@ def test_every_preset_is_valid_in_prime_rl_with_its_defaults_and_at_its_caps(tmp
             source = parse(set_values(SHIPPED, changes))
             folders.append(written(source, tmp_path / str(len(folders)), memory=memory).run_dir)
     assert [answer["errors"] for answer in verdicts(folders) if not answer["ok"]] == []
+
+
+# prime-rl's own command line reads the file of `export --to rl.toml`; its class reads the plan of the same run.
+EXPORTS = """
+import json, pathlib, sys
+from prime_rl.configs.rl import RLConfig
+from prime_rl.utils.config import cli
+for folder in map(pathlib.Path, sys.argv[1:]):
+    plan = RLConfig.model_validate(json.loads((folder / "rl.json").read_bytes()))
+    export = cli(RLConfig, args=["@", str(folder / "rl.toml")])
+    resolved = [config.model_dump(mode="json") for config in (plan, export)]
+    (folder / "resolved.json").write_text(json.dumps(resolved))
+"""
+
+
+@needs_prime_rl
+def test_an_export_is_valid_in_prime_rl_and_resolves_to_what_the_engine_runs(tmp_path: Path) -> None:
+    mixed = parse(SHIPPED + b"\n[orchestrator.train.ratio]\ngsm8k = 2.0\n")
+    scaled = replace(GSM8K_PRIME_RL, learning_rate_scale=20.0)
+    imported = parse(import_config(REVERSE_TEXT, "rl.toml").train_toml("rl.toml"))
+    runs = [({}, variant(name)) for name in VARIANTS] + [({}, config) for config in open_configs().values()]
+    runs += [({"rules": BOTH}, mixed), ({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train"))]
+    runs += [({}, imported)]
+    launches = [written(config, tmp_path / str(number), **more) for number, (more, config) in enumerate(runs)]
+    for launch in launches:
+        (launch.run_dir / "rl.toml").write_bytes(rl_toml(launch.settings, launch.seed, ["a comment"]))
+    folders = [launch.run_dir for launch in launches]
+    subprocess.run([PYTHON, "-P", "-c", EXPORTS, *folders], env=environment(tmp_path), cwd=tmp_path, check=True)
+    own = ("output_dir", "run", "rollout_transport", "inference.server", "env_server_base_port", "client.base_url")
+    for folder in folders:
+        plan, export = (dict(leaves(config)) for config in json.loads((folder / "resolved.json").read_bytes()))
+        differing = {path for path in plan.keys() | export.keys() if plan.get(path) != export.get(path)}
+        differing = {path for path in differing if not any(part in path for part in (*own, "monitors.file.path"))}
+        assert differing == set(), folder
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

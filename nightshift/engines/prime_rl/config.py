@@ -5,6 +5,7 @@ run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/p
 verifiers/v1/ of the verifiers that it pins.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,7 @@ _SAMPLER = f"{CURRICULUM}.sampler.type"
 _INFLIGHT, _INITIAL = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
 INFLIGHT_BATCHES = 2  # one is answered while one is trained on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
+_LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
 
 
 def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:
@@ -115,6 +117,9 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         # the name that C/rl.py:566 would choose
         rank, alpha = values[f"{ADAPTER}.rank"], values[f"{ADAPTER}.alpha"]
         values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"
+    for path in _LEARNING_RATES:
+        if values.get(path):
+            values[path] *= rules.learning_rate_scale
     shares, other = ratios(config, rules), opponent(config, rules)
     if other.get("type") == "previous":
         cause = f"{where(config, f'{OPPONENT}.type')}: the server of prime-rl holds one policy, that of now"
@@ -131,6 +136,18 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         temperature = {"sampling": {"temperature": other["temperature"]}} if other["type"] == "self" else {}
         env |= {"played_by": other["type"], "opponent": env["agent"] | temperature}
     return _nested(values)
+
+
+def with_seed(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return the settings of `effective` with the seed of a run: of the server, and of the order of the examples."""
+    tree: dict[str, Any] = copy.deepcopy(dict(settings))
+    tree["inference"]["vllm"]["seed"] = seed
+    for source in tree["orchestrator"]["train"]["source"]:
+        source["env"]["taskset"]["seed"] = seed
+        sampler = source.get("curriculum", {}).get("sampler", {})
+        if sampler.get("type") == "difficulty_pool":
+            sampler["seed"] = seed
+    return tree
 
 
 def most_inflight(values: Mapping[str, Any]) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.config.rules import NO_CARD
-from nightshift.engines.prime_rl.config import HOST
+from nightshift.engines.prime_rl.config import HOST, with_seed
 from nightshift.engines.prime_rl.remains import PRIME_DIR
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import GpuIds
@@ -126,20 +126,14 @@ class Launch:
     @cached_property
     def tree(self) -> dict[str, Any]:
         """The settings with what belongs to this run: folder, ports, seeds."""
-        tree: dict[str, Any] = copy.deepcopy(dict(self.settings))
+        tree = with_seed(self.settings, self.seed)
         tree["output_dir"] = str(self.run_dir)
         tree["run"] = {"name": PRIME_DIR}
         tree["rollout_transport"]["port"] = self.ports.rollouts
         tree["inference"]["server"]["port"] = self.ports.inference
-        tree["inference"]["vllm"]["seed"] = self.seed
         orchestrator = tree["orchestrator"]
         orchestrator["env_server_base_port"] = self.ports.env_server
         orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{self.ports.inference}/v1"}
-        for source in orchestrator["train"]["source"]:
-            source["env"]["taskset"]["seed"] = self.seed
-            sampler = source.get("curriculum", {}).get("sampler", {})
-            if sampler.get("type") == "difficulty_pool":
-                sampler["seed"] = self.seed
         return tree
 
     @property

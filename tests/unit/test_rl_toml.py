@@ -1,0 +1,158 @@
+"""export --to rl.toml: it has every value that the engine composes for a run, in names of prime-rl's own class."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nightshift.campaign.records import Job
+from nightshift.cli import run
+from nightshift.cli.main import commands
+from nightshift.config.allowlist import CURRICULUM
+from nightshift.config.import_config import import_config
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import Config, parse
+from nightshift.engines.prime_rl.launch import leaves
+from nightshift.errors import UsageError
+from nightshift.files import write_json
+from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
+from nightshift.report.export.story import Story
+from tests.checkouts import ROOT
+from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.stand_in_campaign import BRANCH, build
+from tests.unit.test_prime_rl_effective import RUN_DIR, disagreements
+
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+BOTH, GAME = (
+    rules_of(ROOT, Chosen(environments=names, model=MODEL), "prime-rl", 2)
+    for names in (["gsm8k", "arithmetic"], ["tictactoe"])
+)
+SCALED = replace(GSM8K_PRIME_RL, learning_rate_scale=20.0)
+POOLS = {f"{CURRICULUM}.sampler.type": "difficulty_pool"}
+CONFIGS: dict[str, tuple[Rules, Config]] = {
+    **{name: (GSM8K_PRIME_RL, config) for name, config in open_configs().items()},
+    **{name: (GSM8K_PRIME_RL, variant(name)) for name in VARIANTS},
+    "two environments": (BOTH, parse(set_values(SHIPPED, {"orchestrator.train.ratio.gsm8k": 3.0}))),
+    "a game": (GAME, parse(set_values(SHIPPED, {"orchestrator.train.opponent.temperature": 0.7}))),
+    "pools": (GSM8K_PRIME_RL, parse(set_values(SHIPPED, POOLS))),
+    "a scale": (SCALED, parse(set_values(SHIPPED, VARIANTS["max_steps"] | {"trainer.scheduler.min_lr": 1e-7}))),
+}
+# What belongs to one run under Nightshift, and changes nothing that is learned.
+OWN = re.compile(
+    r"output_dir|run\.name|clean|rollout_transport\.\w+|inference\.server\.\w+|(trainer|orchestrator)\.monitors\..*"
+    r"|orchestrator\.env_server_base_port|orchestrator\.model\.client\.base_url"
+)
+
+
+def exported(rules: Rules, config: Config) -> dict[str, Any]:
+    """Return the tables of the file, with null in place of "None"."""
+
+    def with_null(node: Any) -> Any:
+        if isinstance(node, list):
+            return [with_null(item) for item in node]
+        if isinstance(node, dict):
+            return {name: with_null(value) for name, value in node.items()}
+        return None if node == "None" else node
+
+    settings = launch_of(config, RUN_DIR, rules=rules).settings
+    tables: dict[str, Any] = with_null(tomllib.loads(rl_toml(settings, 1003, ["x"]).decode()))
+    return tables
+
+
+def test_an_export_has_every_value_of_a_run_but_its_folders_and_ports() -> None:
+    for name, (rules, config) in CONFIGS.items():
+        values = dict(leaves(launch_of(config, RUN_DIR, seed=1003, rules=rules).tree))
+        export = exported(rules, config)
+        assert dict(leaves(export)) == {path: value for path, value in values.items() if not OWN.fullmatch(path)}, name
+        if rules is not GAME:  # its environment's class has more keys, which test_prime_rl_validation.py reads
+            assert disagreements(export) == {}, name
+
+
+def test_an_export_has_what_the_engine_fixes() -> None:
+    export = dict(leaves(exported(*CONFIGS["train"])))
+    assert export["orchestrator.renderer.name"] == "default"  # "auto" is refused for models without their own renderer
+    assert export["inference.vllm.enable_prefix_caching"] is False
+    assert export["inference.vllm.generation_config"] == "vllm"
+    assert export["inference.vllm.max_model_len"] == 2496
+    assert export["inference.vllm.seed"] == export["orchestrator.train.source[0].env.taskset.seed"] == 1003
+    assert export["trainer.model.attn"] == "flash_attention_2"
+    assert export["trainer.model.optim_cpu_offload"] is False
+    assert export["orchestrator.train.source[0].env.taskset.id"] == "nightshift_gsm8k"
+    assert exported(*CONFIGS["a scale"])["trainer"]["optim"]["lr"] == pytest.approx(20 * 3e-6)
+    assert exported(*CONFIGS["a scale"])["trainer"]["scheduler"]["min_lr"] == pytest.approx(20 * 1e-7)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_export_can_be_imported_again(name: str) -> None:
+    rules, config = CONFIGS[name]
+    again = import_config(rl_toml(launch_of(config, RUN_DIR, rules=rules).settings, 1, []), "rl.toml").values
+    assert {path: again.get(path) for path in config.values} == config.values
+
+
+# -- the command --------------------------------------------------------------------------------------
+
+
+def story_of(root: Path, rules: Rules | None) -> Story:
+    """Build a campaign of 12 experiments in a checkout of its own, measured under `rules`; None: without rules."""
+    for name in ("environments", "models", "pyproject.toml"):
+        (root / name).symlink_to(ROOT / name)
+    rules_hash = rules.hash(root) if rules else "0" * 12
+    ledger = build(root, 12, num_examples=100, rules_hash=rules_hash)
+    for record in ledger.records() if rules else ():
+        path = ledger.run_dir(record.number) / "job.json"
+        seed = record.result.seed if record.result else 1
+        write_json(path, Job(rules, rules_hash, {}, seed, "validation", 100.0, token="1f"))
+        ledger.enter(path)
+    return Story.of(ledger, BRANCH, "main")
+
+
+def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported.toml").write_text("seq_len = 1\n")
+    story = story_of(tmp_path, SCALED)
+    monkeypatch.setattr(run, "process_root", lambda: tmp_path)
+    text = CliRunner().invoke(commands, ["export", "--to", "rl.toml", "--output", "-", "--experiment", "1"]).output
+    record, tree = story.shown.records[0], tomllib.loads(text)
+    assert tree["trainer"]["optim"]["lr"] == pytest.approx(20 * story.configs[1].get("trainer.optim.lr"))
+    assert tree["inference"]["vllm"]["seed"] == record.result.seed
+    assert tree["model"] == {"name": SCALED.model}
+    head = text.split("\n\n")[0]
+    assert head.startswith(f"# experiment 0001 of {BRANCH}, for prime-rl 559b44772e")
+    assert f"# measured: {record.result.training.num_steps} steps in a budget of 600 s" in head
+    assert re.search(
+        r"PYTHONPATH=\$PWD/\.nightshift/environments/[0-9a-f]{16} HF_HUB_CACHE=\$PWD/\.nightshift/hub ", head
+    )
+    assert f"revision {SCALED.model_revision}" in head
+    assert "train.toml times 20" in head
+    assert "nothing is from imported.toml" in head
+    assert str(tmp_path) not in text
+    incumbent = as_rl_toml(story, None, tmp_path, {}).decode()
+    assert incumbent.startswith(f"# the incumbent of {BRANCH}, ")
+    assert tomllib.loads(incumbent)["orchestrator"]["renderer"] == {"name": "default"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "cause"),
+    [
+        (ARITHMETIC_TRL, "the incumbent was trained by the engine trl, and no config of prime-rl trains the same"),
+        (None, r"the rules of the campaign are gone: no job\.json"),
+    ],
+)
+def test_export_refuses_what_prime_rl_did_not_train(tmp_path: Path, rules: Rules | None, cause: str) -> None:
+    with pytest.raises(UsageError, match=cause):
+        as_rl_toml(story_of(tmp_path, rules), None, tmp_path, {})
+
+
+def test_export_refuses_when_the_files_that_measure_have_changed(tmp_path: Path) -> None:
+    story = story_of(tmp_path, GSM8K_PRIME_RL)
+    (tmp_path / "nightshift").symlink_to(ROOT / "nightshift")
+    with pytest.raises(UsageError, match=r"was measured under other rules .* Check out the campaign: git switch auto"):
+        as_rl_toml(story, None, tmp_path, {})
