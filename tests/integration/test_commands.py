@@ -147,5 +147,5 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
     assert "models/arithmetic-base is missing" in stderr
-    assert "--rebuild-base" in stderr
+    assert "git checkout models" in stderr
     assert Ledger(root).numbers() == []
