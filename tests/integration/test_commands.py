@@ -149,3 +149,11 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     assert "models/arithmetic-base is missing" in stderr
     assert "git checkout models" in stderr
     assert Ledger(root).numbers() == []
+
+
+def test_a_closed_pipe_is_no_traceback(root: Path) -> None:
+    for command in ("nightshift status", "nightshift --help", "python run.py --keys"):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} | true"], cwd=root, capture_output=True, text=True, check=False
+        )
+        assert (done.stdout, done.stderr) == ("", ""), command
