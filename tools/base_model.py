@@ -93,9 +93,7 @@ def rebuild(model: str, output: Path | None, num_steps: int | None) -> None:
 
     recipe, output = RECIPES[model], output or ROOT / model
     num_steps = num_steps or recipe.num_steps
-    print(
-        f"training {output}: a few minutes. Its bytes belong to the rules, so the next experiment starts a new campaign"
-    )
+    print(f"training {output}: its bytes belong to the rules, so the next experiment starts a new campaign")
     logging.disable_progress_bar()
     torch.manual_seed(SEED)
     environment.load(ROOT, [EnvironmentRules(name, 0) for name in dict.fromkeys(recipe.environments)])
