@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nightshift.config.rules import EnvironmentRules
-from nightshift.engines.trl.optimizer import MuonWithAdamW
 from nightshift.evaluation import environment
 
 if TYPE_CHECKING:
@@ -171,6 +170,8 @@ def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int)
     """Muon on the matrices of the blocks and AdamW on the rest."""
     import torch
     from torch.nn.functional import cross_entropy
+
+    from nightshift.engines.trl.optimizer import MuonWithAdamW
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed_tokens" in name]
