@@ -4,7 +4,6 @@
     uv run prepare.py                 # what this machine's engine needs
     uv run prepare.py --gsm8k FOLDER  # GSM8K: its train.jsonl and test.jsonl
     uv run prepare.py --math FOLDER   # MATH from your own copy of it
-    uv run prepare.py --rebuild-base  # remake the tiny model of rules.toml
     uv run prepare.py --smoke         # two GPUs: install prime-rl, try it
 """
 
@@ -33,7 +32,6 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--smoke", is_flag=True, help="prime-rl: only one short real run with the tiny model.")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
 @click.option("--math", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of your copy.")
-@click.option("--rebuild-base", is_flag=True, help="Remake the rules' tiny model by supervised learning.")
 def main(**flags: Any) -> None:
     """Flags in, exit code out; the work is in its engine: nightshift/engines/."""
     sys.exit(prepare(ROOT, PrepareFlags(**flags)))

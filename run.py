@@ -4,7 +4,7 @@
     uv run run.py -m "lr 3e-6 -> 5e-6: expect +1 pp" > run.log 2>&1
 
 stdout carries the summary block only, progress goes to stderr.
-Exit code: 0 measured, 1 crash, 2 wrong use or config, 74 measured but not all could be said, 130 interrupted.
+Exit code: 0 measured, 1 crash, 2 wrong use or config, 130 interrupted.
 """
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ class ExitCode(IntEnum):
     MEASURED = 0
     CRASH = 1
     USAGE = 2
-    UNSAID = 74  # it went well, but stdout or stderr did not take all of it: EX_IOERR of sysexits.h
     INTERRUPTED = 130
 
 

@@ -15,7 +15,7 @@ from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests 
 ROOT = Path(__file__).parents[1]
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
-    "torch": ("tests/integration/test_trl_base.py", "tests/integration/test_trl_trainer.py"),
+    "torch": ("tests/integration/test_trl_trainer.py",),
     "verifiers": (
         "tests/integration/test_tasksets.py",
         "tests/integration/test_somebodys_taskset.py",

@@ -24,7 +24,6 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
 PTRACE_SEIZE, PR_GET_NO_NEW_PRIVS = 0x4206, 39  # which, other than attaching, stops nobody
 SOCKETS = ("run/*", "run/*/*", "run/user/*/*", "tmp/*", "tmp/*/*", "var/run/*", "var/run/*/*", "dev/*", "agent/**/*")
-KEY_CALLS = (217, 218, 219) if os.uname().machine == "aarch64" else (248, 249, 250)
 
 
 def call(name: str, *arguments: object) -> str:
@@ -104,7 +103,6 @@ def main() -> None:
         "devices": sorted(path.name for path in Path("/dev").iterdir()),
         "system": [name for name in ("/sys", "/run", "/var", "/srv", "/mnt", "/etc/shadow") if is_there(name)],
         "terminal": attempt(lambda: os.open("/dev/tty", os.O_RDWR)),
-        "keys": [call("syscall", number, 0, -3, 0) for number in KEY_CALLS],
         "handle": by_handle(),
         "link": attempt(lambda: os.link(sys.argv[0], "mine")),
         "rename": attempt(lambda: here.rename(here.parent / "moved").rename(here)),

@@ -122,7 +122,7 @@ def main() -> None:
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         start.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
     if (seconds := asked.pop("waits", None)) is not None:
-        availability.SHORT_WAITS, availability.USER_WAIT, availability.MAX_WAIT = (seconds,), seconds, seconds
+        availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     install("night")
     start.Night = partial(start.Night, pauses=tuple(pauses))

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -130,13 +130,12 @@ class Ending:
     notes: tuple[str, ...]
     live: Availability | None  # why it was stopped: it waited for something itself
     reset: datetime | None  # the end of a limit, by a file of the program
-    zone: tzinfo  # of the clock times that it printed
 
     def availability(self, now: datetime, *, is_edited: bool = False) -> Availability:
         """Return whether the agent can be asked again, by the end of the process."""
         if self.live is not None:
             return self.live
-        availability = read_ending(self.output, self.exit_code, now, is_edited=is_edited, zone=self.zone)
+        availability = read_ending(self.output, self.exit_code, now, is_edited=is_edited)
         is_dated = availability.meaning is Meaning.LIMIT and self.reset is not None
         return replace(availability, ends_at=self.reset) if is_dated else availability
 
@@ -166,7 +165,6 @@ class Agent:
         `evidence`. The caller clears the clone. `look` gets what was printed so far, again and again."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
-        zone = UTC if self.sandbox.name != NO_SANDBOX else self.now().astimezone().tzinfo or UTC
         prompt_path = self.clone.folder / "prompt.txt"
         credential, notes, cause, live = None, tuple[str, ...](), None, None
         with ExitStack() as files:
@@ -181,7 +179,7 @@ class Agent:
                 log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
                 log = Log(files.enter_context(log_path.open("r+b")))
                 environment = agent_environment(environment, self.clone.path)
-                began, began_at = self.clock(), time.time()
+                began = self.clock()
                 child = group.start(
                     "agent", words, log_path=log_path, env=environment, cwd=self.clone.path, stdin=stdin
                 )
@@ -196,7 +194,7 @@ class Agent:
                     group.check()
                     log.cut()
                     look(log.end)
-                    live = read_live(log.end, left, self.now(), zone=zone)
+                    live = read_live(log.end, left)
             finally:  # also if nothing was started: what git might start, should somebody find a way, ends as well
                 survivors = [*group.stop(), *self.sandbox.end()]
                 if not survivors:  # also when the night is stopped now: a token may be renewed
@@ -209,8 +207,8 @@ class Agent:
         elif cause is not None or exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; its last words: {last_words}" if last_words else "")
         cost = replace(cost, seconds=max(self.clock() - began, 0.0))
-        reset = codex_reset(self.clone.folder / "home", began_at) if cause and not survivors else None
-        return Ending(cause, exit_code, log.end, last_words, cost, notes, live, reset, zone)
+        reset = codex_reset(self.clone.folder / "home", self.now()) if cause and not survivors else None
+        return Ending(cause, exit_code, log.end, last_words, cost, notes, live, reset)
 
     def ask(
         self, prompt: str, context: Context, evidence: Mapping[str, bytes], role: str = ""

@@ -13,7 +13,6 @@ import os
 import pwd
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -131,8 +130,6 @@ _MAX_SCRIPT = 65_536
 _MODULES = re.compile(r".*?/(?:node_modules|\.pnpm|store/v\d+/links)(?=/)")
 _NAMED = re.compile(rb"(\$\{?basedir\}?)?(/[\w./@+-]+)")  # `$basedir`: npm's and pnpm's word for the script's folder
 _SHELL = re.compile(rb"#!.*sh(\s|$)")
-_SHIM_SCRIPT = re.compile(rb"\b(asdf|nodenv|pyenv)\"? exec\b")
-_SHIM_PROGRAMS = {"mise": "mise", "volta-shim": "volta", "asdf": "asdf"}  # that links lead to
 
 
 def system_places() -> Places:
@@ -152,7 +149,7 @@ def system_places() -> Places:
 def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
     """Return `places` and the program that `words` begin with, the files that it needs, and the files in `words`.
 
-    `search`: your PATH. UsageError for a hidden file, or a shim.
+    `search`: your PATH. UsageError for a hidden file.
     """
     shown, program = dict(places), shutil.which(words[0], path=search)
     waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
@@ -167,7 +164,7 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
         expose(path, shown, hidden)
         if (real := steps[-1]) not in seen:
             seen.add(real)
-            waiting += _needs(path.name, real, search)
+            waiting += _needs(real, search)
     for word in filter(_is_file, words[1:]):
         expose(Path(word), shown, hidden)
     return shown
@@ -235,23 +232,13 @@ def _package(path: Path) -> list[Path]:
     return [*top.glob("lib/python3*"), *top.glob("lib/libpython*")] if path.name.startswith("python") else []
 
 
-def _needs(name: str, program: Path, search: str) -> list[Path]:
-    """Return the interpreter of a script and, of a shell script, the programs that it names by their paths.
-
-    `name`: what the program was called by. UsageError for the shim of a version manager.
-    """
+def _needs(program: Path, search: str) -> list[Path]:
+    """Return the interpreter of a script and, of a shell script, the programs that it names by their paths."""
     text = b""
     with suppress(OSError), program.open("rb") as file:
         text = file.read(_MAX_SCRIPT)
     head, _, body = text.partition(b"\n") if text.startswith(b"#!") else (b"", b"", b"")
     body, words = body if _SHELL.match(head) else b"", os.fsdecode(head[2:_MAX_HEAD]).split()
-    shim = _SHIM_SCRIPT.search(body)
-    manager = os.fsdecode(shim[1]) if shim else _SHIM_PROGRAMS.get(program.name, name)
-    if manager != name:
-        raise UsageError(
-            f"{name} is a shim of {manager}, which does not work in the sandbox",
-            f"Put the folder of `{manager} which {name}` first on PATH.",
-        )
     if words and Path(words[0]).name == "env":
         interpreter = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
         words = list(filter(None, [shutil.which(interpreter, path=search)]))
@@ -366,7 +353,7 @@ class Sandbox:
         return self.login.copy_in(self.environ, clone.folder / "home")
 
     def _variables(self, **inside: str) -> dict[str, str]:
-        """Return the agent's environment. TZ is UTC, so that the printed end of a limit is in UTC."""
+        """Return the agent's environment. Times that it prints are in UTC."""
         return {**self.login.chosen(self.environ), "SHELL": "/bin/sh", "TZ": "UTC", **inside}
 
     def _whole(self, words: Sequence[str]) -> list[str]:
@@ -670,40 +657,16 @@ def _other_user(
     return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"
 
 
-# linux/audit.h's name of the machine, and the numbers of add_key, request_key and keyctl there.
-KEY_CALLS = {"x86_64": (0xC000003E, (248, 249, 250)), "aarch64": (0xC00000B7, (217, 218, 219))}
-X32_CALLS = 0x40000000  # numbers from here on are the same calls once more, on x86_64
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
-ALLOW, NO_SUCH_CALL = 0x7FFF0000, 0x00050000 | 38
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/filter.h
+PR_SET_NO_NEW_PRIVS = 38
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
-
-
-def key_filter(machine: str) -> bytes | None:
-    """Return the filter's instructions (struct sock_filter); None for a machine whose numbers are not known."""
-    if machine not in KEY_CALLS:
-        return None
-    audit, calls = KEY_CALLS[machine]
-    left = len(calls)  # jumps over what is left of the comparisons, and ALLOW
-    steps = [
-        (LOAD, 0, 0, 4),
-        (JUMP_IF_EQUAL, 0, left + 3, audit),
-        (LOAD, 0, 0, 0),
-        (JUMP_IF_AT_LEAST, left + 1, 0, X32_CALLS),
-    ]
-    steps += [(JUMP_IF_EQUAL, left - index, 0, call) for index, call in enumerate(calls)]
-    steps += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NO_SUCH_CALL)]
-    return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
 def enter(argv: Sequence[str]) -> None:
     """Give up what no namespace and no uid takes away, then be the program that `argv` begins with.
 
-    The kernel keeps keys (of Kerberos, of file encryption) that a user's processes find by number: a filter refuses
-    the three system calls for them. Abstract sockets (X11, some D-Bus) belong to the network, which is shared: where
-    Linux has Landlock's scopes (6.12) only the agent's own can be connected to, and only its own processes be
-    signalled. Where the kernel has none of this, the sandbox stands as it is.
+    Abstract sockets (X11, some D-Bus) belong to the network, which is shared: where Linux has Landlock's scopes (6.12)
+    only the agent's own can be connected to, and only its own processes be signalled.
     """
     libc = ctypes.CDLL(None)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
@@ -713,10 +676,6 @@ def enter(argv: Sequence[str]) -> None:
         if ruleset >= 0:
             libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
             os.close(ruleset)
-        if steps := key_filter(os.uname().machine):
-            instructions = ctypes.create_string_buffer(steps)
-            program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(instructions))
-            libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
     os.execv(argv[0], [*argv])
 
 

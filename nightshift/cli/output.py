@@ -10,7 +10,6 @@ import textwrap
 import threading
 from collections.abc import Iterable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
 from nightshift.campaign.results import column_of, decisions_text, figures
-from nightshift.errors import ExitCode, NightshiftError
+from nightshift.errors import NightshiftError
 from nightshift.text import ANSI
 
 _STANDARD_WIDTH = 80  # of what is no terminal, and of help texts
@@ -27,7 +26,6 @@ _WIDEST = 120
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _INDENT = 4  # of what a line that is too long goes on with
 _IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
-_deaf: set[str] = set()  # stdout and stderr, once they did not take what was said
 _lock = threading.Lock()  # the ticker of the live line speaks beside the main thread
 _drawn = ""  # what stands on the live line
 
@@ -162,13 +160,8 @@ def _in_columns(lines: Iterable[str], width: int) -> str:
     return "\n".join(found)
 
 
-def told(code: Any) -> Any:
-    """The exit code, but UNSAID for a success of which stdout or stderr did not take all that was said."""
-    return ExitCode.UNSAID if _deaf and code in (None, ExitCode.MEASURED) else code
-
-
 def _say(name: str, text: str) -> None:
-    """Print on stdout or stderr, also if it is closed, a pipe without a reader, on a full disk, or of few characters.
+    """Print on stdout or stderr.
 
     All output comes through here, so no foreign text reaches a terminal with a control code in it.
     """
@@ -181,18 +174,18 @@ def _say(name: str, text: str) -> None:
 
 
 def _write(name: str, text: str, end: str = "\n") -> None:
-    """Write to a stream, unless it refused before: the flush at the interpreter's end would make the exit code 120."""
+    """Write to stdout or stderr, in ASCII where the encoding has few characters."""
     stream = getattr(sys, name)
+    if stream is None:  # closed
+        return
+    encoding = stream.encoding or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.translate(_IN_ASCII)
     try:
-        if stream is None:  # it was closed when this process began
-            raise BrokenPipeError
-        encoding = stream.encoding or "utf-8"
-        if not encoding.lower().startswith("utf"):
-            text = text.translate(_IN_ASCII)
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
-    except (OSError, ValueError):
-        _deaf.add(name)
-        setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+    except OSError:
+        if name == "stdout":
+            raise  # a terminal that went away must not end a night, which prints its progress to stderr
 
 
 def _number(value: float | None, spec: str) -> str:

@@ -113,10 +113,6 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     began = time.monotonic()
     with reporting() as reporter:
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
-        if flags.rebuild_base:
-            from nightshift.engines.trl import base_model
-
-            base_model.rebuild(root, rules.model, reporter.note)
         rules = on_cards(rules, root, os.environ, flags.gpus)
         open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
         if not flags.smoke:

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 import click
 
-from nightshift.cli.output import print_error, print_text, told
+from nightshift.cli.output import print_error, print_text
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.signals import STOP_SIGNALS
 
@@ -81,21 +81,13 @@ P = ParamSpec("P")
 
 
 def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
-    """Show a command's errors as one line and return their exit code; click's errors as click does.
-
-    Where all went well but stdout or stderr did not take it, the code is UNSAID.
-    """
+    """Show a command's errors as one line and return their exit code; click's errors as click does."""
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by startup.py
-            while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-                pass  # a standard stream that is closed: its number would go to the next file that is opened
-            os.close(descriptor)
-            return int(told(command(*args, **kwargs) or ExitCode.MEASURED))
-        except SystemExit as end:
-            raise SystemExit(told(end.code)) from None
+            return int(command(*args, **kwargs) or ExitCode.MEASURED)
         except click.ClickException as error:
             said = io.StringIO()
             error.show(said)  # it repeats arguments, which may be anything
@@ -109,22 +101,10 @@ def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
             where = "" if error.filename is None else f": {os.fspath(error.filename)}"
             fix = "Free disk space or memory, or fix permissions."
             shown = EngineError(f"{error.strerror or error}{where}", fix)
-        except (MemoryError, ImportError, RuntimeError) as error:
-            if not _is_lack_of_memory(error):
-                raise
-            fix = "Raise the limit (ulimit -v unlimited) or free memory."
-            shown = EngineError(f"too little memory: {str(error) or 'an allocation failed'}", fix)
         print_error(shown)
         return shown.exit_code
 
     return guarded
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    """Whether memory ran out: for a value, for the library that an import maps, or for a thread."""
-    return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("failed to map segment", "Cannot allocate memory", "can't start new thread")
-    )
 
 
 class Command(click.Command):
@@ -141,24 +121,12 @@ class Command(click.Command):
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         sys.exit(in_one_line(partial(super().main, *args, standalone_mode=False, **extra))())
 
-    def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """As click's, but printed by output.py, which minds a closed pipe."""
-        if (option := super().get_help_option(ctx)) is not None:
-            option.callback = _help
-        return option
-
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(10_000)
 
 
 class Group(Command, click.Group):
     command_class = Command
-
-
-def _help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        print_text(ctx.get_help())
-        ctx.exit()
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:

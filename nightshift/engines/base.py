@@ -68,7 +68,6 @@ class PrepareFlags:
     smoke: bool = False
     gsm8k: Path | None = None
     math: Path | None = None
-    rebuild_base: bool = False
 
     @property
     def sources(self) -> dict[str, Path]:

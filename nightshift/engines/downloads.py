@@ -93,7 +93,7 @@ def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
 def _model(root: Path, rules: Rules, note: Note) -> Path:
     if rules.model_revision is None:
         if not (is_own_model(rules) or (root / rules.model / "model.safetensors").is_file()):
-            raise EngineError(f"{rules.model} is missing", "Restore it: git checkout models, or --rebuild-base.")
+            raise EngineError(f"{rules.model} is missing", "Restore it: git checkout models")
         return root / rules.model
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

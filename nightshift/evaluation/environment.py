@@ -12,7 +12,7 @@ imported here (scorer.py). Of a package of its own the harness reads
     data.prepare(source=, progress=)   only where data must be fetched
     scoring.score(text, answer)        0..1; with is_bounded = true in its own process, as a taskset's (scorer.py)
     scoring.is_formatted(text)         only where a format is requested: whether the answer has it
-    documents.documents(seed)          only where a recipe of engines/trl/base_model.py names it: chats to learn it from
+    documents.documents(seed)          only where a recipe of tools/base_model.py names it: chats to learn it from
 
 and of a game, in place of data.messages and scoring,
 

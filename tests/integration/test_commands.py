@@ -147,5 +147,13 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
     assert "models/arithmetic-base is missing" in stderr
-    assert "--rebuild-base" in stderr
+    assert "git checkout models" in stderr
     assert Ledger(root).numbers() == []
+
+
+def test_a_closed_pipe_is_no_traceback(root: Path) -> None:
+    for command in ("nightshift status", "nightshift --help", "python run.py --keys"):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} | true"], cwd=root, capture_output=True, text=True, check=False
+        )
+        assert (done.stdout, done.stderr) == ("", ""), command

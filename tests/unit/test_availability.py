@@ -8,7 +8,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -31,7 +30,7 @@ from tests.waiting import assert_linear
 DATA = Path(__file__).parents[1] / "data"
 RUNS: list[dict[str, Any]] = json.loads((DATA / "agent-runs.json").read_text())
 TEXTS: list[dict[str, Any]] = json.loads((DATA / "agent-texts.json").read_text())
-NOW = datetime(2026, 11, 25, 3, 20, tzinfo=UTC)  # a Wednesday
+NOW = datetime(2026, 11, 25, 3, 20, tzinfo=UTC)
 WAITS, USER = ("limit", "overloaded", "network"), ("login", "billing", "model", "program")
 MEANINGS = {
     "usage_limit": ("limit",),
@@ -51,27 +50,14 @@ MISSED_RUNS = {
     ("Qwen Code 0.15.10", "usage"),
     ("Claude Code 2.0.14", "plan-seven-day-opus"),  # "No response requested."
 }
-MISSED_TEXTS = {"Your limit will reset on 26/11/2026 at 09:00"}  # in the United States there is no month 26
-
-
-def moment(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
 
 
 def of_run(run: dict[str, Any]) -> Availability:
-    now, zone = datetime.fromisoformat(run["now"]), ZoneInfo(run.get("zone", "UTC"))
-    return read_ending(run["output"], run["exit_code"], now, is_edited=run["is_edited"], zone=zone)
+    return read_ending(run["output"], run["exit_code"], datetime.fromisoformat(run["now"]), is_edited=run["is_edited"])
 
 
 def is_right(answer: Availability | None, case: dict[str, Any]) -> bool:
-    """The meaning is right, and the end to the minute, or absent where the text tells none."""
-    wanted = MEANINGS.get(case["meaning"], (case["meaning"],))
-    if answer is None or answer.meaning.name.lower() not in wanted:
-        return False
-    ends_at = moment(case.get("ends_at"))
-    if ends_at is None or answer.ends_at is None:
-        return ends_at is answer.ends_at
-    return abs(answer.ends_at - ends_at) <= timedelta(seconds=60)
+    return answer is not None and answer.meaning.name.lower() in MEANINGS.get(case["meaning"], (case["meaning"],))
 
 
 def is_forbidden(answer: Availability | None, case: dict[str, Any]) -> bool:
@@ -94,12 +80,14 @@ def test_the_recorded_runs_are_read_right() -> None:
 
 def test_the_recorded_texts_and_those_of_other_programs_are_read_right() -> None:
     """`source` recorded and bundle: of the six programs; reported: from issue trackers; invented: by hand."""
-    answers = {}
-    for case in TEXTS:
-        now, zone = moment(case.get("now")) or NOW, ZoneInfo(case.get("zone", "UTC"))
-        answers[case["text"], case.get("now")] = classify(case["text"], now, zone=zone), case
-    assert {text for (text, _), (answer, case) in answers.items() if not is_right(answer, case)} == MISSED_TEXTS
-    assert not [text for (text, _), (answer, case) in answers.items() if is_forbidden(answer, case)]
+    answers = [(classify(case["text"]), case) for case in TEXTS]
+    assert not [case["text"] for answer, case in answers if not is_right(answer, case)]
+    assert not [case["text"] for answer, case in answers if is_forbidden(answer, case)]
+
+
+def test_a_limit_of_claude_code_ends_when_the_rejection_reports_it() -> None:
+    (run,) = (run for run in RUNS if run["case"] == "plan-five-hour-stream" and "resetsAt" in run["output"])
+    assert of_run(run).ends_at == datetime(2026, 11, 25, 5, 21, 19, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -195,31 +183,15 @@ def test_only_a_sane_number_ends_a_limit(reset: str, ends_at: datetime | None) -
 
 
 @pytest.mark.parametrize(
-    "when",
-    [
-        "in 999999999 weeks",
-        "in 999999999999999999999 s",
-        "at 99:99 PM",
-        "on 9999-99-99 99:99:99",
-        "Feb 31, 2027, 5pm",
-        "Jan 1, 2099, 5pm (UTC)",
-        "Jan 1, 2019, 5pm (UTC)",
-        "|1000000000",
-    ],
+    ("header", "seconds"),
+    [("7200", 7_200), ("Wed, 25 Nov 2026 05:20:00 GMT", None), ("-5", None), ("9" * 30, None), ("1e9", None)],
 )
-def test_an_end_that_is_absurd_is_no_end(when: str) -> None:
-    answer = classify(f"You've hit your usage limit, resets {when}", NOW)
-    assert answer is not None
-    assert answer.meaning is Meaning.LIMIT
-    assert answer.ends_at is None or answer.ends_at <= NOW + timedelta(days=366)
-    assert next_question(answer, 1, NOW) - NOW <= timedelta(seconds=MAX_WAIT)
-
-
-@pytest.mark.parametrize("zone", ["../../etc/passwd", "Europe/", "Nowhere/Land", "Europe", "+99:99", "a/" * 30])
-def test_a_zone_that_is_none_leaves_the_processs(zone: str) -> None:
-    answer = classify(f"You've hit your limit · resets 5:07am ({zone})", NOW, zone=ZoneInfo("Asia/Kolkata"))
-    assert answer is not None
-    assert answer.ends_at in (None, datetime(2026, 11, 25, 23, 37, tzinfo=UTC))
+def test_seconds_in_the_header_retry_after_end_a_limit(header: str, seconds: int | None) -> None:
+    data = {"message": "Too many requests", "statusCode": 429, "responseHeaders": {"retry-after": header}}
+    output = json.dumps({"type": "error", "error": {"name": "APIError", "data": data}})
+    answer = read_ending(output, 1, NOW)
+    ends_at = None if seconds is None else NOW + timedelta(seconds=seconds)
+    assert (answer.meaning, answer.ends_at) == (Meaning.LIMIT, ends_at)
 
 
 BOMBS = {
@@ -228,7 +200,7 @@ BOMBS = {
     "lines": "usage limit\n" * 60_000,
     "one line": "retry after limit: " * 40_000,
     "blanks": " " * 400_000 + "x",
-    "clocks": "resets 1:1:1:1:" * 30_000,
+    "clocks": "try again at 1:1:1:1:" * 20_000,
     "numbers": "try again in " + "1 " * 300_000,
     "words": "model " * 100_000 + "not",
     "escapes": "\x1b]" * 300_000,
@@ -245,7 +217,7 @@ def test_the_time_is_bounded_whatever_is_printed(bomb: str) -> None:
     for exit_code in (0, 1, None):
         answer = read_ending(bomb, exit_code, NOW)
         assert len(answer.text) <= MAX_SHOWN
-    read_live(bomb, 60, NOW)
+    read_live(bomb, 60)
     assert time.process_time() - began < 10
     assert_linear(lambda size: read_ending(bomb[:size], 1, NOW), len(bomb) // 8)
 
@@ -253,15 +225,15 @@ def test_the_time_is_bounded_whatever_is_printed(bomb: str) -> None:
 def test_a_sleep_beyond_the_time_limit_is_seen_while_the_program_runs() -> None:
     outputs = {(run["program"], run["case"]): run["output"] for run in RUNS}
     asleep = outputs["Gemini CLI 0.61.0", "usage"]
-    answer = read_live(asleep, 600, NOW)
+    answer = read_live(asleep, 600)
     assert answer is not None
-    assert (answer.meaning, answer.ends_at) == (Meaning.LIMIT, NOW + timedelta(hours=2))
-    assert read_live(asleep, 9_000, NOW) is None  # it ends in time
+    assert answer.meaning is Meaning.LIMIT
+    assert read_live(asleep, 9_000) is None  # it ends in time
     for case, meaning in (("unreachable", Meaning.NETWORK), ("overloaded", Meaning.OVERLOADED)):
-        answer = read_live(outputs["Gemini CLI 0.61.0", case], 600, NOW)
+        answer = read_live(outputs["Gemini CLI 0.61.0", case], 600)
         assert answer is not None
         assert answer.meaning is meaning
-    answer = read_live(outputs["Codex CLI 0.169.0", "unreachable"], 600, NOW)
+    answer = read_live(outputs["Codex CLI 0.169.0", "unreachable"], 600)
     assert answer is not None
     assert answer.meaning is Meaning.NETWORK
 
@@ -277,14 +249,14 @@ def test_the_tries_of_claude_code_are_counted() -> None:
         (429, "rate_limit", Meaning.LIMIT),
         (401, "authentication_failed", Meaning.LOGIN),
     ):
-        found = read_live(answer + row(status, error) * 5, 600, NOW)
+        found = read_live(answer + row(status, error) * 5, 600)
         assert found is not None
         assert found.meaning is meaning
-        assert read_live(answer + row(status, error) * 4, 600, NOW) is None
-        assert read_live(row(status, error) * 5 + answer, 600, NOW) is None
-    assert read_live(row(429, "rate_limit", 700_000.0), 600, NOW) is not None
-    assert read_live(row(429, "rate_limit", 10**400), 600, NOW) is not None
-    lost = read_live(row(0, "unknown") * 5, 600, NOW)
+        assert read_live(answer + row(status, error) * 4, 600) is None
+        assert read_live(row(status, error) * 5 + answer, 600) is None
+    assert read_live(row(429, "rate_limit", 700_000.0), 600) is not None
+    assert read_live(row(429, "rate_limit", 10**400), 600) is not None
+    lost = read_live(row(0, "unknown") * 5, 600)
     assert lost is not None
     assert lost.meaning is Meaning.NETWORK
 
@@ -293,14 +265,13 @@ def test_a_program_at_work_is_left_alone() -> None:
     """At no moment of a run that went well is it stopped."""
     for run in (run for run in RUNS if run["meaning"] in ("ok", "no_edit")):
         for end in range(0, len(run["output"]), 500):
-            assert read_live(run["output"][:end], 600, NOW) is None
+            assert read_live(run["output"][:end], 600) is None
 
 
-def rollout(home: Path, name: str, *rows: object, mtime: float = 1_000.0) -> Path:
+def rollout(home: Path, name: str, *rows: object) -> Path:
     path = home / ".codex" / "sessions" / "2026" / "11" / "25" / f"rollout-{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    os.utime(path, (mtime, mtime))
     return path
 
 
@@ -309,35 +280,25 @@ def limits(used: object, reset: object, secondary: object = None) -> dict[str, o
     return {"type": "event_msg", "payload": {"type": "token_count", "rate_limits": windows}}
 
 
+SOON, LATER = NOW + timedelta(hours=1), NOW + timedelta(days=3)
+
+
 def test_the_end_of_a_limit_of_codex_is_in_its_rollout(tmp_path: Path) -> None:
-    assert codex_reset(tmp_path, 900) is None
-    rollout(tmp_path, "a", limits(3.0, 5_000), limits(100.0, 4_600), {"type": "event_msg", "payload": {}})
-    assert codex_reset(tmp_path, 900) == datetime.fromtimestamp(4_600, UTC)
-    assert codex_reset(tmp_path, 1_001) is None  # of an earlier process
-    rollout(tmp_path, "b", limits(100.0, 4_600, {"used_percent": 100, "resets_at": 90_000}), mtime=1_001)
-    assert codex_reset(tmp_path, 900) == datetime.fromtimestamp(90_000, UTC)  # the later of both windows
-    rollout(tmp_path, "c", limits(100.0, 4_600), limits(40.0, 4_600), mtime=1_002)
-    assert codex_reset(tmp_path, 900) is None
+    soon, later = SOON.timestamp(), LATER.timestamp()
+    assert codex_reset(tmp_path, NOW) is None
+    rollout(tmp_path, "1", limits(3.0, later), limits(100.0, soon), {"type": "event_msg", "payload": {}})
+    assert codex_reset(tmp_path, NOW) == SOON
+    assert codex_reset(tmp_path, LATER) is None  # it is over
+    rollout(tmp_path, "2", limits(100.0, soon, {"used_percent": 100, "resets_at": later}))
+    assert codex_reset(tmp_path, NOW) == LATER  # the later of both windows
+    rollout(tmp_path, "3", limits(100.0, soon), limits(40.0, soon))
+    assert codex_reset(tmp_path, NOW) is None
 
 
-@pytest.mark.parametrize("reset", [10**30, float("nan"), -1e300, True, "4600", None, [], {}])
+@pytest.mark.parametrize("reset", [10**30, 10**400, float("nan"), -1e300, True, "4600", None, [], {}])
 def test_a_rollout_is_hostile(tmp_path: Path, reset: object) -> None:
-    rollout(tmp_path, "a", limits(100.0, reset))
-    assert codex_reset(tmp_path, 900) is None
-
-
-def test_no_link_and_no_pipe_is_read_as_a_rollout(tmp_path: Path) -> None:
-    elsewhere = rollout(tmp_path / "elsewhere", "a", limits(100.0, 4_600))
-    home = tmp_path / "home"
-    folder = rollout(home, "b").parent
-    (folder / "rollout-c.jsonl").symlink_to(elsewhere)
-    (folder / "days").symlink_to(elsewhere.parent)
-    os.mkfifo(folder / "rollout-d.jsonl")
-    assert codex_reset(home, 0) is None
-    linked = tmp_path / "linked"
-    linked.mkdir()
-    (linked / ".codex").symlink_to(tmp_path / "elsewhere" / ".codex")
-    assert codex_reset(linked, 0) is None
+    os.mkfifo(rollout(tmp_path, "1", limits(100.0, reset)).with_name("rollout-2.jsonl"))
+    assert codex_reset(tmp_path, NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -347,15 +308,14 @@ def test_no_link_and_no_pipe_is_read_as_a_rollout(tmp_path: Path) -> None:
         (Meaning.LIMIT, 7_200, 9, None, 7_260),
         (Meaning.LIMIT, 7_200, 1, 3_600, 3_600),  # the night is over first
         (Meaning.LIMIT, 90 * 86_400, 1, None, MAX_WAIT),
-        (Meaning.LIMIT, -100, 1, None, 60),  # it ended while the program retried
-        (Meaning.LIMIT, -3_600, 3, None, 900),  # a forged or misread end
+        (Meaning.LIMIT, 7, 3, None, 900),  # too soon to be the end of a limit that was met three times
+        (Meaning.LIMIT, -3_600, 2, None, 300),  # a forged end
         (Meaning.LIMIT, None, 1, None, 60),
         (Meaning.OVERLOADED, None, 2, None, 300),
         (Meaning.NETWORK, None, 3, None, 900),
-        (Meaning.NETWORK, None, 4, None, 1_800),
-        (Meaning.NETWORK, None, 400, None, 1_800),
+        (Meaning.NETWORK, None, 400, None, 900),
         (Meaning.NETWORK, None, 0, None, 60),
-        (Meaning.BILLING, None, 1, None, 1_800),
+        (Meaning.BILLING, None, 1, None, 60),
         (Meaning.LOGIN, None, 50, 600, 600),
         (Meaning.LIMIT, None, 1, -5, 0),
     ],

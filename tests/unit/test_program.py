@@ -15,7 +15,6 @@ from nightshift.agents.team import implementation, reflection, strategy
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Run
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
-from nightshift.cli.shell import in_one_line
 from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import find_key
 from nightshift.errors import ExitCode
@@ -115,35 +114,6 @@ def test_keys_of_train_toml_are_open() -> None:
     named = set(re.findall(r"`((?:trainer|orchestrator|inference)[.][a-z0-9_.]+)`", TEXT))
     assert len(named) >= 6
     assert [name for name in named if find_key(name) is None] == []
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        ImportError("libtorch.so: failed to map segment from shared object"),
-        RuntimeError("can't start new thread"),
-    ],
-)
-def test_too_little_memory_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    @in_one_line
-    def command() -> None:
-        raise error
-
-    assert command() == ExitCode.USAGE
-    said = capsys.readouterr().err
-    assert said.startswith("too little memory: ")
-    assert said.count("\n") == 1
-    assert "ulimit -v" in said
-
-
-def test_other_errors_of_libraries_keep_their_traceback() -> None:
-    @in_one_line
-    def command() -> None:
-        raise ImportError("No module named 'x'")
-
-    with pytest.raises(ImportError):
-        command()
 
 
 # What Claude Code, Codex and Gemini CLI read by themselves in a checkout: one text, and a night's brief before it

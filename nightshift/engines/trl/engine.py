@@ -132,7 +132,7 @@ class TrlEngine:
         if problem := local_problem(self.rules, self.root):
             problems.append(str(problem))
         if self.rules.model.startswith(MODELS) and not (self.root / self.rules.model / "model.safetensors").is_file():
-            problems.append(f"{self.rules.model} is missing. Run: uv run prepare.py --rebuild-base")
+            problems.append(f"{self.rules.model} is missing. Restore it: git checkout models")
         free = free_disk_gb(self.root)
         if free < MIN_FREE_DISK_GB:
             problems.append(f"{free:.2f} GB of disk are free, not {MIN_FREE_DISK_GB}. Delete old folders in runs/")
