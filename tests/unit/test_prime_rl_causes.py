@@ -78,6 +78,33 @@ def test_an_exception_long_before_the_end_did_not_cause_it() -> None:
     assert end_of("inference", log).is_config_fault is MACHINERY
 
 
+SCHEDULER = """pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig
+  Value error, max_num_batched_tokens (2048) must be greater than or equal to max_num_seqs (8192). [type=value_error]
+    For further information visit https://errors.pydantic.dev/2.12/v/value_error
+and so on"""
+
+
+@pytest.mark.parametrize(
+    ("name", "log", "words"),
+    [
+        (
+            "inference",
+            core(SCHEDULER),
+            "for SchedulerConfig Value error, max_num_batched_tokens (2048) must be greater",
+        ),
+        ("trainer", worker("KeyError: 'a'\nfirst\nsecond\nthird"), "exit code 1: KeyError: 'a' first second"),
+        ("trainer", worker("KeyError: 'a'\n17:45:38 INFO Step 3\nsecond"), "exit code 1: KeyError: 'a'"),
+        ("trainer", worker("KeyError: 'a'\nTraceback (most recent call last):"), "exit code 1: KeyError: 'a'"),
+        ("trainer", worker("KeyError: 'a'"), "exit code 1: KeyError: 'a'"),  # torchrun's report is below it
+    ],
+)
+def test_an_exception_is_quoted_with_two_lines_of_its_message(name: str, log: str, words: str) -> None:
+    cause = end_of(name, log).cause
+    assert words in cause
+    assert cause.endswith(words) or name == "inference"
+    assert "and so on" not in cause
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
