@@ -273,8 +273,9 @@ def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
     session = start(fault, step=step)
     training = train(session, step - 1, lambda reading: b"Fatal error" in (run_dir / log).read_bytes())
     assert (session._children[log.removesuffix(".log")].poll() or 0) < 0, "it exited before it was stopped"
-    assert (training.outcome, training.failure, training.log) == (Outcome.CRASHED, Failure.MACHINERY, log)
     assert (training.cause or "").startswith(cause)
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.MACHINERY)
+    assert training.log == log
     assert training.num_steps == step - 1
     with pytest.raises(EngineError, match="no final weights"):
         session.load_final_weights()
