@@ -212,7 +212,7 @@ class Training:
     peak_memory_gb: float | None = None
     cause: str | None = None
     failure: Failure | None = None
-    log: Annotated[str, Meta(pattern=r"^[a-z-]+\.log$")] | None = None
+    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,7 @@ import psutil
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import (
-    LOG_NAME,
-    Change,
-    Cost,
-    Decision,
-    Effect,
-    Failure,
-    Progress,
-    Record,
-    Standing,
-    Verdict,
-)
+from nightshift.campaign.records import LOG_NAME, Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
 from nightshift.campaign.results import Counts, gain_text, last_campaign, standing_text
 from nightshift.cli.output import print_error, print_lines, print_text, summary
 from nightshift.cli.progress import reporting
@@ -169,7 +158,7 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
     print_text(summary(record, ledger.journal.head))
     if record.status != Verdict.CRASH:
         return ExitCode.MEASURED
-    if record.failure == Failure.INTERRUPTED:
+    if record.failure == "interrupted":
         return ExitCode.INTERRUPTED
     if name := record.result.training.log if record.result else LOG_NAME:
         path = ledger.run_dir(record.number) / name

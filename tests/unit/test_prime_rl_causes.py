@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.diagnose import PortTaken, diagnose
 from nightshift.engines.prime_rl.session import Refusal, explain, read_verdict
@@ -141,6 +143,15 @@ def test_out_of_memory_names_the_preset_to_try_and_knows_its_own_processes(memor
     text = worker(f"{OUT} which 1.20 GiB is free. {others * OTHER}{OURS.partition('free. ')[2]}")
     cause = diagnose("trainer", "exit code 1", [line for line in map(clean_line, text.split("\n")) if line], memory)
     assert (cause.is_config_fault, words in str(cause)) == (fault, True), str(cause)
+
+
+@pytest.mark.parametrize(
+    ("log", "is_name"), [("env-server-gsm8k.log", True), ("../trainer.log", False), ("a\x00.log", False)]
+)
+def test_a_result_names_a_log_in_the_run_s_folder_only(log: str, is_name: bool) -> None:
+    data = msgspec.json.encode(Training(Outcome.CRASHED, 0, log=log))
+    with nullcontext() if is_name else pytest.raises(msgspec.ValidationError):
+        assert msgspec.json.decode(data, type=Training).log == log
 
 
 def test_a_death_without_a_word_is_still_a_cause() -> None:

@@ -27,8 +27,8 @@ from nightshift.text import clean
 # vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in
 # its engine/arg_utils.py): 512 keep the first full with as many waiting, and stay below the usual limit of 1,024
 # open files a process.
-LOG_NAME = "inference.log"
 CONCURRENCY = 512
+LOG_NAME = "inference.log"
 HEALTH_SECONDS = 2.0
 # Measured: 0.03 s each with a tiny model. prime-rl's own limits are 300 and 720 s; here nothing else is in flight.
 ADMIN_SECONDS = 60.0
