@@ -53,9 +53,13 @@ class EngineError(NightshiftError):
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, cause: str, fix: str = "", *, is_config_fault: bool | None = False) -> None:
+    def __init__(
+        self, cause: str, fix: str = "", *, is_config_fault: bool | None = False, log: str | None = None
+    ) -> None:
+        """`log`: the name of the log, in the run's folder, whose last lines show the cause."""
         super().__init__(cause, fix)
         self.is_config_fault = is_config_fault
+        self.log = log
 
 
 class Interrupted(NightshiftError):

@@ -77,6 +77,8 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+NO_KERNEL = """RuntimeError: no kernel image is available for this shape
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
 TRACEBACK = 'Traceback (most recent call last):\n  File "stand_in"\n'
 # As torch's torchrun ends (tests/fixtures/prime_rl/logs/kill9-trainer.txt), and vLLM's API server.
 TORCHRUN = f"""E1120 18:01:14.545000 32683 torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: 1)
@@ -119,6 +121,13 @@ def fail_below_torchrun(message: str) -> None:
     say(f"17:45:37   ERROR Fatal error in train\n{TRACEBACK}{message}", "[trainer0]:")
     say(TORCHRUN.format(code=1, why="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"))
     sys.exit(1)
+
+
+def raise_and_stay(function: str, exception: str, prefix: str = "") -> None:
+    """The same in the colours of a real log, by a program that takes its time to exit, as one with a GPU does."""
+    say(f"\x1b[2m17:45:37\x1b[0m \x1b[31m\x1b[1m  ERROR\x1b[0m \x1b[22mFatal error in {function}\x1b[0m", prefix)
+    say(f"{TRACEBACK}{exception}", prefix)
+    time.sleep(600)
 
 
 def run_dir_of(config: dict[str, Any]) -> Path:
@@ -167,6 +176,8 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
         time.sleep(STEP_SECONDS)
         if step == at and fault == "trainer_hang":
             time.sleep(600)
+        if step == at and fault == "trainer_raises":
+            raise_and_stay("train", NO_KERNEL, "[trainer0]:")
         if step == at and fault == "trainer_out_of_memory":
             fail_below_torchrun("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
         if step == at and fault == "trainer_worker_killed":
@@ -252,6 +263,12 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
     step, version = 0, 0
     while config["max_steps"] is None or step < config["max_steps"]:
         step += 1
+        if step == at and fault == "orchestrator_raises":
+            raise_and_stay("run_orchestrator", "KeyError: 'advantage'")
+        if step == at and fault == "rollout_fails":
+            problem = "ERROR Fatal error in a tool of the environment"
+            say(f"17:45:36 WARNING Episode task failed in group 3 (arithmetic): RuntimeError({problem!r})")
+            say(f"17:45:36 WARNING Trace failed in group 3 (arithmetic) - RuntimeError: {problem}")
         if step == at and fault == "empty_batches":
             fail("RuntimeError: 10 consecutive empty train batches — check algorithm credit and task difficulty.")
         while version < step - 2:  # as TARGET_LAG: batch N waits for version N - 2

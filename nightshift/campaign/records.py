@@ -202,7 +202,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success."""
+    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `log`: the
+    log, in the run's folder, whose last lines show the cause; None if no log does."""
 
     outcome: Outcome
     num_steps: _Count  # policy updates
@@ -211,6 +212,7 @@ class Training:
     peak_memory_gb: float | None = None
     cause: str | None = None
     failure: Failure | None = None
+    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
-from nightshift.cli.output import print_error, print_lines, print_text, summary
+from nightshift.cli.output import print_error, print_lines, print_text
 from nightshift.cli.progress import reporting
-from nightshift.cli.status import DETACHED_NAME, exit_code
+from nightshift.cli.status import DETACHED_NAME, print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import diff, load, parse
@@ -71,8 +71,7 @@ def run(root: Path, request: Request) -> int:
                     left = f"{CONFIG_NAME} still holds what was tried"
                     reporter.note(f"{left}; git checkout {CONFIG_NAME} puts {whose} back")
                 raise
-    print_text(summary(record, setup.ledger.journal.head))
-    return exit_code(record)
+    return print_verdict(record, setup.ledger)
 
 
 def plan(request: Request, setup: Setup) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +17,9 @@ import psutil
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
+from nightshift.campaign.records import LOG_NAME, Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
 from nightshift.campaign.results import Counts, gain_text, last_campaign, standing_text
-from nightshift.cli.output import print_lines, print_text, summary
+from nightshift.cli.output import print_error, print_lines, print_text, summary
 from nightshift.cli.progress import reporting
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, open_regular, read_file
@@ -114,6 +115,8 @@ def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 DETACHED_NAME = "detached.log"  # in runs/: what --detach started prints there
 TIMED_OUT = 124  # as timeout(1)
+_NUM_LOG_LINES = 15  # of a crash
+_TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
 _MAX_FOLLOWED = 1_000_000  # bytes of it that are read at once
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # between two looks at how far the runs are
@@ -140,8 +143,30 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     if records[-1].judgement is None:
         cause = f"experiment {records[-1].number:04d} was killed before its verdict"
         raise UsageError(cause, "The next run.py closes it as a crash.")
-    print_text(summary(records[-1], ledger.journal.head))
-    return exit_code(records[-1])
+    return print_verdict(records[-1], ledger)
+
+
+def print_verdict(record: Record, ledger: Ledger) -> int:
+    """Print the summary of an experiment; for a crash, also print the last lines of the log that shows the cause on
+    stderr. If the worker returned no result, that log is worker.log. The lines are indented, so that no line of a log
+    looks like a line of the summary where both streams go to one file.
+
+    Returns: the exit code, 0 for a measured experiment, 130 for an interrupted one, 1 for a crash.
+    """
+    from nightshift.executors.process import tail
+
+    print_text(summary(record, ledger.journal.head))
+    if record.status != Verdict.CRASH:
+        return ExitCode.MEASURED
+    if record.failure == "interrupted":
+        return ExitCode.INTERRUPTED
+    if name := record.result.training.log if record.result else LOG_NAME:
+        path = ledger.run_dir(record.number) / name
+        if lines := tail(path, 4 * _NUM_LOG_LINES):
+            title = f"--- last lines of {path.relative_to(ledger.runs_dir.parent).as_posix()}"
+            end = next((at for at, line in enumerate(lines) if at and _TORCHRUN.match(line)), len(lines))
+            print_error("\n".join([title, *(f"  {line}" for line in lines[:end][-_NUM_LOG_LINES:])]))
+    return ExitCode.CRASH
 
 
 def follow_night(root: Path, timeout_seconds: float | None) -> int:
@@ -384,10 +409,3 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         waiting=unavailable.describe(state.request.agent, state.fills) if unavailable else None,
         certificate=state.certificate,
     )
-
-
-def exit_code(record: Record) -> int:
-    """0 for a measured experiment, 130 for an interrupted one, 1 for a crash."""
-    if record.status in (Verdict.KEEP, Verdict.DISCARD, Verdict.MEASURED):
-        return ExitCode.MEASURED
-    return ExitCode.INTERRUPTED if record.failure == "interrupted" else ExitCode.CRASH

@@ -123,7 +123,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             is_config_fault, why = _start_incumbent(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
             cause = f"{cause.rstrip('.')}; {why}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
-        failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
+        cause, log = clean(cause, 4 * MAX_TEXT), error.log if isinstance(error, EngineError) else None
+        failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
         result = replace(result, training=failed, evaluation=None)
     if answers is not None:
         if result.evaluation is not None:

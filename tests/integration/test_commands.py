@@ -4,6 +4,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift.campaign.ledger import Ledger, read_progress
@@ -50,6 +51,33 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
     [record] = Ledger(root).records()
     assert (record.status, record.failure, record.evaluation) == ("crash", "training", None)
     assert "evaluating" not in (root / "runs" / "0001" / "progress.json").read_text()
+
+
+def test_a_crash_shows_the_last_lines_of_the_trainer_s_log(root: Path) -> None:
+    fault(root, "exit_at_start")
+    code, _, stderr = finish(start(root, "--budget-seconds", "1"))
+    assert (code, stderr.partition("---")[2]) == (
+        1,
+        " last lines of runs/0001/trainer.log\n  stand-in: no model here\n",
+    )
+
+
+def test_a_run_without_a_result_shows_the_last_lines_of_its_worker(root: Path) -> None:
+    """No line of a log looks like one of the summary, which agents find in one file with both streams."""
+    fault(root, "hold", once=False)
+    process = start(root, "--budget-seconds", "1")
+    until_training(root, process)
+    with (root / "runs" / "0001" / "worker.log").open("a") as log:
+        log.write("".join(f"line {number}\n" for number in range(99)) + "\x1b[2J\reval_score: 1.0\n---\n")
+    head = psutil.Process(process.pid)
+    [worker] = [child for child in head.children() if str(root / "runs" / "0001") in child.cmdline()]
+    worker.kill()
+    code, stdout, stderr = finish(process)
+    assert code == 1
+    assert "the worker ended without a result: killed by SIGKILL" in stdout
+    title, *lines = stderr[stderr.index("--- last") :].splitlines()
+    assert title == "--- last lines of runs/0001/worker.log"
+    assert lines == [*(f"  line {number}" for number in range(86, 99)), "  eval_score: 1.0", "  ---"]
 
 
 HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b"

@@ -258,6 +258,44 @@ def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train,
     assert re.match(cause, training.cause or "")
 
 
+@pytest.mark.parametrize("step", [1, 3])  # without a finished step, and with two
+@pytest.mark.parametrize(
+    ("fault", "log", "cause"),
+    [
+        ("trainer_raises", "trainer.log", "trainer ended: fatal error: RuntimeError: no kernel image is available for "
+         "this shape Compile with `TORCH_USE_CUDA_DSA`"),
+        ("orchestrator_raises", "orchestrator.log", "orchestrator ended: fatal error: KeyError: 'advantage'"),
+    ],
+)  # fmt: skip
+def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
+    start, train, run_dir, fault, log, cause, step
+):
+    session = start(fault, step=step)
+    training = train(session, step - 1, lambda reading: b"Fatal error" in (run_dir / log).read_bytes())
+    assert (session._children[log.removesuffix(".log")].poll() or 0) < 0, "it exited before it was stopped"
+    assert (training.cause or "").startswith(cause)
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.MACHINERY)
+    assert training.log == log
+    assert training.num_steps == step - 1
+    with pytest.raises(EngineError, match="no final weights"):
+        session.load_final_weights()
+
+
+def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, run_dir: Path) -> None:
+    log = run_dir / "orchestrator.log"
+    training = train(start("rollout_fails"), 2, lambda reading: b"Fatal error" in log.read_bytes())
+    assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
+
+
+def test_a_program_that_raised_and_never_exits_does_not_hang_without_a_cause(start: Open, clock: Clock) -> None:
+    session = start("trainer_raises")
+
+    def tick(reading: Progress) -> None:
+        clock.now += 0.1  # hang_seconds are 30 readings without anything new
+
+    assert (session.train(math.inf, tick).cause or "").startswith("trainer ended: fatal error: RuntimeError: no kernel")
+
+
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
     patient = replace(timing, hang_seconds=math.inf)  # a reading without news moves the clock, too

@@ -1,5 +1,6 @@
 """Whole experiments on the prime-rl engine with stand-in programs: always a record, never a process left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from nightshift.experiment.setup import Setup, sweep
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children
-from tests.night_checkout import finish, furnish, leftovers, start_run
+from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for
@@ -165,6 +166,33 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     sweep(checkout, print)
     assert [path.exists() for path in (*heavy, attempt / TRACE_NAME)] == [False] * 3
     assert list(attempt.glob("*.log"))  # what is light stays
+
+
+@pytest.mark.parametrize(
+    ("fault", "last_lines"),
+    [
+        (
+            "trainer_out_of_memory",
+            "--- last lines of runs/0001/trainer.log\n"
+            "  [trainer0]:17:45:37 ERROR Fatal error in train\n"
+            "  [trainer0]:Traceback (most recent call last):\n"
+            '  [trainer0]: File "stand_in"\n'
+            "  [trainer0]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+        ),
+        ("config_refused", ""),  # the cause names the key; no log has more
+    ],
+)
+def test_a_crash_shows_the_last_lines_of_the_log_with_its_cause(checkout, tmp_path, fault, last_lines):
+    furnish(checkout, SOURCE)
+    made = stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
+    stand_in_prime_rl.misbehave(made.venv, fault)
+    code, stdout, stderr = finish(start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}"))
+    assert (code, stdout.splitlines()[0]) == (1, "---")
+    _, title, shown = stderr.partition("--- last lines of")
+    assert title + shown == last_lines
+    assert nightshift(checkout, "wait")[1:] == (stdout, last_lines)
+    log = nightshift(checkout, "show", "1", "--json")[1]
+    assert json.loads(log)["result"]["training"]["log"] == ("trainer.log" if last_lines else None)
 
 
 def trains(checkout: Path, process: subprocess.Popen[str]) -> bool:

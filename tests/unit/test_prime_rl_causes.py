@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from nightshift.campaign.records import Outcome, Training
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.diagnose import PortTaken, diagnose
 from nightshift.engines.prime_rl.session import Refusal, explain, read_verdict
@@ -78,6 +80,33 @@ def test_an_exception_long_before_the_end_did_not_cause_it() -> None:
     assert end_of("inference", log).is_config_fault is MACHINERY
 
 
+SCHEDULER = """pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig
+  Value error, max_num_batched_tokens (2048) must be greater than or equal to max_num_seqs (8192). [type=value_error]
+    For further information visit https://errors.pydantic.dev/2.12/v/value_error
+and so on"""
+
+
+@pytest.mark.parametrize(
+    ("name", "log", "words"),
+    [
+        (
+            "inference",
+            core(SCHEDULER),
+            "for SchedulerConfig Value error, max_num_batched_tokens (2048) must be greater",
+        ),
+        ("trainer", worker("KeyError: 'a'\nfirst\nsecond\nthird"), "exit code 1: KeyError: 'a' first second"),
+        ("trainer", worker("KeyError: 'a'\n17:45:38 INFO Step 3\nsecond"), "exit code 1: KeyError: 'a'"),
+        ("trainer", worker("KeyError: 'a'\nTraceback (most recent call last):"), "exit code 1: KeyError: 'a'"),
+        ("trainer", worker("KeyError: 'a'"), "exit code 1: KeyError: 'a'"),  # torchrun's report is below it
+    ],
+)
+def test_an_exception_is_quoted_with_two_lines_of_its_message(name: str, log: str, words: str) -> None:
+    cause = end_of(name, log).cause
+    assert words in cause
+    assert cause.endswith(words) or name == "inference"
+    assert "and so on" not in cause
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -114,6 +143,15 @@ def test_out_of_memory_names_the_preset_to_try_and_knows_its_own_processes(memor
     text = worker(f"{OUT} which 1.20 GiB is free. {others * OTHER}{OURS.partition('free. ')[2]}")
     cause = diagnose("trainer", "exit code 1", [line for line in map(clean_line, text.split("\n")) if line], memory)
     assert (cause.is_config_fault, words in str(cause)) == (fault, True), str(cause)
+
+
+@pytest.mark.parametrize(
+    ("log", "is_name"), [("env-server-gsm8k.log", True), ("../trainer.log", False), ("a\x00.log", False)]
+)
+def test_a_result_names_a_log_in_the_run_s_folder_only(log: str, is_name: bool) -> None:
+    data = msgspec.json.encode(Training(Outcome.CRASHED, 0, log=log))
+    with nullcontext() if is_name else pytest.raises(msgspec.ValidationError):
+        assert msgspec.json.decode(data, type=Training).log == log
 
 
 def test_a_death_without_a_word_is_still_a_cause() -> None:

@@ -95,6 +95,7 @@ def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start
     session = start(f"{READY}for line in sys.stdin.buffer:\n    {said}\n")
     training = session.train(60.0, lambda reading: None)
     assert (training.outcome, training.cause, training.failure) == (Outcome.CRASHED, "no score", failure)
+    assert training.log == "trainer.log"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ sources named beside them (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 from nightshift.config.rules import NO_CARD
 from nightshift.engines.base import NoGradient
 from nightshift.engines.memory import smaller
 from nightshift.errors import EngineError
+from nightshift.text import clean
 
 _OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 # Whole lines of pyzmq, of torch's TCPStore, of Python's and uvicorn's sockets, behind the process's name: an exception
@@ -127,17 +129,21 @@ _WRAPPER = re.compile(r"ChildFailedError|EngineDeadError|(?i:see (?:root cause|s
 _FROM = r"(?:\[\w+\]:\s*|\(\w[^()]* pid=\d+\)\s*|[\d:]{8}\s+)*"
 _PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*\])?\s*)?")
 # Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
-_WARNING = re.compile(rf"^{_FROM}WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{{4}} [\d:.]+ ")
-_NEWS = re.compile(rf"^{_FROM}(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
+_WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{4} [\d:.]+ ")
+_NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
 _NEAR = 100  # lines above: an exception further up did not end it
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
+# A line that does not belong to the message of the exception above it: of a logger, a traceback, another exception.
+_OTHER = re.compile(rf"{_NEWS.pattern}|^Traceback|^E\d{{4}} |{_EXCEPTION.pattern}|{_WRAPPER.pattern}")
+# P/utils/utils.py:55 and 75: how each of prime-rl's programs logs the exception that ends it. The exit comes later.
+_FATAL = re.compile(rf"^{_FROM}ERROR Fatal error in \w+")
 
 
 class PortTaken(EngineError):
     """A port was taken between its choice and its use: on others the same start may succeed."""
 
 
-def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str = NO_CARD) -> EngineError:
+def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_CARD) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
     `memory`: the run's preset (Rules.memory), on one card of which two processes are our own.
@@ -145,25 +151,29 @@ def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str =
     If no pattern matches: how the run ended, and the exception above those that only point to it. is_config_fault is
     then None if the log holds an exception, else False (the machine).
     """
-    said = [line for line in log_lines if not _WARNING.search(line)]
-    lines = [line for line in said if not _NEWS.search(line)]
-    texts = [f"{name}: {_PREFIX.sub('', line)}" for line in lines]
+    lines = [line for line in (_PREFIX.sub("", line) for line in log_lines) if not _WARNING.search(line)]
     foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
     size = smaller(memory)
     hint = f", or try the preset below {memory}: memory_gb = {size} in rules.toml" if size else ""
     for pattern, cause, fix, is_config_fault in _PATTERNS:
         wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
-        for line, named in zip(lines, texts, strict=True):
-            if wanted.search(named):
-                text = f"{name}: {cause.format(match=_shown(line, 160))}"
+        for at, line in enumerate(lines):
+            if not _NEWS.match(line) and wanted.search(f"{name}: {line}"):
+                text = f"{name}: {cause.format(match=_message(lines[at:]))}"
                 kind = {_BIND: PortTaken, _EMPTY: NoGradient}.get(pattern, EngineError)
                 return kind(text, fix.format(smaller=hint), is_config_fault=is_config_fault)
-    end = next((i for i, line in enumerate(said) if _WRAPPER.search(line)), len(said))
-    near = said[max(0, end - _NEAR) : end]
-    causes = [line for line in near if _EXCEPTION.search(line) and not _NEWS.search(line)]
-    words = (causes or said[end : end + 1] or said)[-1:]
-    text = ": ".join([f"{name} ended: {exit_cause}", *(_shown(word, 200) for word in words)])
-    return EngineError(text, is_config_fault=None if causes else False)
+    end = next((at for at, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
+    near = range(max(0, end - _NEAR), end)
+    exceptions = [at for at in near if _EXCEPTION.search(lines[at]) and not _NEWS.match(lines[at])]
+    last_words = lines[exceptions[-1] : end] if exceptions else lines[end : end + 1] or lines[-1:]
+    text = ": ".join([f"{name} ended: {ending}", *filter(None, [_message(last_words)])])
+    return EngineError(text, is_config_fault=None if exceptions else False)
+
+
+def is_fatal(log_lines: Sequence[str]) -> bool:
+    """Return True if a program of prime-rl logged the exception that ends it. Exceptions that prime-rl survives, as of
+    one rollout, are logged in other words."""
+    return any(map(_FATAL.match, log_lines))
 
 
 def no_step(seconds: float, num_rollouts: int) -> EngineError:
@@ -175,5 +185,6 @@ def no_step(seconds: float, num_rollouts: int) -> EngineError:
     return EngineError(cause, "Lower orchestrator.batch_size or max_completion_tokens.", is_config_fault=True)
 
 
-def _shown(line: str, length: int) -> str:
-    return _PREFIX.sub("", line).strip()[:length]
+def _message(lines: Sequence[str]) -> str:
+    """Return the first line with the next two, as far as they belong to its message."""
+    return clean(" ".join([*lines[:1], *takewhile(lambda line: not _OTHER.search(line), lines[1:3])]), 300)

@@ -117,27 +117,33 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
     """
-    rules, began = engine.rules, time.monotonic()
+    rules = engine.rules
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     (run_dir / "train.toml").write_bytes(config.source)
+    try:
+        said = _run(engine, config, run_dir, note)
+    except EngineError as error:
+        raise EngineError(f"{rules.name}: {error.cause}", f"{error.fix} Read the logs in {run_dir}.".lstrip()) from None
+    note(said)
+    shutil.rmtree(run_dir)
+    return said
+
+
+def _run(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
+    rules, began = engine.rules, time.monotonic()
     engine.prepare_at_start(note)
-    settings = engine.validate(config).settings
-    session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
+    session = engine.open(engine.validate(config).settings, rules.seed(0), run_dir, rules.deadline_seconds)
     startup_seconds = time.monotonic() - began
     try:
         training = session.train(rules.budget_seconds, lambda reading: None)
         if not training.outcome.is_success or training.num_steps < 1:
-            cause = training.cause or f"no step in {rules.budget_seconds:g} s"
-            raise EngineError(f"{rules.name}: {cause}", f"Read the logs in {run_dir}.")
+            raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s")
         weights = session.load_final_weights()
         session.complete([_PROBE], rules.decoding, lambda reading: None)
     finally:
         session.close()
     steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
     said = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
-    if proof := engine.prove(run_dir, weights, note):
-        said += f"; {proof}"
-    note(said)
-    shutil.rmtree(run_dir)
-    return said
+    proof = engine.prove(run_dir, weights, note)
+    return f"{said}; {proof}" if proof else said

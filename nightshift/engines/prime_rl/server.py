@@ -28,6 +28,7 @@ from nightshift.text import clean
 # its engine/arg_utils.py): 512 keep the first full with as many waiting, and stay below the usual limit of 1,024
 # open files a process.
 CONCURRENCY = 512
+LOG_NAME = "inference.log"
 HEALTH_SECONDS = 2.0
 # Measured: 0.03 s each with a tiny model. prime-rl's own limits are 300 and 720 s; here nothing else is in flight.
 ADMIN_SECONDS = 60.0
@@ -132,13 +133,13 @@ class Server:
         try:
             response = self._client.post(path, json=body or None, timeout=seconds)
         except httpx.TimeoutException:
-            raise EngineError(f"the server did not answer {path} within {seconds:.0f} s") from None
+            raise EngineError(f"the server did not answer {path} within {seconds:.0f} s", log=LOG_NAME) from None
         except httpx.HTTPError as error:
-            raise EngineError(f"the server cannot be asked for {path}: {type(error).__name__} {error}") from None
+            cause = f"the server cannot be asked for {path}: {type(error).__name__} {error}"
+            raise EngineError(cause, log=LOG_NAME) from None
         if response.status_code != 200:
-            raise EngineError(
-                f"the server answered {path} with {response.status_code}: {clean(response.text[:4096], 200)}"
-            )
+            cause = f"the server answered {path} with {response.status_code}: {clean(response.text[:4096], 200)}"
+            raise EngineError(cause, log=LOG_NAME)
         return response
 
     def complete(
@@ -185,7 +186,7 @@ class Server:
             if now >= self._deadline:
                 raise EngineError(f"{answered} before the deadline of the run")
             if now >= last_change + STALL_SECONDS:
-                raise EngineError(f"{answered} and none for {STALL_SECONDS:g} s")
+                raise EngineError(f"{answered} and none for {STALL_SECONDS:g} s", log=LOG_NAME)
             progress(done)
 
         _run_beside(self._ask_all(bodies, answers), tick)
@@ -204,7 +205,7 @@ class Server:
                     try:
                         answers[index] = await _ask(client, body)
                     except ValueError as error:
-                        raise EngineError(f"prompt {index}: {error}") from None
+                        raise EngineError(f"prompt {index}: {error}", log=LOG_NAME) from None
 
         workers = [asyncio.create_task(work()) for _ in range(min(CONCURRENCY, len(bodies)))]
         try:

@@ -34,7 +34,7 @@ from nightshift.config.train_toml import Config
 from nightshift.config.values import value_text
 from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
-from nightshift.engines.prime_rl.diagnose import diagnose, no_step
+from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_rollouts, rollout_files
 from nightshift.engines.prime_rl.remains import EARLIER_DIR, Remains
@@ -245,6 +245,7 @@ class PrimeRlSession:
             peak_memory_gb=self._memory.peak_gb,
             cause=None if problem is None else str(problem),
             failure=None if problem is None else Failure.TRAINING if problem.is_config_fault else Failure.MACHINERY,
+            log=None if problem is None else problem.log,
         )
 
     def load_final_weights(self) -> Weights:
@@ -318,8 +319,10 @@ class PrimeRlSession:
                     return
                 raise
             if self._clock() >= self._startup_ends:
+                self._raise_if_dead(time_is_up=True)
                 words = " | ".join(self._children[name].tail(3)) or "nothing"
-                raise EngineError(f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}")
+                cause = f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}"
+                raise EngineError(cause, log=self._children[name].log_path.name)
             self._memory.sample()
             self._remains.look(self._groups.values())
             time.sleep(self._timing.poll_seconds)
@@ -347,11 +350,13 @@ class PrimeRlSession:
             reading = Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward)
             progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
             if left <= 0:
+                self._raise_if_dead(time_is_up=True)
                 return Outcome.BUDGET
             latest = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))
             if latest != activity:
                 activity, active = latest, now
             elif now - active >= self._timing.hang_seconds:
+                self._raise_if_dead(time_is_up=True)
                 cause = f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs"
                 raise EngineError(cause, "Run it again; if it repeats, undo the last change.")
             self._memory.sample()
@@ -369,22 +374,29 @@ class PrimeRlSession:
     def _says(self, name: str, words: bytes, times: int) -> bool:
         return read_file(self._children[name].log_path).count(words) >= times
 
-    def _raise_if_dead(self) -> None:
-        """EngineError with the likeliest cause if a process of the run has ended that should not have."""
-        if not self._dead():
+    def _raise_if_dead(self, *, time_is_up: bool = False) -> None:
+        """EngineError with the likeliest cause if a process of the run has ended that should not have.
+
+        `time_is_up`: also if it has only logged the exception that ends it. The exit may take seconds, or hang.
+        """
+        if not self._dead(time_is_up):
             return
         time.sleep(SETTLE_SECONDS)  # one death brings on others, and they are not always seen in their order
-        problems = [self._death(child) for child in self._dead()]
+        problems = [self._death(child) for child in self._dead(time_is_up)]
         raise next((problem for problem in problems if problem.fix), problems[0])
 
-    def _dead(self) -> list[Child]:
+    def _dead(self, time_is_up: bool) -> list[Child]:
         """Processes that have ended too early, the server first: nothing else makes it die."""
         ended = [child for group in reversed(self._groups.values()) for child in group.check()]
-        return [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
+        dead = [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
+        return dead or [c for c in self._children.values() if time_is_up and is_fatal(_log_lines(c))]
 
     def _death(self, child: Child) -> EngineError:
-        lines = child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)
-        return diagnose(child.name, child.exit_cause(), lines, self._launch.memory)
+        """EngineError with the cause of the death of a process, from its log."""
+        ending = "fatal error" if child.poll() is None else child.exit_cause()
+        problem = diagnose(child.name, ending, _log_lines(child), self._launch.memory)
+        problem.log = child.log_path.name
+        return problem
 
     def _stop(self, *groups: str) -> None:
         self._remains.look(self._groups.values(), now=True)
@@ -397,3 +409,7 @@ class PrimeRlSession:
             left += self._groups[name].stop()
         if left := left + self._memory.held_by(pids):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
+
+
+def _log_lines(child: Child) -> list[str]:
+    return child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)

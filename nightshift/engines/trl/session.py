@@ -31,6 +31,7 @@ from nightshift.errors import EngineError
 from nightshift.evaluation.episode import Message
 from nightshift.executors.process import ProcessGroup, python_command
 
+LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
 _CHECK_SECONDS = 1.0
 _PIPE_BYTES = 65536
@@ -102,7 +103,7 @@ class TrlSession:
         self.earlier: dict[int, Callable[[], None]] = {}
         argv = python_command(*trainer, str(spec_path))
         self._trainer = self._group.start(
-            "trainer", argv, log_path=run_dir / "trainer.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
+            "trainer", argv, log_path=run_dir / LOG_NAME, env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
         stdin, stdout = self._trainer.stdin, self._trainer.stdout
         assert stdin is not None
@@ -117,7 +118,7 @@ class TrlSession:
         event = self._next_event(min(self._deadline, time.monotonic() + startup_seconds))
         if not isinstance(event, Ready):
             said = event.cause if isinstance(event, Failed) else f"it was not ready after {startup_seconds:g} s"
-            raise EngineError(f"the trainer failed to start: {said}{self._last_words()}")
+            raise EngineError(f"the trainer failed to start: {said}{self._last_words()}", log=LOG_NAME)
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, or until `progress` raises NoGradient. The trainer keeps the budget's clock,
@@ -136,7 +137,7 @@ class TrlSession:
                         return Training(outcome, event.num_steps, *measured)
                     case Failed():
                         failure = Failure.MACHINERY if event.is_machinery else Failure.TRAINING
-                        return self._failed(Outcome.CRASHED, event.cause, failure)
+                        return self._failed(Outcome.CRASHED, event.cause, failure, LOG_NAME)
                     case StepEnded():
                         self._num_steps = event.step
                         step = Step(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
@@ -150,7 +151,7 @@ class TrlSession:
                                 self._send({"command": "stop"})
                             is_ended = True
         except EngineError as error:
-            return self._failed(Outcome.CRASHED, str(error), Failure.MACHINERY)
+            return self._failed(Outcome.CRASHED, str(error), Failure.MACHINERY, error.log)
         cause = f"no end of training before the deadline of the run, after step {self._num_steps}"
         return self._failed(Outcome.DEADLINE, cause, Failure.TRAINING)
 
@@ -190,7 +191,7 @@ class TrlSession:
         self._send(command)
         while (event := self._next_event(self._deadline)) is not None:
             if isinstance(event, Failed):
-                raise EngineError(f"{command['command']} failed: {event.cause}")
+                raise EngineError(f"{command['command']} failed: {event.cause}", log=LOG_NAME)
             yield event
         raise EngineError(f"no answer to {command['command']} before the deadline of the run")
 
@@ -234,10 +235,10 @@ class TrlSession:
     def _death(self) -> EngineError:
         with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
             self._trainer.wait(GRACE_SECONDS)
-        return EngineError(f"the trainer is gone: {self._trainer.exit_cause()}{self._last_words()}")
+        return EngineError(f"the trainer is gone: {self._trainer.exit_cause()}{self._last_words()}", log=LOG_NAME)
 
-    def _failed(self, outcome: Outcome, cause: str, failure: Failure) -> Training:
-        return Training(outcome, self._num_steps, cause=cause, failure=failure)
+    def _failed(self, outcome: Outcome, cause: str, failure: Failure, log: str | None = None) -> Training:
+        return Training(outcome, self._num_steps, cause=cause, failure=failure, log=log)
 
     def _last_words(self) -> str:
         lines = self._trainer.tail(3)
