@@ -165,7 +165,8 @@ class Engine(Protocol):
         ...
 
     def capacity(self) -> Capacity | None:
-        """How many runs fit side by side on this machine's cores; None where GPUs decide."""
+        """How many runs fit side by side on this machine's cores; None if GPUs decide, or if the memory of a run is not
+        known."""
         ...
 
     def versions(self) -> dict[str, str]:

@@ -44,9 +44,6 @@ MEMORY = {
     "1 x 16 GB": (1, 32, 1024),
 }
 TOO_SMALL_FOR_TWO = "1 x 16 GB"  # the other presets hold `previous`, too: 2.0 GB of Qwen2.5-0.5B in float32
-# Memory of one run on a CPU with a model of models/. Measured on arithmetic with the shipped train.toml: all processes
-# of a run hold 1.3 GB, the trainer 1.2 of it; the trainer holds 1.5 with batch_size 1024 and 2.0 with 4096.
-RUN_GB = 2.0
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 # Two wait for each other after every operation. On 2 cores, in as many seconds: calm both make about 70 steps, beside
 # two busy processes two threads make 37 and one 47, beside four 6 and 12.
@@ -152,8 +149,8 @@ class TrlEngine:
         return (self._gpu().index,) if self._cuda else ()
 
     def capacity(self) -> Capacity | None:
-        """On a CPU a core and RUN_GB for each run."""
-        return None if self._cuda else capacity(RUN_GB if self.rules.model.startswith(MODELS) else None)
+        """On a CPU with a model of models/, whose memory was measured."""
+        return capacity() if not self._cuda and self.rules.model.startswith(MODELS) else None
 
     def versions(self) -> dict[str, str]:
         """Of Python and of the packages that train; the trainer runs in this environment."""
