@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from nightshift.config.rules import NO_CARD
 from nightshift.engines.base import NoGradient
-from nightshift.engines.memory import smaller
 from nightshift.errors import EngineError
 
 _OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
@@ -38,7 +37,7 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     (
         r"No available memory for the cache blocks|larger than the available KV cache memory",
         "no GPU memory is left for the KV cache",
-        "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs{smaller}.",
+        "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs.",
         True,
     ),
     # torch's c10/cuda/CUDACachingAllocator.cpp names every process on the GPU; in a container its own by a number, too.
@@ -53,13 +52,13 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     (
         rf"^inference: .*(?:{_OUT_OF_MEMORY})",
         "out of GPU memory",
-        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs{smaller}.",
+        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
         True,
     ),
     (
         _OUT_OF_MEMORY,
         "out of GPU memory",
-        "Lower seq_len, or switch trainer.model.ac on{smaller}.",
+        "Lower seq_len, or switch trainer.model.ac on.",
         True,
     ),
     # P/orchestrator/orchestrator.py:640-652
@@ -140,7 +139,7 @@ class PortTaken(EngineError):
 def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str = NO_CARD) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
-    `memory`: the run's preset (Rules.memory), on one card of which two processes are our own.
+    `memory`: Rules.memory; on one card two processes are our own.
 
     If no pattern matches: how the run ended, and the exception above those that only point to it. is_config_fault is
     then None if the log holds an exception, else False (the machine).
@@ -149,15 +148,13 @@ def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str =
     lines = [line for line in said if not _NEWS.search(line)]
     texts = [f"{name}: {_PREFIX.sub('', line)}" for line in lines]
     foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
-    size = smaller(memory)
-    hint = f", or try the preset below {memory}: memory_gb = {size} in rules.toml" if size else ""
     for pattern, cause, fix, is_config_fault in _PATTERNS:
         wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
         for line, named in zip(lines, texts, strict=True):
             if wanted.search(named):
                 text = f"{name}: {cause.format(match=_shown(line, 160))}"
                 kind = {_BIND: PortTaken, _EMPTY: NoGradient}.get(pattern, EngineError)
-                return kind(text, fix.format(smaller=hint), is_config_fault=is_config_fault)
+                return kind(text, fix, is_config_fault=is_config_fault)
     end = next((i for i, line in enumerate(said) if _WRAPPER.search(line)), len(said))
     near = said[max(0, end - _NEAR) : end]
     causes = [line for line in near if _EXCEPTION.search(line) and not _NEWS.search(line)]

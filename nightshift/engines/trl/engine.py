@@ -23,7 +23,7 @@ from nightshift.config.train_toml import Config
 from nightshift.config.values import number_text
 from nightshift.engines.base import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
-from nightshift.engines.memory import above_cap, line_in
+from nightshift.engines.memory import size_of
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -34,16 +34,10 @@ from nightshift.files import free_disk_gb, write_json
 
 TRAINER = ("-m", "nightshift.engines.trl.trainer")
 MIN_DRIVER = 580  # of CUDA 13, with which this environment's torch is built
-# By Rules.memory: how many rollouts a forward and backward pass takes, how many are sampled together (a group at
-# least), the longest completion that fits with both. Computed, not measured: benchmarks/gpu_memory.py.
-MEMORY = {
-    NO_CARD: (512, 512, 32_768),
-    "1 x 80 GB": (16, 512, 32_768),
-    "1 x 48 GB": (8, 256, 1024),
-    "1 x 24 GB": (2, 64, 1024),
-    "1 x 16 GB": (1, 32, 1024),
-}
-TOO_SMALL_FOR_TWO = "1 x 16 GB"  # the other presets hold `previous`, too: 2.0 GB of Qwen2.5-0.5B in float32
+# By the memory of the card in GB: how many rollouts a forward and backward pass takes, and how many are sampled
+# together (a group at least). Estimated, not measured.
+AT_ONCE = {80: (16, 512), 48: (8, 256), 24: (2, 64), 16: (1, 32)}
+_AT_ONCE_ON_CPU = (512, 512)
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 # Two wait for each other after every operation. On 2 cores, in as many seconds: calm both make about 70 steps, beside
 # two busy processes two threads make 37 and one 47, beside four 6 and 12.
@@ -176,9 +170,6 @@ class TrlEngine:
         if ratio := ratios(config, self.rules):
             settings["ratio"] = ratio
         if other := opponent(config, self.rules):
-            if other["type"] == "previous" and self.rules.memory == TOO_SMALL_FOR_TWO:
-                fix = 'Write type = "self" or "pool".'
-                raise above_cap(config, self.rules.memory, f"{OPPONENT}.type", "no second model beside the policy", fix)
             settings["opponent"] = other
         without_effect = (*(() if ratio else (RATIO,)), *(() if other else (OPPONENT,)))
         unused |= {path for path in config.values if path.startswith(tuple(f"{table}." for table in without_effect))}
@@ -190,15 +181,10 @@ class TrlEngine:
                 settings[name][leaf] = rate * scale
                 times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
                 scaled += [f"{_TABLES[name]}.{leaf} {times} on this model"] if scale != 1 else []
-        cap, longest = self.rules.max_completion_tokens, MEMORY[self.rules.memory][2]
-        length = _SETTINGS["max_completion_tokens"]
-        if (settings["max_completion_tokens"] or 0) > longest and line_in(config, length):
-            most = f"{longest} or less"
-            raise above_cap(config, self.rules.memory, length, most, f"Write max_completion_tokens = {most}")
-        cap = min(cap, longest)
+        cap = self.rules.max_completion_tokens
         if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
             settings["max_completion_tokens"] = cap
-            unused.add(length)
+            unused.add(_SETTINGS["max_completion_tokens"])
         return Effective(settings, tuple(path for path in config.values if path in unused), tuple(scaled))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
@@ -236,7 +222,9 @@ class TrlEngine:
 
     def spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
         """What the trainer process reads."""
-        trained, sampled, _ = MEMORY[self.rules.memory]
+        trained, sampled = _AT_ONCE_ON_CPU
+        if self.rules.memory != NO_CARD:
+            trained, sampled = AT_ONCE[size_of(self.rules.memory)[1]]
         return {
             "model": self.rules.model if self.rules.model_revision else str(self.root / self.rules.model),
             "model_revision": self.rules.model_revision,
