@@ -89,20 +89,23 @@ class PrepareFlags:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there."""
+    """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there. A warning is a guess
+    about this machine: it refuses no run."""
 
     engine: str  # whose readiness it decides
     name: str
     problem: object = None  # an error, or its line
     detail: str = ""
+    is_warning: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.problem is None
+        return self.problem is None or self.is_warning
 
     def __str__(self) -> str:
-        text = self.detail if self.ok else str(self.problem).rstrip(".")
-        return f"{self.engine:10}{self.name:14}{'ok' if self.ok else 'PROBLEM':9}{text}".rstrip()
+        text = self.detail if self.problem is None else str(self.problem).rstrip(".")
+        state = "warning" if self.is_warning else "ok" if self.ok else "PROBLEM"
+        return f"{self.engine:10}{self.name:14}{state:9}{text}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,10 @@ class Engine(Protocol):
 
     def check(self) -> list[str]:
         """Problems that make a run impossible, each one line with its fix; empty when ready."""
+        ...
+
+    def warnings(self) -> list[Check]:
+        """Guesses about this machine that may make a run fail, each one line with its fix. They refuse nothing."""
         ...
 
     def hardware(self) -> str:

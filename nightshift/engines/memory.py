@@ -19,8 +19,8 @@ from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, list_gpus, par
 
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
-    """Return `rules` with the memory preset of the smallest GPU that a run would use: the largest of SIZES_GB that fits,
-    else the least.
+    """Return `rules` with the memory preset of the smallest GPU that a run would use: the largest that fits, or the
+    least.
 
     rules.toml may name another one, also where no GPU is visible: for a dry run, or on a cluster's login node. `gpus`
     is --gpus. Without GPUs `rules` as they are: the engine's own check reports it. UsageError for `gpus` that are none.

@@ -132,10 +132,14 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     return visible
 
 
-def gpu_problems(gpus: Sequence[Gpu], min_driver: int, nvml: Any = None) -> list[EngineError]:
-    """What makes these GPUs unfit now: too old, too small, an old driver, memory in use. To show, not raised."""
-    problems = [(_unfit(gpu, min_driver), _busy(gpu, nvml)) for gpu in dict.fromkeys(gpus)]  # a pair may be one GPU
-    return [problem for of_one in problems for problem in of_one if problem is not None]
+def gpu_problems(gpus: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
+    """Which of these GPUs another process uses. To show, not raised."""
+    return [problem for gpu in dict.fromkeys(gpus) if (problem := _busy(gpu, nvml))]  # a pair may be one GPU
+
+
+def gpu_warnings(gpus: Sequence[Gpu], min_driver: int) -> list[EngineError]:
+    """What may make these GPUs unfit: no attention kernel, little memory, an old driver."""
+    return [warning for gpu in dict.fromkeys(gpus) if (warning := _unfit(gpu, min_driver))]
 
 
 class PeakMemory:
@@ -196,7 +200,7 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
 
 
 def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
-    """Why a card can never train here.
+    """Why a card may not train here.
 
     prime-rl's attention kernel is flash attention 2. For custom implementations prime-rl would take 3 on sm_90 and 4 on
     sm_100, but Qwen2 has none (P/trainer/models/__init__.py:41) and with the Hugging Face one both raise
@@ -210,7 +214,7 @@ def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
         return EngineError(cause, _CHOOSE_OTHERS)
     if (gpu.memory_gb or 0.0) < min(SIZES_GB):
         memory = "tells no memory of its own" if gpu.memory_gb is None else f"has {gpu.memory_gb:.1f} GB of memory"
-        return EngineError(f"{gpu} {memory}, the least is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
+        return EngineError(f"{gpu} {memory}, the least memory preset is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
     needed = max(min_driver, _MIN_DRIVER_BLACKWELL if major >= 10 else 0)
     number = gpu.driver.partition(".")[0]
     if number.isdecimal() and int(number) < needed:

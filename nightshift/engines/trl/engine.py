@@ -10,6 +10,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +29,7 @@ from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.executors.capacity import Capacity, capacity
-from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
+from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import free_disk_gb, write_json
 
@@ -100,33 +101,40 @@ class TrlEngine:
         self.prepare(PrepareFlags(), note)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """The GPU, base model and disk; the data."""
+        """The GPU and the base model; the data."""
         if flags.gpus is not None:
             return TrlEngine(self.rules, self.root, self._environ, flags.gpus).doctor(replace(flags, gpus=None))
         names = ", ".join(environment.package for environment in self.rules.environments)
         gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
-        ready = f"{self.rules.name}: {gpu}base model, disk"
+        ready = f"{self.rules.name}: {gpu}base model"
         found = [Check(self.name, "installation", problem, ready) for problem in (*self.check(),) or (None,)]
         found.append(Check(self.name, "data", data_problem(self.root, self.rules), names))
         if (fitting := self.capacity()) is not None:
             found.append(Check(self.name, "runs", detail=str(fitting)))
-        return found
+        return found + self.warnings()
+
+    def warnings(self) -> list[Check]:
+        """The kind of the GPU, and the disk."""
+        found = list[EngineError]()
+        if self._cuda:
+            with suppress(EngineError):
+                found += gpu_warnings([self._gpu()], MIN_DRIVER)
+        if (free := free_disk_gb(self.root)) < MIN_FREE_DISK_GB:
+            found.append(EngineError(f"{free:.2f} GB of disk are free", "Run: du -sh runs/*; then delete old ones."))
+        return [Check(self.name, "machine", warning, is_warning=True) for warning in found]
 
     def check(self) -> list[str]:
-        """An unfit GPU, missing base model or disk space, each with its fix."""
+        """A missing or busy GPU, a missing base model, each with its fix."""
         problems: list[str] = []
         if self._cuda:
             try:
-                problems += map(str, gpu_problems([self._gpu()], MIN_DRIVER))
+                problems += map(str, gpu_problems([self._gpu()]))
             except EngineError as error:
                 return [str(error)]
         if problem := local_problem(self.rules, self.root):
             problems.append(str(problem))
         if self.rules.model.startswith(MODELS) and not (self.root / self.rules.model / "model.safetensors").is_file():
             problems.append(f"{self.rules.model} is missing. Run: uv run prepare.py --rebuild-base")
-        free = free_disk_gb(self.root)
-        if free < MIN_FREE_DISK_GB:
-            problems.append(f"{free:.2f} GB of disk are free, not {MIN_FREE_DISK_GB}. Delete old folders in runs/")
         return problems
 
     def hardware(self) -> str:
