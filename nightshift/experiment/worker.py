@@ -1,4 +1,4 @@
-"""Make one run in its own process: `worker.py [--probe] ROOT FOLDER`. `--probe` only looks at this machine.
+"""Make one run in its own process: `worker.py ROOT FOLDER`.
 
 ROOT is the checkout, and FOLDER holds job.json. The worker checks that rules and hardware are those of the job, trains
 within the budget, evaluates the final weights, and writes `result.json`. It leaves no process. On this machine the
@@ -146,10 +146,4 @@ def _start_incumbent(
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    if words[0] == "--probe":
-        from nightshift.experiment.probe import write_probe
-
-        write_probe(Path(words[1]), Path(words[2]))
-    else:
-        sys.exit(main(Path(words[0]), Path(words[1])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
