@@ -200,13 +200,8 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
 
 
 def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
-    """Why a card may not train here.
-
-    prime-rl's attention kernel is flash attention 2. For custom implementations prime-rl would take 3 on sm_90 and 4 on
-    sm_100, but Qwen2 has none (P/trainer/models/__init__.py:41) and with the Hugging Face one both raise
-    (P/trainer/model.py:734). There is no sdpa or eager (C/trainer.py:22). TRL
-    trains in bfloat16, which cards before 8.0 lack.
-    """
+    """Why a card may not train here: prime-rl has no attention but flash attention (C/trainer.py:22), and TRL trains in
+    bfloat16, which cards before 8.0 lack."""
     major, minor = gpu.compute_capability
     if major not in _KERNEL_MAJORS:
         kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)

@@ -89,11 +89,9 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tm
 
 # What a machine may lack: where it is looked up, what is found there, words of the line.
 LACKS: dict[str, tuple[str, object, str, str]] = {
-    "another system": ("platform.system", lambda: "Darwin", "wheels", "Darwin x86_64: .* for Linux on x86_64"),
-    "another processor": ("platform.machine", lambda: "ppc64le", "wheels", "Linux ppc64le: .*aarch64.*--engine trl"),
     "an old glibc": ("platform.libc_ver", lambda: ("glibc", "2.27"), "glibc", "glibc 2.27: .* 2.28.*Ubuntu 22.04"),
     "musl": ("platform.libc_ver", lambda: ("", ""), "glibc", "an unknown libc: vLLM's wheel is for glibc 2.28"),
-    "no compiler": ("shutil.which", lambda name: None, "compiler", "no cc, gcc or clang: Triton.*apt install gcc"),
+    "no compiler": ("shutil.which", lambda name: None, "compiler", "no cc, gcc or clang, .*Triton.*apt install gcc"),
     "a container": (f"{MACHINE}.free_disk_gb", lambda path: 0.064, "shared memory", "0.06 GB.*remount.*--shm-size=8g"),
     "a full disk": (
         f"{MACHINE}.free_disk_gb",
@@ -101,13 +99,12 @@ LACKS: dict[str, tuple[str, object, str, str]] = {
         "disk",
         "1.5 GB .*a run needs about 6, a night .* 26.*du -sh",
     ),
-    "few files": ("resource.getrlimit", lambda what: (256, 4096), "open files", "may open 256 files.*ulimit -n 4096"),
+    "few files": ("resource.getrlimit", lambda what: (256, 4096), "open files", "may open 256 files.*ulimit -n 1024"),
 }
 
 
 @pytest.mark.parametrize(("place", "answer", "name", "words"), LACKS.values(), ids=LACKS)
 def test_each_thing_that_the_machine_lacks_is_a_warning_with_its_command(root, monkeypatch, place, answer, name, words):
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(place, answer)
     [check] = [check for check in machine_warnings(root, GSM8K_PRIME_RL) if check.name == name]
     assert re.search(f"warning  .*{words}", str(check)), str(check)

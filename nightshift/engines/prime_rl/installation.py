@@ -36,48 +36,36 @@ MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
 RUN_DISK_GB = 6.0
 BROADCAST_GB = 1.3
 _GLIBC = (2, 28)  # vllm-0.26.0+cu129-cp38-abi3-manylinux_2_28; flash-attn's wheel names none
-_ARCHITECTURES = ("x86_64", "aarch64")  # of the same wheels, and of flash-attn's
 _SHM, _SHM_GB = Path("/dev/shm"), 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
 _OPEN_FILES = 1024  # 512 answers are asked for at once, each a connection; vLLM raises its own limit
 
 
 def machine_warnings(root: Path, rules: Rules) -> list[Check]:
     """What may make a run of the checkout at `root` fail on this machine. A self-play run keeps more weights."""
-    found = list[Check]()
-
-    def warn(name: str, cause: str, fix: str) -> None:
-        found.append(Check(ENGINE, name, EngineError(cause, fix), is_warning=True))
-
-    machine, (libc, version) = platform.machine(), platform.libc_ver()
-    if platform.system() != "Linux" or machine not in _ARCHITECTURES:
-        cause = f"{platform.system()} {machine}: torch, vLLM and flash-attn have wheels for Linux on x86_64 and aarch64"
-        warn("wheels", cause, "Run it elsewhere, or use --engine trl.")
-    elif libc != "glibc" or tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _GLIBC:
+    (libc, version), found = platform.libc_ver(), dict[str, EngineError]()
+    if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _GLIBC:
         cause = f"{f'{libc} {version}'.strip() or 'an unknown libc'}: vLLM's wheel is for glibc 2.28 or newer"
-        warn("glibc", cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
+        found["glibc"] = EngineError(cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        warn("compiler", "no cc, gcc or clang: Triton compiles with one as it starts", "Run: sudo apt install gcc.")
+        found["compiler"] = EngineError("no cc, gcc or clang, which Triton needs", "Run: sudo apt install gcc.")
     if (free := free_disk_gb(_SHM)) < _SHM_GB:
-        cause = f"{free:.2f} GB are free in {_SHM}, where vLLM's processes share memory; a run wants {_SHM_GB:g}"
-        warn(
-            "shared memory", cause, f"Run: sudo mount -o remount,size=8G {_SHM}; a container: docker run --shm-size=8g."
-        )
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _OPEN_FILES:
-        cause = f"a process may open {soft} files, and 512 answers are asked for at once"
-        warn("open files", cause, f"Run: ulimit -n {min(hard, 65_536) if hard > 0 else 65_536}; then this again.")
+        cause = f"{free:.2f} GB are free in {_SHM}, a run wants {_SHM_GB:g}"
+        fix = f"Run: sudo mount -o remount,size=8G {_SHM}; a container: docker run --shm-size=8g."
+        found["shared memory"] = EngineError(cause, fix)
+    if (soft := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _OPEN_FILES:
+        found["open files"] = EngineError(f"a process may open {soft} files", f"Run: ulimit -n {_OPEN_FILES}")
     try:
         free_ports()
     except EngineError as error:
-        warn("ports", error.cause, error.fix)
-    num_kept = CURVE_STEPS * any(environment.is_game for environment in rules.environments)
-    run_gb = RUN_DISK_GB + BROADCAST_GB * num_kept
+        found["ports"] = error
+    run_gb = RUN_DISK_GB + BROADCAST_GB * CURVE_STEPS * any(environment.is_game for environment in rules.environments)
     if (free := free_disk_gb(root)) < run_gb + MODELS_GB:  # the models of kept experiments, of which no more are left
         needs = f"a run needs about {run_gb:g}, a night with its kept models {run_gb + MODELS_GB:g}"
-        warn("disk", f"{free:.1f} GB of disk are free; {needs}", "Run: du -sh runs/*; then delete old ones.")
+        cause = f"{free:.1f} GB of disk are free; {needs}"
+        found["disk"] = EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
     if "microsoft" in platform.release().lower() and root.is_relative_to("/mnt"):
-        warn("WSL", f"{root} is a folder of Windows, which is slow", "Clone it into Linux's own file system.")
-    return found
+        found["WSL"] = EngineError(f"{root} is a slow folder of Windows", "Clone it into Linux's own file system.")
+    return [Check(ENGINE, name, warning, is_warning=True) for name, warning in found.items()]
 
 
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
