@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """Cores, CPU model, and the load average of the last minute: timings on a busy machine are longer."""
+    """Cores, CPU model, and the load average of the last minute: timings are longer under load."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {

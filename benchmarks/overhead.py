@@ -10,7 +10,7 @@ refusal      whole processes of run.py that end with exit code 2: from start to 
 commands     run.py --dry-run, `nightshift --help`, `status`, `history` and `report` over stand-in campaigns of so many
              experiments, and one more experiment there
 
-Seconds are wall-clock medians; CPU seconds beside them say what a busy machine adds.
+Seconds are wall-clock medians; CPU seconds beside them say what other processes add.
 """
 
 from __future__ import annotations

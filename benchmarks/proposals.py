@@ -4,14 +4,13 @@
 
 Of a proposal whose learning rate decays: the share of the budget that its steps took, on the budget's clock, and if its
 decay had begun. Of every run: the steps that the throughput model foretold from the runs before it, against those
-that its pace makes in the whole budget; apart where others took a quarter of the machine or more.
+that its pace makes in the whole budget.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from nightshift.agents.space import DECAY, DECAYING, KIND, STEPS
 from nightshift.agents.throughput import Throughput
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
-from nightshift.campaign.records import Record, Result
-from nightshift.campaign.scores import BUSY
+from nightshift.campaign.records import Record
 from nightshift.config.train_toml import Config, parse
 
 ROOT = Path(__file__).parents[1]
@@ -38,21 +36,12 @@ def proposals(folder: Path, budget_seconds: float) -> Iterator[dict[str, Any]]:
         config = parse(ledger.source(record.number))
         if record.parent is not None and record.result and record.diff:
             yield from _row(ledger, record, config, Throughput.of(before, budget_seconds))
-        before += [(config, as_recorded_now(ledger, record))] if record.result else []
+        before += [(config, record.result)] if record.result else []
 
 
 def curve(ledger: Ledger, record: Record) -> list[Step]:
     """The steps of its run."""
     return read_steps(ledger.files_dir(record) / METRICS_NAME)
-
-
-def as_recorded_now(ledger: Ledger, record: Record) -> Result:
-    """A run with the mean length of its steps: nights of 2026-11-23 hold the median."""
-    run, steps = record.result, curve(ledger, record)
-    assert run is not None
-    if run.contention is None or not steps or not steps[-1].time:
-        return run
-    return replace(run, contention=replace(run.contention, step_seconds=steps[-1].time / len(steps)))
 
 
 def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput) -> Iterator[dict[str, Any]]:
@@ -73,7 +62,6 @@ def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput)
         "used": min(steps[-1].time / throughput.budget_seconds, 1.0) if is_decaying else None,
         "is_cut": is_decaying and run.training.num_steps < begins,
         "log_error": math.log(pace * throughput.budget_seconds / throughput.plan(config.resolved).num_steps),
-        "is_busy": bool(run.contention and run.contention.taken >= BUSY),
     }
 
 
@@ -101,7 +89,6 @@ def main(folders: tuple[Path, ...], budget_seconds: float, output: Path) -> None
     kind = machine()
     rows = [row for folder in folders for row in proposals(folder, budget_seconds)]
     known = [row["delta"] for row in rows if row["delta"] is not None]
-    calm, busy = ([row for row in rows if row["is_busy"] is is_busy] for is_busy in (False, True))
     found = {
         "proposals": len(rows),
         "keys_mean": float(np.mean([row["keys"] for row in rows])),
@@ -109,10 +96,8 @@ def main(folders: tuple[Path, ...], budget_seconds: float, output: Path) -> None
         "far_worse": float(np.mean([delta < -0.10 for delta in known])),
         "decaying": sum(row["used"] is not None for row in rows) / len(rows),
         "cut_before_decay": sum(row["is_cut"] for row in rows),
-        "calm": used(calm),
-        "busy": used(busy),
-        "throughput, calm": errors(calm),
-        "throughput, busy": errors(busy),
+        "schedules": used(rows),
+        "throughput": errors(rows),
     }
     for name, value in found.items():
         click.echo(f"{name:20}{value}")

@@ -3,7 +3,7 @@
     uv run benchmarks/trainer_steps.py --against ../nightshift-0.2.0 --repetitions 5
 
 Each takes the same number of steps with the shipped train.toml's settings on arithmetic, in processes of one thread, in
-turn: a busy machine slows all alike, so ratios are taken within a repetition. `--against` is another checkout with its
+turn: other load slows all alike, so ratios are taken within a repetition. `--against` is another checkout with its
 environment. `plain` is trl.GRPOTrainer as its documentation shows it: its own generation, the same model, prompts,
 rewards, batch and group.
 """

@@ -20,7 +20,6 @@ from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
 from tests.conftest import git
 from tests.stand_in_pool import StandInExecutor
-from tests.stand_ins import Neighbours
 
 TESTS = Path(__file__).resolve().parent
 TRAINER = (str(TESTS / "stand_in_trainer.py"),)
@@ -61,7 +60,6 @@ def make_setup(
     """`trainer`: words of its command; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
-    monkeypatch.setattr(worker, "Watch", Neighbours)  # tests run beside each other
     return Setup(
         root=checkout,
         rules=rules,

@@ -123,7 +123,7 @@ def train(
     collapses: bool,
     reward: float,
 ) -> int:
-    """So many "steps", of STEP_SECONDS by its own count: a busy machine makes them slower and not fewer."""
+    """So many "steps", of STEP_SECONDS by its own count: other load makes them slower and not fewer."""
     step = 0
     with metrics_path.open("a", buffering=1) as metrics:  # line by line, as the real one: it may be ended
         while step < num_steps or (held_by is not None and held_by.exists()):

@@ -17,11 +17,9 @@ from types import ModuleType
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift.campaign.records import Contention  # noqa: E402
 from nightshift.config.rules import Rules  # noqa: E402
 from nightshift.config.rules_toml import rules_here  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
-from nightshift.executors.gpus import Watch  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
@@ -39,16 +37,9 @@ def small(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
 
 
 def quick(rules: Rules, num_validation: int = NUM_VALIDATION) -> Rules:
-    """The same with a second of training, and without a limit that a busy machine could reach."""
+    """The same with a second of training, and without a limit that a slow machine could reach."""
     limits = {"startup_seconds": HANG_SECONDS, "evaluation_seconds": HANG_SECONDS}
     return replace(small(rules, num_validation), budget_seconds=1.0, **limits)
-
-
-class Neighbours(Watch):
-    """A stand-in for what others take: nothing, whatever tests run beside."""
-
-    def taken(self) -> Contention:
-        return Contention(len(self._cores), others_share=0.0, stolen_share=0.0)
 
 
 def fault(folder: Path, name: str, once: bool = True) -> None:
@@ -117,5 +108,4 @@ if __name__ == "__main__":
     from nightshift.experiment import worker
 
     _put_into(worker, sys.argv[1])
-    worker.Watch = Neighbours  # type: ignore[misc]
     sys.exit(worker.main(Path(sys.argv[2]), Path(sys.argv[3])))

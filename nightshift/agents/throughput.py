@@ -44,14 +44,13 @@ class Throughput:
 
     @classmethod
     def of(cls, runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Throughput:
-        """Fit runs with their configs. A run under CPU contention counts less, and a run without a step not at all."""
+        """Fit runs with their configs. A run without a step does not count."""
         precision, pull = np.diag(_SDS**-2), _MEANS * _SDS**-2
         for config, run in runs:
-            if seconds := step_seconds(run):
+            if seconds := step_seconds(run, budget_seconds):
                 drivers = _drivers(config.resolved)
-                variance = NOISE_SD**2 + (run.contention.taken if run.contention else 0.0) ** 2
-                precision += np.outer(drivers, drivers) / variance
-                pull += drivers * math.log(seconds) / variance
+                precision += np.outer(drivers, drivers) / NOISE_SD**2
+                pull += drivers * math.log(seconds) / NOISE_SD**2
         covariance = np.linalg.inv(precision)
         return cls(covariance @ pull, covariance, budget_seconds)
 
@@ -61,12 +60,13 @@ class Throughput:
         return Plan(max(self.budget_seconds * math.exp(-float(drivers @ self.mean)), LEAST_STEPS), log_sd)
 
 
-def step_seconds(run: Result) -> float | None:
-    """Return the seconds per step on the budget's clock, or on the wall's if only that was measured."""
-    if run.contention and run.contention.step_seconds:
-        return run.contention.step_seconds
+def step_seconds(run: Result, budget_seconds: float) -> float | None:
+    """Return the seconds per step; None for a run without a step.
+
+    A run that trains longer than its budget spent the whole budget: CPU time passes more slowly than wall-clock time.
+    """
     seconds, num_steps = run.training.training_seconds, run.training.num_steps
-    return seconds / num_steps if seconds and num_steps else None
+    return min(seconds, budget_seconds) / num_steps if seconds and num_steps else None
 
 
 def throughput_of(context: Context) -> Throughput:

@@ -18,7 +18,7 @@ from nightshift.campaign.commits import plan
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Standing, Verdict
 from nightshift.campaign.results import is_replaced, measured_text
-from nightshift.campaign.scores import BUSY, compare, remarks, run_scores, taken, without
+from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError
 
@@ -83,7 +83,7 @@ class Campaign:
         if len(scores) != num_of_baseline:
             cause = f"experiment {record.number:04d} has {len(scores)} scores, the baseline {num_of_baseline}"
             raise UsageError(cause, without(record))
-        return posterior.observe(record.run, float(scores.mean()), self.hours(record), _noise_factor(record))
+        return posterior.observe(record.run, float(scores.mean()), self.hours(record))
 
     def judge(
         self, record: Record, baseline: Config, validate: Callable[[Config], object] = lambda config: None
@@ -269,12 +269,7 @@ def _standing(posterior: Posterior, num_slots: int) -> Standing:
 def _first_posterior(baseline: Record) -> Posterior:
     scores = run_scores(baseline)
     stderr = float(scores.std()) / len(scores) ** 0.5
-    return Posterior(float(scores.mean()), stderr, baseline.decision_rules, _noise_factor(baseline))
-
-
-def _noise_factor(record: Record) -> float:
-    """Return the factor on the noise of a run: above 1 under contention."""
-    return record.decision_rules.contention_noise if taken(record) >= BUSY else 1.0
+    return Posterior(float(scores.mean()), stderr, baseline.decision_rules)
 
 
 def _began(record: Record) -> datetime:

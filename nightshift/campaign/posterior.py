@@ -45,7 +45,7 @@ class Posterior:
     error over examples, sqrt(p (1 - p) / n). Set `stage` when a run starts: after the first of the last runs no change
     comes in. Call `observe` when a run's score is known; a crash has no score."""
 
-    def __init__(self, score: float, stderr: float, rules: RuleConstants, noise_factor: float = 1.0) -> None:
+    def __init__(self, score: float, stderr: float, rules: RuleConstants) -> None:
         self.rules = rules
         self.stage = Stage.SEARCH
         self._changes: dict[Settings, Change] = {}  # every proposed change, as it was first proposed
@@ -62,7 +62,7 @@ class Posterior:
         self._scratch = np.zeros((16, 16))
         self._size = 2
         self._mean[_BASELINE] = score
-        self._cov[_BASELINE, _BASELINE] = self.noise_variance * noise_factor**2
+        self._cov[_BASELINE, _BASELINE] = self.noise_variance
         self._cov[_DRIFT, _DRIFT] = rules.drift_sd**2
 
     @property
@@ -129,11 +129,10 @@ class Posterior:
                 best, most = change, worth
         return best
 
-    def observe(self, run: Run, score: float, time_hours: float, noise_factor: float = 1.0) -> tuple[Decision, ...]:
+    def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]:
         """Update the Gaussian with a run's score and return the decisions, in the order of their commits.
 
-        `time_hours`: since the campaign's first baseline. `noise_factor`: multiplies the noise of a run under
-        contention (rules.contention_noise); its change stays uncertain, and rides sooner.
+        `time_hours`: since the campaign's first baseline.
 
         A new change is of one of the kinds k, N(mu_k, v_k) with probability w_k. With the vector x of the run, the
         covariance P and u, the unit vector of the new change, the update under kind k is a Kalman update:
@@ -159,11 +158,11 @@ class Posterior:
         expected, known, column = self._weighted(self._factors(changes, 1.0, time_hours)[0])
         size = len(column)
         residuals = score - expected - mus
-        score_variances = known + variances + self.noise_variance * noise_factor**2
+        score_variances = known + variances + self.noise_variance
         weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
         weights /= weights.sum()
         # A guess at the noise is judged by the ordinary kind.
-        guessed_variances = known + variances[0] + self._variances * noise_factor**2
+        guessed_variances = known + variances[0] + self._variances
         self._log_weights -= 0.5 * weights[0] * (np.log(guessed_variances) + residuals[0] ** 2 / guessed_variances)
         # The coefficients of Px and u under each kind: in the step of the mean, and in that of the covariance.
         steps = np.array([residuals / score_variances, mus + variances * residuals / score_variances])

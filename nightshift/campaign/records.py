@@ -271,25 +271,6 @@ def packed(scores: Sequence[float]) -> Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class Contention:
-    """How much of the machine other processes used while a run trained: shares of 1 (executors/gpus.py)."""
-
-    num_cores: int
-    load_average: float | None = None  # runnable processes over the last minute when training ended
-    step_seconds: float | None = None  # mean, on the budget's clock
-    others_share: Fraction | None = None  # of the cores' time: processes of others
-    stolen_share: Fraction | None = None  # of the cores' time: other virtual machines
-    gpu_shared: Fraction | None = None  # of the samples of its GPUs: another process computed there
-    throttled: Fraction | None = None  # of the samples of its GPUs: heat or power held a clock down
-
-    @property
-    def taken(self) -> float:
-        """The largest share that others took; 0 if nothing was measured."""
-        cores = (self.others_share or 0.0) + (self.stolen_share or 0.0)
-        return max(min(cores, 1.0), self.gpu_shared or 0.0, self.throttled or 0.0)
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """What a worker returns of one run: `result.json`. `evaluation` is None unless training succeeded."""
 
@@ -299,7 +280,6 @@ class Result:
     startup_seconds: Seconds | None = None
     total_seconds: Seconds = 0.0
     hardware: str = ""
-    contention: Contention | None = None
     versions: dict[str, str] = field(default_factory=dict)
     token: str = ""  # of its job
     job_sha256: str = ""  # of the job.json that the worker read

@@ -1,4 +1,4 @@
-"""The scores of a run: their mean over several environments, the answer format, and contention.
+"""The scores of a run: their mean over several environments, and the answer format.
 
 The decision and the certificate take one value an example. `weighted` makes the values so that their mean is the
 weighted mean of the environments, and their spread over examples is that of the weighted mean: within 1 % of the
@@ -18,7 +18,6 @@ from nightshift.campaign.records import Effect, Part, Record
 from nightshift.errors import UsageError
 
 Array = NDArray[np.float64]
-BUSY = 0.25  # share that others took, from which a run is called busy: half a core of two
 SURE = 3.0  # standard errors from which more answers are formatted for sure, as in health.py
 FALL = 2.0  # standard errors
 MOST = 2 / 3  # of two environments one always gives half of the variance
@@ -60,26 +59,6 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
     """Return the scores of each environment."""
     ends = np.cumsum([part.num_examples for part in parts])
     return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
-
-
-def taken(record: Record) -> float:
-    """Return the largest share that others took of what the run needed, 0..1."""
-    return record.result.contention.taken if record.result and record.result.contention else 0.0
-
-
-def remark(record: Record) -> str | None:
-    """Return what others took of the machine, in one line; None for a run that was not busy."""
-    load = record.result.contention if record.result else None
-    if load is None or load.taken < BUSY:
-        return None
-    shares = {
-        "of the processors' time went to other processes": load.others_share,
-        "of it was stolen by other virtual machines": load.stolen_share,
-        "of the looks at its GPUs found somebody else there": load.gpu_shared,
-        "of them found their clocks held down": load.throttled,
-    }
-    causes = ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share and share >= 0.005)
-    return f"busy machine: {causes}; the run counts for less"
 
 
 class Form(NamedTuple):
@@ -137,12 +116,11 @@ def _stderr(p: float, n: int, q: float, m: int) -> float:
 
 
 def remarks(candidate: Record, parent: Record | None) -> list[str]:
-    """Return what the mean score hides, a line each: contention, a gain in format only, answers that could not be
-    scored, and an environment that falls by more than FALL standard errors over examples and seeds; of a baseline, an
-    environment that gives most of the variance. The remarks decide nothing."""
-    busy, form = remark(candidate), compare(candidate, parent)
-    lines = [busy] if busy else []
-    lines += [form.line] if form and form.conclusion else []
+    """Return what the mean score hides, a line each: a gain in format only, answers that could not be scored, and an
+    environment that falls by more than FALL standard errors over examples and seeds; of a baseline, an environment that
+    gives most of the variance. The remarks decide nothing."""
+    form = compare(candidate, parent)
+    lines = [form.line] if form and form.conclusion else []
     now, before = candidate.evaluation, parent.evaluation if parent else None
     lines += now.unscored if now else ()
     if now is None or not now.parts:

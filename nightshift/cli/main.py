@@ -1,5 +1,7 @@
 """`uv run nightshift`: what one asks of a campaign beside running an experiment."""
 
+from __future__ import annotations
+
 import os
 import sys
 import time
@@ -7,9 +9,10 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
@@ -35,6 +38,9 @@ from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
+
+if TYPE_CHECKING:
+    from nightshift.engines.doctor import Doctor
 
 _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
 
@@ -241,41 +247,46 @@ def doctor(
 ) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here.
 
-    With --slurm: submit one job there that looks around, and say what it found.
+    With --slurm: run it in one job on a node of the cluster.
     """
     from nightshift.agents.agent import check_agent
     from nightshift.engines.doctor import Doctor, checks
     from nightshift.evaluation.template import look
 
-    root, given = run.process_root(), PrepareFlags(**flags)
-    if as_json and (slurm or environment):
-        raise UsageError("--json is of the checks of this machine", "Leave --slurm and --environment out.")
-    if slurm is not None:
-        print_lines(_probe(root, Request(engine=given.engine, slurm=slurm)))
-    elif environment is not None:
+    root, given, lines = run.process_root(), PrepareFlags(**flags), list[str]()
+    if as_json and environment:
+        raise UsageError("--json is of the checks of a machine", "Leave --environment out.")
+    if environment is not None:
         with at_work(f"loading {environment}"):
             for line in look(root, environment):
                 print_lines([line])
+        return
+    if slurm is not None:
+        line, report = _doctor_of_node(root, Request(engine=given.engine, slurm=slurm))
+        lines.append(line)
     else:
         with at_work("looking at what experiments need"):
             rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
             found = checks(root, rules, dict(os.environ), given)
             found += [check_agent(agent, sandbox, root, dict(os.environ), agent_env, agent_sees)] if agent else []
         report = Doctor.of(found, rules)
-        print_found(report, [report.table(given.engine_meant)], as_json)
-        sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)
+    print_found(report, [*lines, report.table(given.engine_meant)], as_json)
+    sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)
 
 
-def _probe(root: Path, request: Request) -> list[str]:
-    """What a job in SLURM finds on its node. EngineError where none answers."""
-    from nightshift.executors.slurm import SlurmExecutor, probe_node
+def _doctor_of_node(root: Path, request: Request) -> tuple[str, Doctor]:
+    """Return a line on a node of the cluster, and what doctor reports there. EngineError if no answer comes back."""
+    from nightshift.engines.doctor import Doctor
+    from nightshift.executors.slurm import SlurmExecutor, ask_node
     from nightshift.experiment.setup import open_setup
 
     with reporting() as reporter:
         setup = open_setup(root, request, reporter)
         assert isinstance(setup.executor, SlurmExecutor)
         reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-        return probe_node(setup.executor, setup.job({}, 0))
+        words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
+        line, answer = ask_node(setup.executor, setup.job({}, 0), (*words, setup.engine.name))
+    return line, msgspec.json.decode(answer, type=Doctor)
 
 
 @commands.command()

@@ -20,7 +20,7 @@ from nightshift.signals import blocked
 from nightshift.waiting import Wait, innermost, news
 
 _FIRST_SECONDS, _TICK_SECONDS = 0.1, 0.5  # before the first word, and between two looks
-_PLAIN_SECONDS = 9.0  # between two plain lines: with a tick, and a busy machine's delay, less than ten
+_PLAIN_SECONDS = 9.0  # between two plain lines: with a tick and a scheduler's delay, less than ten
 _LEAST_WIDTH = 20  # columns: of less a line says nothing
 
 

@@ -51,8 +51,6 @@ class RuleConstants:
     )
     # Part of the variance over examples, p (1 - p) / n, that differs between two runs on the same examples.
     examples_share: _Share = 0.38
-    # Noise of a run whose CPUs or GPUs others used, times the usual noise. Chosen by judgement, not measured.
-    contention_noise: Scale = 2.0
     # Standard deviation of the drift in eight hours. The rule of 0.2.0 has no drift: its interval held in 35 % of the
     # nights that drifted by 3 pp.
     drift_sd: Scale = 0.02

@@ -58,7 +58,7 @@ _UNREAD = re.compile(
 )
 _PART_BYTES = 1 << 24
 _BUSIEST = 8.0  # wall-clock seconds for one CPU second; on a busier machine a run is a crash
-NO_CARD = "none"  # the memory preset without a GPU
+NO_CARD = "none"  # Rules.memory without a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Rules:
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
-    memory: str = NO_CARD  # the engine's memory preset, `2 x 80 GB` (engines/memory.py)
+    memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/memory.py)
 
     @property
     def deadline_seconds(self) -> float:

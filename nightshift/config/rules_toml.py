@@ -155,7 +155,7 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
 
 
 def memory_gb(root: Path) -> int:
-    """Return the memory in GB of the GPU that experiments must fit on; 0: of the smallest GPU in use."""
+    """Return the memory in GB of the GPU that chooses the defaults; 0: of the smallest GPU in use."""
     return _read(root).memory_gb
 
 

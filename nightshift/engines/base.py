@@ -88,20 +88,23 @@ class PrepareFlags:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there."""
+    """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there. A warning is a guess
+    about this machine: it refuses no run."""
 
     engine: str  # whose readiness it decides
     name: str
     problem: object = None  # an error, or its line
     detail: str = ""
+    is_warning: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.problem is None
+        return self.problem is None or self.is_warning
 
     def __str__(self) -> str:
-        text = self.detail if self.ok else str(self.problem).rstrip(".")
-        return f"{self.engine:10}{self.name:14}{'ok' if self.ok else 'PROBLEM':9}{text}".rstrip()
+        text = self.detail if self.problem is None else str(self.problem).rstrip(".")
+        state = "warning" if self.is_warning else "ok" if self.ok else "PROBLEM"
+        return f"{self.engine:10}{self.name:14}{state:9}{text}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,10 @@ class Engine(Protocol):
         """Problems that make a run impossible, each one line with its fix; empty when ready."""
         ...
 
+    def warnings(self) -> list[Check]:
+        """Guesses about this machine that may make a run fail, each one line with its fix. They refuse nothing."""
+        ...
+
     def hardware(self) -> str:
         """The kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
         ...
@@ -164,7 +171,8 @@ class Engine(Protocol):
         ...
 
     def capacity(self) -> Capacity | None:
-        """How many runs fit side by side on this machine's cores; None where GPUs decide."""
+        """How many runs fit side by side on this machine's cores; None if GPUs decide, or if the memory of a run is not
+        known."""
         ...
 
     def versions(self) -> dict[str, str]:

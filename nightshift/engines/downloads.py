@@ -18,7 +18,7 @@ from nightshift.waiting import waiting
 
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-_PRESET_GB = 0.99  # weights of Qwen2.5-0.5B in bfloat16, for which docs/gpus.md computes
+_PRESET_GB = 0.99  # weights of Qwen2.5-0.5B in bfloat16, for which the memory presets are estimated
 
 
 def folder_problem(rules: Rules, folder: Path) -> str | None:
@@ -74,7 +74,7 @@ def changes(rules: Rules, folder: Path) -> list[str]:
     weights = f"{size:.3g} GB of weights" if size else "not downloaded yet"
     return [
         f"model:    {rules.model}: {what}; renderer: its chat template; learning rates x {rules.learning_rate_scale:g}",
-        f"model:    {weights}; presets of memory are computed for {_PRESET_GB} GB (docs/gpus.md)",
+        f"model:    {weights}; memory presets are estimates for {_PRESET_GB} GB (docs/gpus.md)",
     ]
 
 

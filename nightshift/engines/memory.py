@@ -1,7 +1,7 @@
-"""The preset of memory that a set-up keeps to: by the cards it runs on, as NVML tells them, or by rules.toml.
+"""The memory preset: the defaults that the smallest GPU in use chooses. train.toml may overwrite them.
 
-Its name is a value of the rules, `2 x 80 GB`, so results of two presets do not compare. What an engine makes of it
-stands beside that engine.
+Its name is a value of the rules, `2 x 80 GB`, so results of two presets do not compare. The defaults stand beside each
+engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.config.rules import RULES_NAME, Rules
+from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import memory_gb
 from nightshift.config.toml_text import line_of
 from nightshift.config.train_toml import Config
 from nightshift.config.values import value_text
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import EngineError
 from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, list_gpus, parse_gpus
 
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
-    """`rules` with the preset of the smallest GPU that a run would use: the next smaller of SIZES_GB.
+    """Return `rules` with the memory preset of the smallest GPU that a run would use: the largest that fits, or the
+    least.
 
-    rules.toml may name a smaller one, or any where no GPU is, for a dry run. `gpus` is --gpus. Without GPUs, and with
-    those that are too small, `rules` as they are: the engine's own check says so. UsageError for a preset that the card
-    cannot hold, and for `gpus` that are none.
+    rules.toml may name another one, also where no GPU is visible: for a dry run, or on a cluster's login node. `gpus`
+    is --gpus. Without GPUs `rules` as they are: the engine's own check reports it. UsageError for `gpus` that are none.
     """
     if rules.num_gpus == 0:
         return rules
@@ -33,21 +33,18 @@ def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | N
     cards: Sequence[Gpu] = ()
     with suppress(EngineError):
         cards = choose_gpus(list_gpus(), ids, rules.num_gpus, environ)
-    smallest = min(cards, key=lambda gpu: gpu.memory_gb or 0.0, default=None)
-    fits = [size for size in SIZES_GB if smallest is None or size <= (smallest.memory_gb or 0.0)]
-    wanted = memory_gb(root)
-    if wanted and wanted not in fits:
-        cause = f"{RULES_NAME}: memory_gb = {wanted} does not fit on {smallest}"
-        raise UsageError(cause, f"Write memory_gb = {max(fits, default=0)}, or 0 for what is here.")
-    size = wanted or (max(fits, default=0) if smallest else 0)
+    size = memory_gb(root)
+    if not size and cards:
+        least = min(gpu.memory_gb or 0.0 for gpu in cards)
+        size = max((each for each in SIZES_GB if each <= least), default=min(SIZES_GB))
     num_cards = len({gpu.index for gpu in cards}) or len({*(ids or range(rules.num_gpus))})
     return replace(rules, memory=f"{num_cards} x {size} GB") if size else rules
 
 
-def smaller(memory: str) -> int | None:
-    """The memory_gb below that of a preset; None for the smallest, and without cards."""
-    _, _, size = memory.removesuffix(" GB").rpartition(" ")
-    return max((each for each in SIZES_GB if size.isdecimal() and each < int(size)), default=None)
+def size_of(memory: str) -> tuple[bool, int]:
+    """Return whether all share one card, and the size of the smallest in GB, by Rules.memory."""
+    num_cards, _, size = memory.removesuffix(" GB").partition(" x ")
+    return (False, max(SIZES_GB)) if memory == NO_CARD else (num_cards == "1", int(size))
 
 
 def line_in(config: Config, path: str) -> int | None:
@@ -58,8 +55,3 @@ def line_in(config: Config, path: str) -> int | None:
 def where(config: Config, path: str) -> str:
     """A key's value with its line, as refusals begin."""
     return f"train.toml:{line_in(config, path)}: {path} = {value_text(config.get(path))}"
-
-
-def above_cap(config: Config, memory: str, path: str, allowed: str, fix: str) -> ConfigError:
-    """The refusal of a value that train.toml writes, of which the preset allows only so much."""
-    return ConfigError(f"{where(config, path)}: the memory preset {memory} allows {allowed}", fix)

@@ -6,101 +6,16 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 `nvml` is the pynvml module or a stand-in with the functions used here; None imports pynvml.
 """
 
-import os
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from nightshift.campaign.records import Contention
 from nightshift.config.rules import RULES_NAME
 from nightshift.errors import EngineError, UsageError
-
-_SAMPLE_SECONDS = 2.0
-# Of nvidia-ml's clock event reasons: hardware slowdown, software and hardware thermal, power brake. A power cap is
-# how cards run under full load. https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
-_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-
-
-class Watch:
-    """Measures contention from when it is made until `taken` is called. Call `look` now and then for GPUs."""
-
-    def __init__(self, gpu_ids: Sequence[int] = (), nvml: Any = None, clock: Callable[[], float] = time.monotonic):
-        """`nvml`: a session of gpus.nvml_session; without one GPUs are not looked at."""
-        self._gpu_ids, self._nvml, self._clock = tuple(dict.fromkeys(gpu_ids)) if nvml else (), nvml, clock
-        self._cores = sorted(os.sched_getaffinity(0))
-        self._began, self._machine, self._ours = clock(), self._used(), _own_seconds()
-        self._looks: list[bool] = []
-        self._shared: list[bool] = []
-
-    def look(self) -> None:
-        """At the GPUs, once. One that cannot be read (lost, not supported) adds nothing."""
-        if not self._gpu_ids:
-            return
-        ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-        for index in self._gpu_ids:
-            with suppress(self._nvml.NVMLError):
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-                pids = {int(process.pid) for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-                self._looks.append(bool(reasons & _THROTTLED))
-                if pids & ours:  # else these are numbers of another namespace, and tell nothing
-                    self._shared.append(bool(pids - ours))
-
-    def taken(self) -> Contention:
-        seconds = max(self._clock() - self._began, 1e-9) * len(self._cores)
-        busy, stolen = (now - before for now, before in zip(self._used(), self._machine, strict=True))
-        others = busy - (_own_seconds() - self._ours)
-        return Contention(
-            num_cores=len(self._cores),
-            load_average=os.getloadavg()[0],
-            others_share=min(max(others / seconds, 0.0), 1.0),
-            stolen_share=min(max(stolen / seconds, 0.0), 1.0),
-            gpu_shared=sum(self._shared) / len(self._shared) if self._shared else None,
-            throttled=sum(self._looks) / len(self._looks) if self._looks else None,
-        )
-
-    def _used(self) -> tuple[float, float]:
-        """Seconds that these cores worked, and that were stolen from them, since the machine's start."""
-        times = psutil.cpu_times(percpu=True)
-        mine = [times[core] for core in self._cores if core < len(times)]
-        stolen = sum(getattr(core, "steal", 0.0) for core in mine)
-        # Guests' time is in user's already.
-        return sum(t.user + t.nice + t.system + getattr(t, "irq", 0) + getattr(t, "softirq", 0) for t in mine), stolen
-
-
-@contextmanager
-def watching(watch: Watch) -> Iterator[Watch]:
-    """Look every few seconds, in a thread, until the block ends."""
-    is_over = threading.Event()
-
-    def look() -> None:
-        while not is_over.wait(_SAMPLE_SECONDS):
-            watch.look()
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def _own_seconds() -> float:
-    """Processor time of this process and of all that it started, alive or waited for."""
-    me = psutil.Process()
-    total = 0.0
-    for process in (me, *me.children(recursive=True)):
-        with suppress(psutil.Error):  # it ended between: whoever waited for it has its time
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
-
 
 GB = 1e9
 RELEASE_SECONDS = 10.0  # for the driver to take back what a process held; not measured
@@ -217,10 +132,14 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     return visible
 
 
-def gpu_problems(gpus: Sequence[Gpu], min_driver: int, nvml: Any = None) -> list[EngineError]:
-    """What makes these GPUs unfit now: too old, too small, an old driver, memory in use. To show, not raised."""
-    problems = [(_unfit(gpu, min_driver), _busy(gpu, nvml)) for gpu in dict.fromkeys(gpus)]  # a pair may be one GPU
-    return [problem for of_one in problems for problem in of_one if problem is not None]
+def gpu_problems(gpus: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
+    """Which of these GPUs another process uses. To show, not raised."""
+    return [problem for gpu in dict.fromkeys(gpus) if (problem := _busy(gpu, nvml))]  # a pair may be one GPU
+
+
+def gpu_warnings(gpus: Sequence[Gpu], min_driver: int) -> list[EngineError]:
+    """What may make these GPUs unfit: no attention kernel, little memory, an old driver."""
+    return [warning for gpu in dict.fromkeys(gpus) if (warning := _unfit(gpu, min_driver))]
 
 
 class PeakMemory:
@@ -281,13 +200,8 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
 
 
 def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
-    """Why a card can never train here.
-
-    prime-rl's attention kernel is flash attention 2. For custom implementations prime-rl would take 3 on sm_90 and 4 on
-    sm_100, but Qwen2 has none (P/trainer/models/__init__.py:41) and with the Hugging Face one both raise
-    (P/trainer/model.py:734). There is no sdpa or eager (C/trainer.py:22). TRL
-    trains in bfloat16, which cards before 8.0 lack.
-    """
+    """Why a card may not train here: prime-rl has no attention but flash attention (C/trainer.py:22), and TRL trains in
+    bfloat16, which cards before 8.0 lack."""
     major, minor = gpu.compute_capability
     if major not in _KERNEL_MAJORS:
         kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)
@@ -295,7 +209,7 @@ def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
         return EngineError(cause, _CHOOSE_OTHERS)
     if (gpu.memory_gb or 0.0) < min(SIZES_GB):
         memory = "tells no memory of its own" if gpu.memory_gb is None else f"has {gpu.memory_gb:.1f} GB of memory"
-        return EngineError(f"{gpu} {memory}, the least is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
+        return EngineError(f"{gpu} {memory}, the least memory preset is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
     needed = max(min_driver, _MIN_DRIVER_BLACKWELL if major >= 10 else 0)
     number = gpu.driver.partition(".")[0]
     if number.isdecimal() and int(number) < needed:

@@ -30,7 +30,7 @@ from nightshift.executors.local import PROGRAM
 from nightshift.executors.process import engine_environment, python_command, python_path, tail
 from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
-from nightshift.files import read_file, read_json, write_json
+from nightshift.files import read_file, write_json
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
@@ -81,8 +81,8 @@ def read(path: Path) -> SlurmConfig:
         raise UsageError(f"{path}: {error}", f"Its keys: {', '.join(SlurmConfig.__struct_fields__)}.") from None
 
 
-FOUND_NAME = "probe.json"
-_PROBE_SECONDS = 0.2
+_ANSWER_NAME = "answer"  # what the command of ask_node prints
+_LOOK_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two questions to slurmctld, for all jobs at once
 ANSWER_SECONDS = 30.0  # a slurmctld that is away answers after nine, with an error
 # Until a file that another node wrote is seen here. A job that completed wrote one: acdirmax of NFS is 60 s (nfs(5)).
@@ -127,8 +127,11 @@ class SlurmExecutor:
     def hardware(self, of_engine: str) -> str:
         return ""
 
-    def submit(self, folder: Path, job: Job, enter: Callable[[], None], words: Sequence[str] = ()) -> None:
-        """As LocalExecutor. `words`: more arguments for the worker. A job without an answer of sbatch is waited for."""
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None], command: str = "") -> None:
+        """As LocalExecutor. A job without an answer of sbatch is waited for.
+
+        `command`: a shell command, in place of the worker.
+        """
         name = f"nightshift-{uuid.uuid4().hex}"
         job = replace(job, layout=self.config.layout, name=name)
         write_json(folder / JOB_NAME, job)
@@ -137,9 +140,9 @@ class SlurmExecutor:
         fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
         variables = engine_environment(self.environ, {}).items()
         exports = [f"export {key}={shlex.quote(value)}" for key, value in variables if key not in _OWN_OF_A_NODE]
-        command = shlex.join(python_command(*PROGRAM, *words, str(self.root), str(folder)))
+        command = command or f"exec {shlex.join(python_command(*PROGRAM, str(self.root), str(folder)))}"
         # Last: `module load` among the lines of setup sets PYTHONPATH.
-        lines = [*exports, *self.config.setup, f"export PYTHONPATH={shlex.quote(python_path())}", f"exec {command}"]
+        lines = [*exports, *self.config.setup, f"export PYTHONPATH={shlex.quote(python_path())}", command]
         script = "\n".join(["#!/bin/bash", *lines]) + "\n"
         self.take_over(folder, job)
         try:
@@ -294,21 +297,27 @@ def _ask(command: list[str], stdin: bytes = b"") -> str:
     return done.stdout.decode(errors="replace")
 
 
-def probe_node(executor: SlurmExecutor, job: Job) -> list[str]:
-    """Submit one job that looks around, and say what it found, a line each. EngineError where none comes back."""
+def ask_node(executor: SlurmExecutor, job: Job, words: Sequence[str]) -> tuple[str, bytes]:
+    """Run a Python command in one job. Return a line on its node, and what the command printed. EngineError if no
+    answer comes back."""
     runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
-    folder, began = Path(tempfile.mkdtemp(prefix=".probe-", dir=runs_dir)), time.monotonic()
+    folder, began = Path(tempfile.mkdtemp(prefix=".node-", dir=runs_dir)), time.monotonic()
+    answer = folder / _ANSWER_NAME
     try:
-        executor.submit(folder, job, lambda: None, ["--probe"])
-        while not (folder / FOUND_NAME).is_file():
+        printed = shlex.quote(f"{answer}.part")
+        command = f"{shlex.join(python_command(*words))} > {printed}; mv {printed} {shlex.quote(str(answer))}"
+        executor.submit(folder, job, lambda: None, command)
+        while not answer.is_file():
             if executor.is_over(folder):
-                why = "".join(f": {line}" for line in tail(folder / LOG_NAME, 1))
-                raise EngineError(f"the probe job ended without an answer{why}", "Look at its node.")
-            executor.wait(_PROBE_SECONDS)
-        seconds = time.monotonic() - began
-        node, *lines = read_json(folder / FOUND_NAME, list[str], "") or [""]
-        return [f"probe:     answered after {seconds:.1f} s from node {node}", *lines]
+                raise EngineError("the job ended without an answer", "Look at its node.")
+            executor.wait(_LOOK_SECONDS)
+        text = read_file(answer)
+        if not text:
+            why = "".join(f": {line}" for line in tail(folder / LOG_NAME, 1))
+            raise EngineError(f"the command of the job printed nothing{why}", "Look at its node.")
+        names = _ask([*_QUEUE, "--states=all", f"--name={executor.in_flight()[folder].name}", "--format=%N"])
+        return f"node:     {names.strip()}, answered after {time.monotonic() - began:.1f} s", text
     finally:
         executor.cancel([folder])
         shutil.rmtree(folder, ignore_errors=True)

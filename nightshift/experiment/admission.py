@@ -47,6 +47,12 @@ def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
             raise EngineError(problems[0] + more)
 
 
+def warnings(setup: Setup) -> list[str]:
+    """Return what may make a run fail in the slots of this machine, each a line with its fix."""
+    engines = [setup.engine_of.get(slot.gpus, setup.engine) for slot in setup.executor.free_slots]
+    return [*dict.fromkeys(str(check.problem) for engine in engines for check in engine.warnings())]
+
+
 def wanted_config(config: Config, request: Request, setup: Setup) -> Config:
     """Return the config that a request runs: the campaign's baseline, or `config` as train.toml holds it."""
     if not request.baseline:

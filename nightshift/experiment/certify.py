@@ -22,7 +22,7 @@ from nightshift.campaign.journal import ASIDE, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import JOB_NAME, NOT_ISOLATED, RESULT_NAME, Evaluation, Failure, Result
-from nightshift.campaign.scores import BUSY, split, weighted
+from nightshift.campaign.scores import split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Effective, open_engine
@@ -446,12 +446,10 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     """Return lines on what limits the comparison."""
     notes = [result.note] if result.note else []
     for run in runs:
-        name, training, contention = f"{run.side}, seed {run.seed}", run.result.training, run.result.contention
-        notes += [f"{name}: crashed: {training.cause}"] if run.result.evaluation is None else []
+        name = f"{run.side}, seed {run.seed}"
+        notes += [f"{name}: crashed: {run.result.training.cause}"] if run.result.evaluation is None else []
         notes += [f"{name}: {run.proof}"] if run.proof else []
         notes += [f"{name}: was started {run.num_starts} times"] if run.num_starts > 1 else []
-        if contention is not None and contention.taken >= BUSY:
-            notes.append(f"{name}: contention: others used {contention.taken:.0%} of the machine")
     if num_lost := 2 * task.plan.num_seeds - len(runs):
         notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures")
     if task.unused_keys:

@@ -1,4 +1,4 @@
-"""Make one run in its own process: `worker.py [--probe] ROOT FOLDER`. `--probe` only looks at this machine.
+"""Make one run in its own process: `worker.py ROOT FOLDER`.
 
 ROOT is the checkout, and FOLDER holds job.json. The worker checks that rules and hardware are those of the job, trains
 within the budget, evaluates the final weights, and writes `result.json`. It leaves no process. On this machine the
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from nightshift.campaign.metrics import METRICS_NAME, PROGRESS_NAME, read_steps
+from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import (
     JOB_NAME,
     RESULT_NAME,
@@ -33,7 +33,6 @@ from nightshift.engines.base import Engine, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
 from nightshift.evaluation.test_split import examples_of_test_split
-from nightshift.executors.gpus import Watch, nvml_session, watching
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.experiment.callbacks import ending, reporter
 from nightshift.files import read_file, temporary_beside, write_json
@@ -99,13 +98,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
-            with nvml_session() as nvml, watching(Watch(engine.gpu_ids(), nvml)) as watch:
-                callback = ending(progress, rules.budget_seconds) if job.ends_without_gradient else progress
-                result = replace(result, training=session.train(rules.budget_seconds, callback))
-            steps = read_steps(folder / METRICS_NAME)
-            times = [step.time for step in steps if step.time]
-            contention = replace(watch.taken(), step_seconds=max(times) / len(steps) if times else None)
-            result = replace(result, contention=contention)
+            callback = ending(progress, rules.budget_seconds) if job.ends_without_gradient else progress
+            result = replace(result, training=session.train(rules.budget_seconds, callback))
             if result.training.outcome.is_success:
                 if result.training.num_steps < 1:  # the base model is no result of this config
                     cause = f"no step fitted into the budget of {rules.budget_text}"
@@ -153,10 +147,4 @@ def _start_incumbent(
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    if words[0] == "--probe":
-        from nightshift.experiment.probe import write_probe
-
-        write_probe(Path(words[1]), Path(words[2]))
-    else:
-        sys.exit(main(Path(words[0]), Path(words[1])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

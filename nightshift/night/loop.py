@@ -25,7 +25,8 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import DIRECTION_NAME, STARTED
+from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, Ledger
+from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
@@ -35,7 +36,7 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
-from nightshift.experiment.admission import admit, compose, incumbent_now
+from nightshift.experiment.admission import admit, compose, incumbent_now, warnings
 from nightshift.experiment.experiment import collect, interrupt, start, withdraw
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.setup import Setup
@@ -47,6 +48,7 @@ from nightshift.night.state import (
     NightState,
     Stop,
     Unavailable,
+    by_end,
     certificate_seconds,
     decided,
     is_spent,
@@ -97,6 +99,14 @@ def without_prediction(answer: Answer, kept: Sequence[Change]) -> Answer:
         return answer
     note = f"prediction not scored, because {'; '.join(causes)}: {answer.proposal.prediction}"
     return answer.with_proposal(prediction=None, notes=(*answer.proposal.notes, note))
+
+
+def is_hopeless(own: Sequence[Record], ledger: Ledger) -> bool:
+    """Return True if no run of the night made a step, and infrastructure ended the last two with the same cause. `own`:
+    the closed experiments of the night."""
+    causes = [record.why if record.failure is Failure.MACHINERY else None for record in by_end(own)]
+    has_step = any(r.evaluation or (ledger.run_dir(r.number) / METRICS_NAME).exists() for r in own)
+    return is_second(causes[-2:]) and not has_step
 
 
 MAX_TRIES = 3  # of one config whose runs infrastructure ends
@@ -686,6 +696,9 @@ class Night:
         self._has_news, own = True, self._own()
         if (event := event_of(record, own)) is not None:
             self._send(event, record.why, record)
+        if record.failure is Failure.MACHINERY and is_hopeless(own, self._ledger):
+            self._over = Stop("; ".join([f"two starts in a row failed: {record.why}", *warnings(self._setup)]), False)
+            return
         if record.failure is Failure.MACHINERY and record.run.new is None:
             self._pause(num_crashes(own))
         for pending in lost:

@@ -22,7 +22,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
-from nightshift.experiment.admission import require_ready
+from nightshift.experiment.admission import require_ready, warnings
 from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
 from nightshift.night.loop import Night, undecided
@@ -62,6 +62,8 @@ def night(
             raise UsageError(f"--direction: {request.agent} reads no text", "Leave --direction out, or name an agent.")
         direction = read_direction(root, request.direction)  # the user is still there to put it right
         require_ready(setup, setup.executor.free_slots)
+        for warning in warnings(setup):
+            reporter.note(f"warning: {warning}")
         setup.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, setup)
         state = replace(begin(request, setup), sandbox=proposer.sandbox, direction=direction, unavailable=unavailable)

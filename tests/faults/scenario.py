@@ -25,7 +25,7 @@ REAL_FLAGS = ("--engine", "trl", "--budget-seconds", "20")
 PRIME_RL_FLAGS = ("--engine", "prime-rl", "--budget-seconds", "20")
 RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3, "prime-rl": 3e-6, "real": 1.2e-5}
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
-GONE_SECONDS = 20.0  # until the last process is gone: the watchdog's second, two graces, and a busy machine
+GONE_SECONDS = 20.0  # until the last process is gone: the watchdog's second, two graces, and a slow machine
 IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift", "fault.json")
 
 

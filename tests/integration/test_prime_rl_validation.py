@@ -22,7 +22,7 @@ from nightshift.config.import_config import import_config
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
-from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, OFFLOAD, PRESETS, ROW
+from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, leaves
 from nightshift.errors import ConfigError
 from nightshift.report.export.rl_toml import rl_toml
@@ -187,13 +187,12 @@ def test_whatever_the_allow_list_lets_through_is_valid_in_prime_rl(tmp_path: Pat
 
 
 @needs_prime_rl
-def test_every_preset_is_valid_in_prime_rl_with_its_defaults_and_at_its_caps(tmp_path: Path) -> None:
+def test_the_defaults_of_every_card_are_valid_in_prime_rl(tmp_path: Path) -> None:
     folders = []
-    for memory, preset in PRESETS.items():
-        caps = {path: cap for path, cap in preset.caps.items() if path != OFFLOAD}
-        kept = {ROW: preset.kept_row, AC: None, AC_OFFLOADING: None}
+    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in DEFAULTS):
+        kept = {AC: None, AC_OFFLOADING: None}
         adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
-        for changes in ({}, caps, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):
+        for changes in ({}, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):
             source = parse(set_values(SHIPPED, changes))
             folders.append(written(source, tmp_path / str(len(folders)), memory=memory).run_dir)
     assert [answer["errors"] for answer in verdicts(folders) if not answer["ok"]] == []

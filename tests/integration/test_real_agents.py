@@ -35,7 +35,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first one installs 1.4 GB
 T = TypeVar("T")
 MOST_SECONDS = 480.0  # until a night says what it is waited for
-AGENT_SECONDS = {"opencode": 120.0}  # of one answer; 40 for the others: opencode starts slowly on a busy machine
+AGENT_SECONDS = {"opencode": 120.0}  # of one answer; 40 for the others: opencode starts slowly under load
 KEY = "sk-test-000"
 SUBSCRIPTION = {"accessToken": KEY, "refreshToken": KEY, "expiresAt": 4_000_000_000_000, "subscriptionType": "max"}
 SUBSCRIPTION |= {"scopes": ["user:inference", "user:profile"]}

@@ -1,5 +1,6 @@
 """Runs as jobs of a real SLURM, two nodes on this machine, with the stand-in trainer."""
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
 from tests import slurm_cluster, stand_ins
+from tests.checkouts import ROOT
 from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
@@ -280,15 +282,19 @@ def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> 
     assert cluster.ask("squeue", "-h", "-o", "%j") == ""
 
 
-def test_doctor_asks_a_node_what_it_has(root: Path, cluster: Cluster) -> None:
+def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
+    (root / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     config = str(root.parent / "slurm.toml")
     code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
     assert code == 0, stderr
-    first, hardware, rules, *rest = stdout.splitlines()
-    assert re.fullmatch(r"probe:     answered after \d+\.\d s from node n[12]", first)
-    assert hardware.startswith("hardware:  cpu ")
-    assert rules == "rules:     the same as here"
-    assert rest == []
+    first, *table, last = stdout.splitlines()
+    assert re.fullmatch(r"node:     n[12], answered after \d+\.\d s", first)
+    assert any(line.startswith("trl       installation  ok") for line in table)
+    assert last == "ready: --engine trl (arithmetic-trl), which this machine would use"
+    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config, "--json")
+    assert code == 0, stderr
+    report = json.loads(stdout)
+    assert (report["kind"], report["engine"], report["is_ready"]) == ("doctor", "trl", True)
     assert cluster.ask("squeue", "-h") == ""
     assert [*(root / "runs").iterdir()] == []
     (root.parent / "slurm.toml").write_text(Path(config).read_text() + 'partition = "nowhere"\n')

@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "nightshift/engines/downloads.py": "fetches what has a hash of its own",
     "nightshift/engines/prime_rl/__init__.py": "a docstring",
     "nightshift/engines/prime_rl/remains.py": "removes what a dead run left",
-    "nightshift/engines/memory.py": "refuses values above a preset, which is a value of the rules",
+    "nightshift/engines/memory.py": "chooses the memory preset, which is a value of the rules",
     "nightshift/errors.py": "words",
     "nightshift/experiment/experiment.py": "calls what is covered, in order",
     "nightshift/files.py": "writes whole files",

@@ -13,7 +13,6 @@ from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.records import (
     Action,
     Change,
-    Contention,
     Decision,
     Failure,
     Record,
@@ -228,15 +227,6 @@ def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
     assert already_tried(campaign.decided, run, "never").number == 4
     assert already_tried(campaign.decided, Run(new=a_change(4)), "never") is None
     assert already_tried(campaign.decided, Run(new=a_change(99)), "2").number == 2
-
-
-def test_a_run_whose_machine_others_used_counts_with_more_noise() -> None:
-    records = judged(STORY[:1])
-    quiet = next_record(records, 0.66, run=Run(new=a_change(2)))
-    busy = replace(quiet.result, contention=Contention(2, others_share=0.5))
-    taken = next_record(records, run=Run(new=a_change(2)), result=busy)
-    assert taken.decision.effect_stderr > 1.2 * quiet.decision.effect_stderr
-    assert taken.decision.effect < quiet.decision.effect
 
 
 def test_a_process_folds_what_came_since_and_anew_what_changed(tmp_path: Any) -> None:

@@ -1,4 +1,4 @@
-"""Several environments: one score, one vector for the decision, and what the mean hides; and runs on a busy machine."""
+"""Several environments: one score, one vector for the decision, and what the mean hides."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import pytest
 
 from nightshift.campaign import scores as composite
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Contention, Evaluation, Part, Record, Run, Verdict, packed
+from nightshift.campaign.records import Evaluation, Part, Record, Run, Verdict, packed
 from nightshift.campaign.results import columns, row
-from nightshift.campaign.scores import BUSY, remark, run_scores
+from nightshift.campaign.scores import run_scores
 from nightshift.cli.output import summary
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -25,7 +25,7 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.certify import _by_environment
-from tests.campaigns import BASELINE, a_change, a_record, a_result, folded, judged, replace
+from tests.campaigns import BASELINE, a_change, a_record, a_result, folded, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.unit.test_form import Parrot
 
@@ -217,34 +217,3 @@ def test_a_ratio_of_nothing_is_refused(rules: Rules, text: str, said: str) -> No
     with pytest.raises(ConfigError) as raised:
         ratios(parse(GROUPS + f"[orchestrator.train.ratio]\n{text}\n".encode()), rules)
     assert said in str(raised.value)
-
-
-STORY = [0.50, 0.60, 0.40, 0.58]
-
-
-def loaded(record: Record, share: float | None, **load: Any) -> Record:
-    """With what others took of the cores in its run; None: the run has no load at all."""
-    assert record.result is not None
-    found = None if share is None else Contention(2, **{"others_share": share, **load})
-    return replace(record, result=replace(record.result, contention=found))
-
-
-@pytest.mark.parametrize(("share", "is_busy"), [(0.0, False), (0.249, False), (0.25, True), (0.8, True), (1.0, True)])
-def test_a_run_is_busy_from_a_quarter_on(share: float, is_busy: bool) -> None:
-    record = loaded(judged(STORY)[1], share)
-    assert BUSY == 0.25
-    assert (remark(record) is not None) == is_busy
-
-
-def test_the_remark_says_what_was_taken_and_only_that() -> None:
-    record = judged(STORY)[1]
-    full = loaded(record, 0.42, stolen_share=0.1, gpu_shared=0.5, throttled=0.0)
-    assert remark(full) == (
-        "busy machine: 42% of the processors' time went to other processes, 10% of it was stolen by other virtual "
-        "machines, 50% of the looks at its GPUs found somebody else there; the run counts for less"
-    )
-    hot = loaded(record, 0.0, throttled=0.75)
-    assert remark(hot) == "busy machine: 75% of them found their clocks held down; the run counts for less"
-    campaign = folded(judged(STORY)[:1])
-    assert campaign.remarks(replace(full, parent=1))[0] == remark(full)
-    assert campaign.remarks(record) == []

@@ -88,6 +88,16 @@ def test_no_text_of_results_tsv_is_a_formula_and_numbers_keep_their_minus(ledger
     assert {cells["effect_at_decision"] for cells in table(ledger)} == {"-0.01"}
 
 
+def test_a_record_with_fields_of_an_earlier_version_is_read_without_them(ledger: Ledger, tmp_path: Path) -> None:
+    closed(ledger)
+    before, path = ledger.records(), ledger.run_dir(1) / "record.json"
+    document = json.loads(path.read_text())
+    document["result"]["contention"] = {"num_cores": 2, "others_share": 0.5}
+    document["decision_rules"]["contention_noise"] = 2.0
+    path.write_text(json.dumps(document, separators=(",", ":")))  # scores are compared as bytes
+    assert Ledger(tmp_path).records() == before
+
+
 @pytest.mark.parametrize("damage", ["delete", "tear", "drop a row", "a better score", "wrong header", "binary"])
 def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger, damage: str) -> None:
     for _ in range(3):

@@ -29,7 +29,7 @@ NUM_EXAMPLES = sum(environment.num_validation for environment in RULES.environme
 
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what is worded here: a busy machine is no part of it."""
+    """The texts here do not depend on the time that a test takes."""
     at = time.time()
     monkeypatch.setattr(running, "time", SimpleNamespace(time=lambda: at))
     monkeypatch.setattr("nightshift.waiting.time", SimpleNamespace(monotonic=lambda: 0.0))

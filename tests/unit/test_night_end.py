@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nightshift.agents.base import Answer, Context
+from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.setup import Setup
@@ -179,3 +180,40 @@ def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(setup,
     stop = made.run()
     assert stop.cause == "4 infrastructure failures in a row: port 2050"
     assert told.events == [("repeated crash", "port 2049"), ("end", stop.cause)]
+
+
+def lose_runs(setup: Setup, causes: list[str], trains: bool = False) -> tuple[Setup, list[Path]]:
+    """A set-up that loses each run with the next cause, after a step if it `trains`, and the folders of the runs."""
+    folders = list[Path]()
+
+    class Losing(AnyOrder):
+        def result(self, folder: Path) -> Result:
+            self.cancel([folder])
+            folders.append(folder)
+            if trains:
+                (folder / METRICS_NAME).touch()
+            raise EngineError(causes[len(folders) - 1])
+
+    return replace(setup, executor=Losing(num_slots=1, seed=0)), folders
+
+
+@pytest.mark.parametrize(
+    ("causes", "trains", "num_starts", "cause"),
+    [
+        (["no driver, pid 71", "no driver, pid 82"], False, 2, "two starts in a row failed: no driver, pid 82"),
+        (["no driver", "the disk is full", "no driver"], False, 3, "the baseline crashed: no driver"),
+        (["killed"] * 3, True, 3, "the baseline crashed: killed"),
+    ],
+)
+def test_two_starts_that_fail_with_the_same_cause_end_a_night_that_measured_nothing(
+    setup, monkeypatch, causes, trains, num_starts, cause
+):
+    monkeypatch.setattr("nightshift.engines.trl.engine.free_disk_gb", lambda path: 0.1)
+    setup, folders = lose_runs(setup, causes, trains)
+    made, told, _ = night(setup, lambda: None)
+    stop = made.run()
+    assert len(folders) == num_starts
+    assert not stop.is_planned
+    assert stop.cause.startswith(cause)
+    assert ("0.10 GB of disk are free. Run: du -sh runs/*" in stop.cause) == (num_starts == 2)  # the warning beside it
+    assert told.events[-1] == ("end", stop.cause)

@@ -37,7 +37,7 @@ def test_a_good_one_is_taken_and_a_dry_run_says_what_it_changes(folder: Path) ->
     assert told.startswith(
         f"model:    {folder}: its bytes are in the rules hash; renderer: its chat template; learning"
     )
-    assert memory == "model:    0.00163 GB of weights; presets of memory are computed for 0.99 GB (docs/gpus.md)"
+    assert memory == "model:    0.00163 GB of weights; memory presets are estimates for 0.99 GB (docs/gpus.md)"
     for shipped in (ARITHMETIC_TRL, GSM8K_TRL, GSM8K_PRIME_RL):
         assert changes(shipped, folder) == []
 

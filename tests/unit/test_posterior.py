@@ -111,11 +111,12 @@ def test_the_same_keys_with_the_same_values_are_the_same_change() -> None:
 @pytest.mark.parametrize(("first_score", "share"), [(0.53, 1.0), (0.44, 0.5)])
 def test_a_new_value_starts_from_the_last_values_effect(first_score: float, share: float) -> None:
     """With the whole effect where the last value is kept, with half of it where it was discarded."""
-    rules = replace(GAUSSIAN, kinds=((0.0, 0.02, 1.0),), seed_sd=1.0)  # the second run tells next to nothing
-    posterior = start(replace(rules, seed_sd=0.01))
+    rules = replace(GAUSSIAN, kinds=((0.0, 0.02, 1.0),), seed_sd=0.01)
+    posterior = start(rules)
     posterior.observe(Run(new=change(1, lr="1")), first_score, 0.0)
     first = posterior.effect(change(1, lr="1"))
-    posterior.observe(Run(new=change(2, lr="2")), START, 0.0, noise_factor=1e4)
+    expected = posterior.predict([])[0] + share * first.mean
+    posterior.observe(Run(new=change(2, lr="2")), expected, 0.0)  # the score that was expected moves nothing
     second = posterior.predict([change(2, lr="2")])[0] - posterior.predict([])[0]
     assert second == pytest.approx(share * first.mean, abs=1e-4)
 

@@ -131,15 +131,14 @@ OTHER = "Process 4711 has 7.00 GiB memory in use. "
 @pytest.mark.parametrize(
     ("memory", "others", "words", "fault"),
     [
-        ("2 x 24 GB", 0, "ac on, or try the preset below 2 x 24 GB: memory_gb = 16 in rules.toml", CONFIG),
+        ("2 x 24 GB", 0, "Lower seq_len, or switch trainer.model.ac on.", CONFIG),
         ("2 x 24 GB", 1, "nvidia-smi", MACHINERY),
-        ("1 x 48 GB", 1, "memory_gb = 24 in rules.toml", CONFIG),  # our own server is on the same card
+        ("1 x 48 GB", 1, "trainer.model.ac on.", CONFIG),  # our own server is on the same card
         ("1 x 48 GB", 2, "nvidia-smi", MACHINERY),
-        ("2 x 16 GB", 0, "trainer.model.ac on.", CONFIG),  # none is below
         ("none", 0, "trainer.model.ac on.", CONFIG),
     ],
 )  # fmt: skip
-def test_out_of_memory_names_the_preset_to_try_and_knows_its_own_processes(memory, others, words, fault):
+def test_out_of_memory_names_the_keys_to_lower_and_knows_its_own_processes(memory, others, words, fault):
     text = worker(f"{OUT} which 1.20 GiB is free. {others * OTHER}{OURS.partition('free. ')[2]}")
     cause = diagnose("trainer", "exit code 1", [line for line in map(clean_line, text.split("\n")) if line], memory)
     assert (cause.is_config_fault, words in str(cause)) == (fault, True), str(cause)

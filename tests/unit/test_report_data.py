@@ -13,7 +13,6 @@ from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
     Action,
     Change,
-    Contention,
     Decision,
     Failure,
     Judgement,
@@ -319,10 +318,9 @@ def test_a_markdown_cell_links_to_nowhere() -> None:
 NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
 
 
-def a_run(began_seconds: float, seconds: float, place: str, step_seconds: float = 1.0) -> Result:
-    load = Contention(2, others_share=0.0, stolen_share=0.0, step_seconds=step_seconds)
+def a_run(began_seconds: float, seconds: float, place: str) -> Result:
     began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
-    return replace(a_result(0.5), started=began, total_seconds=seconds, slot=place, contention=load)
+    return replace(a_result(0.5), started=began, total_seconds=seconds, slot=place)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ The answer is the content of the last `\\boxed{}`, else the last line. Where the
 given one must be that number, exactly and computed to its end: 0.333 is no 1/3, and 2+3 or 4/8 would pay for copying
 the question. A unit may be left out, and may be no other. A pair or an interval needs its brackets, as for MATH's own
 grader. Everything else sympy decides, which hostile LaTeX (`9^{9^{9}}`) keeps busy for ever, so there is a limit, of
-CPU time: a busy machine makes no answer wrong. For the hard cases, code that no signal reaches, the harness scores in a
+CPU time: other load makes no answer wrong. For the hard cases, code that no signal reaches, the harness scores in a
 process of its own and ends that.
 """
 

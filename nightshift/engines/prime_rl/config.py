@@ -7,82 +7,39 @@ verifiers/v1/ of the verifiers that it pins.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, resolve
-from nightshift.config.rules import NO_CARD, EnvironmentRules, Rules
+from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.config.train_toml import Config
-from nightshift.config.values import Value, value_text
-from nightshift.engines.memory import above_cap, line_in, where
+from nightshift.config.values import Value
+from nightshift.engines.memory import size_of, where
 from nightshift.engines.mixture import opponent, ratios, without
 from nightshift.errors import ConfigError
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
-CHUNK, ROW = "trainer.model.fused_lm_head_token_chunk_size", "seq_len"
-SHARE, SEQUENCES, TOKENS = (
-    f"inference.vllm.{name}" for name in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")
-)
+SHARE = "inference.vllm.gpu_memory_utilization"
 # For models below 1B: prime-rl's own defaults save memory that is not short on a large card.
-_FAST: Mapping[str, Value] = {OFFLOAD: False, AC: None, AC_OFFLOADING: None, SHARE: 0.9}
-_SERVED_48: Mapping[str, Value] = {CHUNK: 8192, SEQUENCES: 2048, TOKENS: 65_536}
-_SERVED_24: Mapping[str, Value] = {CHUNK: 8192, SEQUENCES: 512, TOKENS: 16_384}
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """`kept_row`: the longest seq_len whose activations are kept (ac is off). `caps`: the most that train.toml may
-    write for a key; of a switch, all that it may. `defaults`: where they are not the fast ones."""
-
-    kept_row: int = 32_768
-    caps: Mapping[str, Value] = field(default_factory=dict)
-    defaults: Mapping[str, Value] = field(default_factory=dict)
-
-
-# By Rules.memory. Computed, not measured: benchmarks/gpu_memory.py has the sums, docs/gpus.md the table. On one card
-# the server takes its share first, and the trainer what is left.
-PRESETS: Mapping[str, Preset] = {
-    NO_CARD: Preset(),
-    "2 x 80 GB": Preset(),
-    "2 x 48 GB": Preset(16_384, _SERVED_48),
-    "2 x 24 GB": Preset(4096, {**_SERVED_24, SHARE: 0.9}),
-    "2 x 16 GB": Preset(2048, {**_SERVED_24, SHARE: 0.9, ROW: 16_384}, {AC: {}}),
-    "1 x 80 GB": Preset(16_384, {SHARE: 0.4}, {SHARE: 0.4}),
-    "1 x 48 GB": Preset(8192, {**_SERVED_48, SHARE: 0.4}, {SHARE: 0.4}),
-    "1 x 24 GB": Preset(2048, {**_SERVED_24, SHARE: 0.35, ROW: 16_384}, {SHARE: 0.35, AC: {}}),
-    "1 x 16 GB": Preset(
-        1024, {**_SERVED_24, SHARE: 0.4, ROW: 4096, OFFLOAD: True}, {SHARE: 0.4, AC: {}, OFFLOAD: True}
-    ),
+_TWO: Mapping[str, Value] = {OFFLOAD: False, AC: None, AC_OFFLOADING: None, SHARE: 0.9}
+_ONE: Mapping[str, Value] = {**_TWO, SHARE: 0.4}
+# Defaults by the smallest card in GB: on two cards, and on one, where the server takes its share first. Not measured.
+DEFAULTS: Mapping[int, tuple[Mapping[str, Value], Mapping[str, Value]]] = {
+    80: (_TWO, _ONE),
+    48: (_TWO, _ONE),
+    24: (_TWO, {**_ONE, AC: {}, SHARE: 0.35}),
+    16: ({**_TWO, AC: {}}, {**_ONE, AC: {}, OFFLOAD: True}),
 }
 
 
-def with_preset(config: Config, memory: str) -> dict[str, Value]:
-    """Return every open key that applies. If train.toml has no value, the preset's default holds, else prime-rl's.
-
-    ConfigError for a value of the file above the preset's cap.
-    """
-    preset = PRESETS[memory]
-    silent = {**_FAST, **preset.defaults}
+def with_defaults(config: Config, memory: str) -> dict[str, Value]:
+    """Return every open key that applies. If train.toml has no value, the card's default holds, else prime-rl's."""
+    is_one, size = size_of(memory)
+    defaults = {**DEFAULTS[size][is_one]}
     if config.values.get(AC_OFFLOADING) is not None:
-        del silent[AC]  # it would switch it on, whatever is said here
+        del defaults[AC]  # it would switch it on, whatever is said here
     if config.values.get("trainer.model.fsdp_cpu_offload"):
-        silent[OFFLOAD] = False  # prime-rl refuses the two together: that one has all on the CPU
-    values = resolve({**silent, **config.values})
-    for path, cap in preset.caps.items():
-        if _exceeds(values[path], cap) and line_in(config, path):
-            most = value_text(cap) if isinstance(cap, bool) else f"{value_text(cap)} or less"
-            raise above_cap(config, memory, path, most, f"Write {path.rpartition('.')[2]} = {most}")
-    if values[AC] is None and _exceeds(values[ROW], preset.kept_row):
-        most, path = f"{preset.kept_row} or less", ROW if line_in(config, ROW) else AC
-        fix = f"Write seq_len = {most}, or a table [{AC}] instead"
-        raise above_cap(config, memory, path, f"a seq_len of {most} without recomputed activations", fix)
-    return values
-
-
-def _exceeds(value: Value, cap: Value) -> bool:
-    if isinstance(cap, bool) or not isinstance(value, int | float):
-        return value is not None and value is not cap  # None: vLLM's own choice; a text: no chunks at all
-    return isinstance(cap, int | float) and value > cap
+        defaults[OFFLOAD] = False  # prime-rl refuses the two together: that one has all on the CPU
+    return resolve({**defaults, **config.values})
 
 
 HOST = "127.0.0.1"
@@ -104,10 +61,10 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     Complete as far as keys are open or fixed, so that two files that train the same give the same tree.
 
     Raises:
-        ConfigError: a value that these rules, or their preset of memory, do not allow.
+        ConfigError: a value that these rules do not allow.
     """
     _check_length(config, rules)
-    values: dict[str, Any] = {**with_preset(config, rules.memory), **fixed(rules, prompt_tokens)}
+    values: dict[str, Any] = {**with_defaults(config, rules.memory), **fixed(rules, prompt_tokens)}
     if values[_INFLIGHT] is None:
         values[_INFLIGHT] = most_inflight(values)
         values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])

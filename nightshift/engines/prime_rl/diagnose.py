@@ -11,7 +11,6 @@ from itertools import takewhile
 
 from nightshift.config.rules import NO_CARD
 from nightshift.engines.base import NoGradient
-from nightshift.engines.memory import smaller
 from nightshift.errors import EngineError
 from nightshift.text import clean
 
@@ -40,7 +39,7 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     (
         r"No available memory for the cache blocks|larger than the available KV cache memory",
         "no GPU memory is left for the KV cache",
-        "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs{smaller}.",
+        "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs.",
         True,
     ),
     # torch's c10/cuda/CUDACachingAllocator.cpp names every process on the GPU; in a container its own by a number, too.
@@ -55,13 +54,13 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     (
         rf"^inference: .*(?:{_OUT_OF_MEMORY})",
         "out of GPU memory",
-        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs{smaller}.",
+        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
         True,
     ),
     (
         _OUT_OF_MEMORY,
         "out of GPU memory",
-        "Lower seq_len, or switch trainer.model.ac on{smaller}.",
+        "Lower seq_len, or switch trainer.model.ac on.",
         True,
     ),
     # P/orchestrator/orchestrator.py:640-652
@@ -146,22 +145,20 @@ class PortTaken(EngineError):
 def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_CARD) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
-    `memory`: the run's preset (Rules.memory), on one card of which two processes are our own.
+    `memory`: Rules.memory; on one card two processes are our own.
 
     If no pattern matches: how the run ended, and the exception above those that only point to it. is_config_fault is
     then None if the log holds an exception, else False (the machine).
     """
     lines = [line for line in (_PREFIX.sub("", line) for line in log_lines) if not _WARNING.search(line)]
     foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
-    size = smaller(memory)
-    hint = f", or try the preset below {memory}: memory_gb = {size} in rules.toml" if size else ""
     for pattern, cause, fix, is_config_fault in _PATTERNS:
         wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
         for at, line in enumerate(lines):
             if not _NEWS.match(line) and wanted.search(f"{name}: {line}"):
                 text = f"{name}: {cause.format(match=_message(lines[at:]))}"
                 kind = {_BIND: PortTaken, _EMPTY: NoGradient}.get(pattern, EngineError)
-                return kind(text, fix.format(smaller=hint), is_config_fault=is_config_fault)
+                return kind(text, fix, is_config_fault=is_config_fault)
     end = next((at for at, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
     near = range(max(0, end - _NEAR), end)
     exceptions = [at for at in near if _EXCEPTION.search(lines[at]) and not _NEWS.match(lines[at])]

@@ -28,9 +28,9 @@ from nightshift.engines.prime_rl.installation import (
     Installation,
     Pins,
     cache_dir,
-    check_machine,
     examine,
     installed_versions,
+    machine_warnings,
     model_folder,
     problems,
     write_copy,
@@ -41,7 +41,15 @@ from nightshift.engines.prime_rl.served import READER, prove
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.environment import load as load_environments
-from nightshift.executors.gpus import Gpu, GpuIds, choose_gpus, gpu_problems, list_gpus, parse_gpus
+from nightshift.executors.gpus import (
+    Gpu,
+    GpuIds,
+    choose_gpus,
+    gpu_problems,
+    gpu_warnings,
+    list_gpus,
+    parse_gpus,
+)
 
 PORT_RETRIES = 3
 NO_GPU = "no GPU (--gpus none): not comparable"
@@ -97,22 +105,29 @@ class PrimeRlEngine:
         pair: Sequence[Gpu] = ()
         try:
             pair = it._pair()
-            unfit: list[EngineError | None] = [*gpu_problems(pair, MIN_DRIVER)]
+            busy: list[EngineError | None] = [*gpu_problems(pair)]
         except EngineError as error:
-            unfit = [error]
+            busy = [error]
         gpus = "; ".join(map(_describe, pair))
-        found = [Check(ENGINE, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
+        found = [Check(ENGINE, "GPUs", problem, gpus) for problem in busy or [None] * bool(pair)]
         found += [Check(ENGINE, "memory", detail=f"preset {it.rules.memory}")] * bool(pair)
-        found += check_machine(it.root, it.rules)
-        return found + examine(it.installation, it.rules, it.root, pair)
+        return found + it.warnings() + examine(it.installation, it.rules, it.root, pair)
+
+    def warnings(self) -> list[Check]:
+        """The kind of the GPUs, and the machine's part in what prime-rl needs."""
+        pair: Sequence[Gpu] = ()
+        with suppress(EngineError):
+            pair = self._pair()
+        unfit = [Check(ENGINE, "GPUs", each, is_warning=True) for each in gpu_warnings(pair, MIN_DRIVER)]
+        return unfit + machine_warnings(self.root, self.rules)
 
     def check(self) -> list[str]:
-        """GPUs, installation, model, data, disk: each problem with its fix. Takes the GPUs for this process."""
+        """GPUs, installation, model, data: each problem with its fix. Takes the GPUs for this process."""
         try:
             pair = self._pair()
         except EngineError as error:
             return [str(error)]
-        found = [str(problem) for problem in gpu_problems(pair, MIN_DRIVER)]
+        found = [str(problem) for problem in gpu_problems(pair)]
         found += problems(self.installation, self.rules, self.root, pair)
         return found or [problem for gpu in pair if (problem := self._lock(gpu))]
 

@@ -36,81 +36,36 @@ MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
 RUN_DISK_GB = 6.0
 BROADCAST_GB = 1.3
 _GLIBC = (2, 28)  # vllm-0.26.0+cu129-cp38-abi3-manylinux_2_28; flash-attn's wheel names none
-_ARCHITECTURES = ("x86_64", "aarch64")  # of the same wheels, and of flash-attn's
-_SHM_GB = 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
+_SHM, _SHM_GB = Path("/dev/shm"), 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
 _OPEN_FILES = 1024  # 512 answers are asked for at once, each a connection; vLLM raises its own limit
 
 
-def check_machine(root: Path, rules: Rules) -> list[Check]:
-    """The machine's lines of `nightshift doctor` for the checkout at `root`. A self-play run keeps more weights."""
-    num_kept = CURVE_STEPS * any(environment.is_game for environment in rules.environments)
-    parts = {"wheels": _wheels, "compiler": _compiler, "shared memory": _shm, "open files": _files, "ports": _ports}
-    found = []
-    for part, look in (*parts.items(), ("disk", lambda: _disk(root, num_kept)), ("WSL", _wsl)):
-        try:
-            found.append(Check(ENGINE, part, detail=look()))
-        except EngineError as error:
-            found.append(Check(ENGINE, part, error))
-    return [check for check in found if not check.ok or check.detail]
-
-
-def _wheels() -> str:
-    machine, (libc, version) = platform.machine(), platform.libc_ver()
-    if platform.system() != "Linux" or machine not in _ARCHITECTURES:
-        cause = f"{platform.system()} {machine}: torch, vLLM and flash-attn have wheels for Linux on x86_64 and aarch64"
-        raise EngineError(cause, "Run it elsewhere, or use --engine trl.")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if libc != "glibc" or numbers < _GLIBC:
+def machine_warnings(root: Path, rules: Rules) -> list[Check]:
+    """What may make a run of the checkout at `root` fail on this machine. A self-play run keeps more weights."""
+    (libc, version), found = platform.libc_ver(), dict[str, EngineError]()
+    if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _GLIBC:
         cause = f"{f'{libc} {version}'.strip() or 'an unknown libc'}: vLLM's wheel is for glibc 2.28 or newer"
-        raise EngineError(cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
-    return f"{machine}, glibc {version}: vLLM's wheel wants 2.28"
-
-
-def _compiler() -> str:
-    """Triton builds its launchers with a C compiler, under torch.compile in trainer and server."""
-    found = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
-    if found is None:
-        raise EngineError("no cc, gcc or clang: Triton compiles with one as it starts", "Run: sudo apt install gcc.")
-    nvcc = shutil.which("nvcc") or "no nvcc, which FlashInfer's sampler alone would need"
-    return f"{found}; {nvcc}; VLLM_USE_FLASHINFER_SAMPLER=0 is set"
-
-
-def _shm(folder: Path = Path("/dev/shm")) -> str:
-    free = free_disk_gb(folder)
-    if free < _SHM_GB:
-        cause = f"{free:.2f} GB are free in {folder}, where vLLM's processes share memory; a run wants {_SHM_GB:g}"
-        raise EngineError(cause, f"Run: sudo mount -o remount,size=8G {folder}; a container: docker run --shm-size=8g.")
-    return f"{free:.1f} GB free in {folder}"
-
-
-def _files() -> str:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _OPEN_FILES:
-        cause = f"a process may open {soft} files, and 512 answers are asked for at once"
-        raise EngineError(cause, f"Run: ulimit -n {min(hard, 65_536) if hard > 0 else 65_536}; then this again.")
-    return f"{soft} a process (ulimit -n)"
-
-
-def _ports() -> str:
-    ports = free_ports()
-    return f"five in a row are free on the loopback, such as {ports.inference} to {ports.rendezvous}"
-
-
-def _disk(root: Path, num_kept: int) -> str:
-    free = free_disk_gb(root)
-    run = RUN_DISK_GB + BROADCAST_GB * num_kept
-    night = run + MODELS_GB  # and the models of kept experiments, of which no more are left
-    if free < run:
-        cause = f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {run:g}"
-        raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
-    few = "" if free >= night else ", and fewer are free: du -sh runs/* shows what can go"
-    return f"{free:.1f} GB free; a run needs {run:g}, a night with its kept models {night:g}{few}"
-
-
-def _wsl() -> str:
-    if "microsoft" not in platform.release().lower():
-        return ""
-    return f"{os.uname().release}: VLLM_WSL2_ENABLE_PIN_MEMORY=1 is set; keep the checkout off /mnt/c"
+        found["glibc"] = EngineError(cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        found["compiler"] = EngineError("no cc, gcc or clang, which Triton needs", "Run: sudo apt install gcc.")
+    if (free := free_disk_gb(_SHM)) < _SHM_GB:
+        cause = f"{free:.2f} GB are free in {_SHM}, a run wants {_SHM_GB:g}"
+        fix = f"Run: sudo mount -o remount,size=8G {_SHM}; a container: docker run --shm-size=8g."
+        found["shared memory"] = EngineError(cause, fix)
+    if (soft := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _OPEN_FILES:
+        found["open files"] = EngineError(f"a process may open {soft} files", f"Run: ulimit -n {_OPEN_FILES}")
+    try:
+        free_ports()
+    except EngineError as error:
+        found["ports"] = error
+    run_gb = RUN_DISK_GB + BROADCAST_GB * CURVE_STEPS * any(environment.is_game for environment in rules.environments)
+    if (free := free_disk_gb(root)) < run_gb + MODELS_GB:  # the models of kept experiments, of which no more are left
+        needs = f"a run needs about {run_gb:g}, a night with its kept models {run_gb + MODELS_GB:g}"
+        cause = f"{free:.1f} GB of disk are free; {needs}"
+        found["disk"] = EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
+    if "microsoft" in platform.release().lower() and root.is_relative_to("/mnt"):
+        found["WSL"] = EngineError(f"{root} is a slow folder of Windows", "Clone it into Linux's own file system.")
+    return [Check(ENGINE, name, warning, is_warning=True) for name, warning in found.items()]
 
 
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness
@@ -277,12 +232,11 @@ class Installation:
 
 
 def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[str]:
-    """What keeps installation and machine from running `rules` on `gpus` for the checkout at `root`, with fixes.
+    """What keeps the installation from running `rules` on `gpus` for the checkout at `root`, with fixes.
 
     Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
     """
-    found = [*examine(installation, rules, root, gpus), *check_machine(root, rules)]
-    return [str(check.problem) for check in found if not check.ok]
+    return [str(check.problem) for check in examine(installation, rules, root, gpus) if not check.ok]
 
 
 def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:

@@ -107,7 +107,7 @@ class Launch:
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
     installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
-    () hides every GPU from both. `memory`: the preset that the settings were made with.
+    () hides every GPU from both. `memory`: the cards for which the defaults were chosen.
     """
 
     settings: Mapping[str, Any]

@@ -18,7 +18,7 @@ from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl.install import Installer, pin_model
 from nightshift.engines.prime_rl.installation import MIN_DRIVER, Installation, model_problem
 from nightshift.errors import EngineError, UsageError
-from nightshift.executors.gpus import gpu_problems
+from nightshift.executors.gpus import gpu_problems, gpu_warnings
 
 # Whatever comes first on a box starts with cold caches: vLLM, Triton and the trainer, within its first step, compile
 # everything, and Python all that was installed. Not measured on GPUs.
@@ -51,8 +51,10 @@ def prepare(
     EngineError names what is in the way; repeating goes on where this stopped.
     """
     installation, note = installer.installation, installer.note
-    for problem in gpu_problems(installer.gpus, MIN_DRIVER):
+    for problem in gpu_problems(installer.gpus):
         raise problem
+    for warning in gpu_warnings(installer.gpus, MIN_DRIVER):
+        note(f"warning: {warning}")
     installer.install()
     runs_dir = installation.state_dir / "runs"
     if smoke:

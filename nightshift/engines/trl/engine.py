@@ -10,6 +10,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -23,30 +24,21 @@ from nightshift.config.train_toml import Config
 from nightshift.config.values import number_text
 from nightshift.engines.base import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
-from nightshift.engines.memory import above_cap, line_in
+from nightshift.engines.memory import size_of
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.executors.capacity import Capacity, capacity
-from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
+from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
 from nightshift.executors.process import python_command, python_environment
 from nightshift.files import free_disk_gb, write_json
 
 TRAINER = ("-m", "nightshift.engines.trl.trainer")
 MIN_DRIVER = 580  # of CUDA 13, with which this environment's torch is built
-# By Rules.memory: how many rollouts a forward and backward pass takes, how many are sampled together (a group at
-# least), the longest completion that fits with both. Computed, not measured: benchmarks/gpu_memory.py.
-MEMORY = {
-    NO_CARD: (512, 512, 32_768),
-    "1 x 80 GB": (16, 512, 32_768),
-    "1 x 48 GB": (8, 256, 1024),
-    "1 x 24 GB": (2, 64, 1024),
-    "1 x 16 GB": (1, 32, 1024),
-}
-TOO_SMALL_FOR_TWO = "1 x 16 GB"  # the other presets hold `previous`, too: 2.0 GB of Qwen2.5-0.5B in float32
-# Memory of one run on a CPU with a model of models/. Measured on arithmetic with the shipped train.toml: all processes
-# of a run hold 1.3 GB, the trainer 1.2 of it; the trainer holds 1.5 with batch_size 1024 and 2.0 with 4096.
-RUN_GB = 2.0
+# By the memory of the card in GB: how many rollouts a forward and backward pass takes, and how many are sampled
+# together (a group at least). Estimated, not measured.
+AT_ONCE = {80: (16, 512), 48: (8, 256), 24: (2, 64), 16: (1, 32)}
+_AT_ONCE_ON_CPU = (512, 512)
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 # Two wait for each other after every operation. On 2 cores, in as many seconds: calm both make about 70 steps, beside
 # two busy processes two threads make 37 and one 47, beside four 6 and 12.
@@ -109,33 +101,40 @@ class TrlEngine:
         self.prepare(PrepareFlags(), note)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """The GPU, base model and disk; the data."""
+        """The GPU and the base model; the data."""
         if flags.gpus is not None:
             return TrlEngine(self.rules, self.root, self._environ, flags.gpus).doctor(replace(flags, gpus=None))
         names = ", ".join(environment.package for environment in self.rules.environments)
         gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
-        ready = f"{self.rules.name}: {gpu}base model, disk"
+        ready = f"{self.rules.name}: {gpu}base model"
         found = [Check(self.name, "installation", problem, ready) for problem in (*self.check(),) or (None,)]
         found.append(Check(self.name, "data", data_problem(self.root, self.rules), names))
         if (fitting := self.capacity()) is not None:
             found.append(Check(self.name, "runs", detail=str(fitting)))
-        return found
+        return found + self.warnings()
+
+    def warnings(self) -> list[Check]:
+        """The kind of the GPU, and the disk."""
+        found = list[EngineError]()
+        if self._cuda:
+            with suppress(EngineError):
+                found += gpu_warnings([self._gpu()], MIN_DRIVER)
+        if (free := free_disk_gb(self.root)) < MIN_FREE_DISK_GB:
+            found.append(EngineError(f"{free:.2f} GB of disk are free", "Run: du -sh runs/*; then delete old ones."))
+        return [Check(self.name, "machine", warning, is_warning=True) for warning in found]
 
     def check(self) -> list[str]:
-        """An unfit GPU, missing base model or disk space, each with its fix."""
+        """A missing or busy GPU, a missing base model, each with its fix."""
         problems: list[str] = []
         if self._cuda:
             try:
-                problems += map(str, gpu_problems([self._gpu()], MIN_DRIVER))
+                problems += map(str, gpu_problems([self._gpu()]))
             except EngineError as error:
                 return [str(error)]
         if problem := local_problem(self.rules, self.root):
             problems.append(str(problem))
         if self.rules.model.startswith(MODELS) and not (self.root / self.rules.model / "model.safetensors").is_file():
             problems.append(f"{self.rules.model} is missing. Restore it: git checkout models")
-        free = free_disk_gb(self.root)
-        if free < MIN_FREE_DISK_GB:
-            problems.append(f"{free:.2f} GB of disk are free, not {MIN_FREE_DISK_GB}. Delete old folders in runs/")
         return problems
 
     def hardware(self) -> str:
@@ -152,8 +151,8 @@ class TrlEngine:
         return (self._gpu().index,) if self._cuda else ()
 
     def capacity(self) -> Capacity | None:
-        """On a CPU a core and RUN_GB for each run."""
-        return None if self._cuda else capacity(RUN_GB if self.rules.model.startswith(MODELS) else None)
+        """On a CPU with a model of models/, whose memory was measured."""
+        return capacity() if not self._cuda and self.rules.model.startswith(MODELS) else None
 
     def versions(self) -> dict[str, str]:
         """Of Python and of the packages that train; the trainer runs in this environment."""
@@ -179,9 +178,6 @@ class TrlEngine:
         if ratio := ratios(config, self.rules):
             settings["ratio"] = ratio
         if other := opponent(config, self.rules):
-            if other["type"] == "previous" and self.rules.memory == TOO_SMALL_FOR_TWO:
-                fix = 'Write type = "self" or "pool".'
-                raise above_cap(config, self.rules.memory, f"{OPPONENT}.type", "no second model beside the policy", fix)
             settings["opponent"] = other
         without_effect = (*(() if ratio else (RATIO,)), *(() if other else (OPPONENT,)))
         unused |= {path for path in config.values if path.startswith(tuple(f"{table}." for table in without_effect))}
@@ -193,15 +189,10 @@ class TrlEngine:
                 settings[name][leaf] = rate * scale
                 times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
                 scaled += [f"{_TABLES[name]}.{leaf} {times} on this model"] if scale != 1 else []
-        cap, longest = self.rules.max_completion_tokens, MEMORY[self.rules.memory][2]
-        length = _SETTINGS["max_completion_tokens"]
-        if (settings["max_completion_tokens"] or 0) > longest and line_in(config, length):
-            most = f"{longest} or less"
-            raise above_cap(config, self.rules.memory, length, most, f"Write max_completion_tokens = {most}")
-        cap = min(cap, longest)
+        cap = self.rules.max_completion_tokens
         if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
             settings["max_completion_tokens"] = cap
-            unused.add(length)
+            unused.add(_SETTINGS["max_completion_tokens"])
         return Effective(settings, tuple(path for path in config.values if path in unused), tuple(scaled))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
@@ -239,7 +230,9 @@ class TrlEngine:
 
     def spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
         """What the trainer process reads."""
-        trained, sampled, _ = MEMORY[self.rules.memory]
+        trained, sampled = _AT_ONCE_ON_CPU
+        if self.rules.memory != NO_CARD:
+            trained, sampled = AT_ONCE[size_of(self.rules.memory)[1]]
         return {
             "model": self.rules.model if self.rules.model_revision else str(self.root / self.rules.model),
             "model_revision": self.rules.model_revision,
