@@ -5,7 +5,7 @@ lines begins with `| `: the text cannot forge a line of the brief. The user's di
 `> `.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from nightshift.agents.base import Context
@@ -169,6 +169,9 @@ def _sections(context: Context) -> list[Section]:
     decided, last = campaign.decided, campaign.decided[-1]
     running = map(describe, context.in_flight)
     waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
+    samples = read_rows(context.ledger.files_dir(run) / SAMPLES_NAME, Sample)
+    rows = [clean(str(row), _MAX_ROW) for row in memory.runs]
+    thoughts = [f"{record.number:04d} {text}" for record in reversed(decided[1:]) if (text := _thoughts(record))]
     key_lines = [line for key in memory.keys for line in key.lines]
     sections = [
         Section("The incumbent, which is the baseline with the kept changes:", _incumbent(context)),
@@ -181,26 +184,15 @@ def _sections(context: Context) -> list[Section]:
             f"Health of experiment {last.number:04d}, the last one:",
             (last.health or "").splitlines() if last is not run else [],
         ),
-        Section(
-            RUNS_TITLE,
-            [clean(str(row), _MAX_ROW) for row in memory.runs],
-            _ranks(campaign),
-        ),
+        Section(RUNS_TITLE, rows, _ranks(campaign)),
         Section(KEYS_TITLE, [clean(line, _MAX_ROW) for line in key_lines]),
         Section("Keys that no run changed:", ["; ".join(memory.untried_keys)] if memory.untried_keys else []),
-        Section(
-            "Hypotheses and lessons, latest first:",
-            [
-                f"{record.number:04d} {' | '.join(thoughts)}"
-                for record in reversed(decided)
-                if record is not campaign.baseline and (thoughts := [*_thoughts(record)])
-            ],
-        ),
+        Section("Hypotheses and lessons, latest first:", thoughts),
         Section("The kept changes with their current estimates, the most certain first:", kept_changes(campaign)),
-        Section("Noise and steps:", [_noise(context), steps(context)]),
+        Section("Steps of a run:", [steps(context)]),
         Section(f"Problems that {last.number:04d} fixed and broke against its parent:", context.flips),
         Section(f"Health of {_role_of(run, campaign)}:", (run.health or "").splitlines()),
-        Section("A training problem:", _training_problem(context)),
+        Section("A training problem:", [sample.problem for sample in samples[:1]]),
     ]
     return [section._replace(lines=[f"| {clean(line, _MAX_LINE)}" for line in section.lines]) for section in sections]
 
@@ -218,12 +210,6 @@ def _ranks(campaign: Campaign) -> list[int]:
     return [ranks.get(record.number, 1) for record in decided]
 
 
-def _training_problem(context: Context) -> list[str]:
-    """Return a problem that the incumbent's run trained on, which shows what the task is."""
-    samples = read_rows(context.ledger.files_dir(context.incumbent_run) / SAMPLES_NAME, Sample)
-    return [samples[0].problem] if samples and samples[0].problem else []
-
-
 def _incumbent(context: Context) -> list[str]:
     campaign, standing, run = context.campaign, context.campaign.standing, context.incumbent_run
     assert standing is not None
@@ -235,7 +221,9 @@ def _incumbent(context: Context) -> list[str]:
     measured += f" by {_role_of(run, campaign)}"
     items = [f"{key} {value_text(value, 200)} x " for key, value in parse(context.source).values.items()]
     known = dict.fromkeys(line for record in reversed(campaign.decided) for line in record.scaled)
-    return [f"{estimate}; {measured}", *(line for line in known if line.startswith(tuple(items)))]
+    sd = 100 * standing.run_sd
+    noise = f"one run's score has an error of {sd:.1f} pp (seeds, examples); two runs differ by {sd * 2**0.5:.1f} pp"
+    return [f"{estimate}; {measured}", *(line for line in known if line.startswith(tuple(items))), noise]
 
 
 def _role_of(run: Record, campaign: Campaign) -> str:
@@ -248,21 +236,20 @@ def _role_of(run: Record, campaign: Campaign) -> str:
 def describe(record: Record) -> str:
     """Describe an experiment in flight on one line: change and hypothesis."""
     change = clean("; ".join(record.diff), 120) + record.run.with_rider
-    return f"{record.number:04d} {record.status}: {' | '.join([change, *_thoughts(record)])}"
+    return " | ".join(filter(None, (f"{record.number:04d} {record.status}: {change}", _thoughts(record))))
 
 
-def _thoughts(record: Record) -> Iterator[str]:
-    """Yield an experiment's hypothesis, prediction, lesson and reported outcome, if it has them."""
-    proposal, change = record.proposal, "; ".join(record.diff)
+def _thoughts(record: Record) -> str:
+    """Return an experiment's hypothesis, prediction, lesson and reported outcome; empty without any."""
+    proposal, change, texts = record.proposal, "; ".join(record.diff), list[str]()
     description = proposal.description.partition(": ")[2] or proposal.description
-    if description and not (change and change.startswith(description.removesuffix("..."))):
-        yield clean(proposal.description, 120)  # a search's is its change: `tpe: trainer.optim.lr 3e-6 -> 5e-6`
-    if proposal.prediction:
-        yield f"predicted {clean(proposal.prediction, 60)}"
-    if proposal.lesson:
-        yield f"lesson: {clean(proposal.lesson, 120)}"
+    if not change or not change.startswith(description.removesuffix("...")):
+        texts.append(clean(proposal.description, 120))  # a search's is its change: `tpe: trainer.optim.lr 3e-6 -> 5e-6`
+    texts += [f"predicted {clean(proposal.prediction, 60)}"] if proposal.prediction else []
+    texts += [f"lesson: {clean(proposal.lesson, 120)}"] if proposal.lesson else []
     if contradiction := belied(record):
-        yield f"reported outcome: {clean(proposal.reported_outcome or '', 80)}; BUT {contradiction}"
+        texts.append(f"reported outcome: {clean(proposal.reported_outcome or '', 80)}; BUT {contradiction}")
+    return " | ".join(filter(None, texts))
 
 
 def steps(context: Context) -> str:
@@ -273,11 +260,3 @@ def steps(context: Context) -> str:
         f"a run with this train.toml is expected to make {num_steps:.0f} ± {halfwidth:.0f} in its budget; a schedule "
         "ends at max_steps, so write that, warmup_steps and decay_steps to fit; a constant one needs none"
     )
-
-
-def _noise(context: Context) -> str:
-    """Say how much the scores of equal runs differ, by the campaign's runs."""
-    standing = context.campaign.standing
-    assert standing is not None
-    sd = 100 * standing.run_sd
-    return f"one run's score has an error of {sd:.1f} pp (seeds, examples); two runs differ by {sd * 2**0.5:.1f} pp"

@@ -29,12 +29,10 @@ from nightshift.text import clean
 
 UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
 RUNS_TITLE = """\
-All runs (difference: measured score minus the expected score of the same run without its new change, with half of the \
-95 % interval):
+All runs (difference: from the expected score of the same run without its new change, ± half of the 95 % interval):
 run | score | difference | steps | verdict: change"""
 KEYS_TITLE = """\
-Scores by key and value (mean score: as measured, on the incumbents of that time; difference: from the baseline's \
-value, less what the other changes of these runs add by estimate, so that the values of a key can be compared):
+Scores by key and value (difference: from the baseline's value, less what the other changes of these runs add):
 value | runs | mean score | difference"""
 
 
@@ -77,11 +75,10 @@ class ValueRow:
     """The runs with one value of a key that was their only new change, and those without a new change.
 
     `difference`: mean partial residual of the key, that is measured score minus the estimated score of the same config
-    with the baseline's value of this key. The campaign's posterior of now estimates that score from all runs, so values
-    that were measured on different incumbents, or at different hours, are on one scale. `difference_halfwidth`: half of
-    its 95 % interval, with the noise of each run and the error of the estimate, which the runs share.
-
-    A run that re-tests the value is not counted: it has another new change, whose effect no other run tells.
+    with the baseline's value of this key. The posterior of now estimates that score from all runs, so values that were
+    measured on different incumbents are on one scale. `difference_halfwidth`: half of its 95 % interval, from the noise
+    of each run and the error of the estimate, which the runs share. A run that re-tests the value is not counted: it
+    has another new change, whose effect only this run measured.
     """
 
     value: str  # as train.toml spells it, or UNSET
@@ -197,63 +194,48 @@ def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> lis
     """Return the keys that new changes touched, the most tried by themselves first. A crash counts if the config caused
     it."""
     assert campaign.baseline is not None
-    if campaign.baseline.number not in configs:
-        return []
-    records = [
-        record
-        for record in campaign.decided
-        if record.number in configs and record.judgement and record.failure in (None, Failure.TRAINING)
-    ]
-    tried = dict.fromkeys(key for r in records for key in _touched(r.run.new, configs[r.number]))
+    records = [r for r in campaign.decided if r.number in configs and r.failure in (None, Failure.TRAINING)]
+    tried = dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number]))
     histories = []
-    for key in tried:
+    for key in tried if campaign.baseline.number in configs else ():
         baseline = _value(key, configs[campaign.baseline.number])
-        groups: dict[tuple[str, tuple[str, ...]], list[tuple[Record, Change | None]]] = {(baseline, ()): []}
+        groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(baseline, ()): []}
         for record in records:
-            change = next((change for change in reversed(record.run.changes) if key in change.keys), None)
-            is_rerun = record.run.new is None and record.status != Verdict.CRASH
-            if is_rerun or (record.run.new is not None and change is record.run.new):
-                others = tuple(other for other in _touched(change, configs[record.number]) if other != key)
-                groups.setdefault((_value(key, configs[record.number]), others), []).append((record, change))
-        rows = [_value_row(campaign, key, *name, runs) for name, runs in groups.items()]
+            run, change, config = record.run, _setter(record, key), configs[record.number]
+            if change is run.new if run.new else record.status != Verdict.CRASH:
+                keys = [other for other in _touched(change, config) if _setter(record, other) is change]
+                others = tuple(other for other in keys if other != key)
+                groups.setdefault((_value(key, config), others), []).append(record)
+        rows = [_value_row(campaign, key, *name, records_of) for name, records_of in groups.items()]
         rows[0] = dataclasses.replace(rows[0], difference=0.0, difference_halfwidth=0.0)  # of the baseline's value
         rows.sort(key=lambda row: (bool(row.others), *_order(row.value)))
         histories.append(KeyHistory(key, baseline, _value(key, now), tuple(rows)))
-    return sorted(
-        histories, key=lambda each: (-sum(len(row.numbers) for row in each.values if not row.others), each.key)
-    )
+    return sorted(histories, key=lambda key: (-sum(len(row.numbers) for row in key.values if not row.others), key.key))
 
 
 def _value_row(
-    campaign: Campaign, key: str, value: str, others: tuple[str, ...], runs: Sequence[tuple[Record, Change | None]]
+    campaign: Campaign, key: str, value: str, others: tuple[str, ...], records: Sequence[Record]
 ) -> ValueRow:
-    """Return the row of one value; `runs`: each with the change that set the key, None for the baseline's value."""
     assert campaign.posterior is not None
-    scores, residuals, variances = dict[int, float](), list[float](), list[float]()
-    noises = list[float]()
-    for record, change in runs:
+    scores, residuals, variances, noises = dict[int, float](), list[float](), list[float](), list[float]()
+    for record in records:
         if record.score is not None and record.status != Verdict.CRASH:
-            rest = [other for other in record.run.changes if other is not change]
+            rest = [change for change in record.run.changes if change is not _setter(record, key)]
             expected, sd = campaign.posterior.predict(rest, campaign.hours(record), key)
             scores[record.number] = record.score
             residuals.append(record.score - expected)
             variances.append(sd**2)
             noises.append(campaign.noise_sd(record) ** 2)
-    return ValueRow(
-        value=value,
-        others=others,
-        numbers=tuple(scores),
-        num_crashes=len(runs) - len(scores),
-        mean_score=fmean(scores.values()) if scores else None,
-        difference=fmean(residuals) if scores else None,
-        difference_halfwidth=Z95 * math.sqrt(fmean(variances) + fmean(noises) / len(noises)) if scores else None,
-    )
+    num_crashes = len(records) - len(scores)
+    if not scores:
+        return ValueRow(value, others, (), num_crashes, None, None, None)
+    halfwidth = Z95 * math.sqrt(fmean(variances) + fmean(noises) / len(noises))
+    return ValueRow(value, others, tuple(scores), num_crashes, fmean(scores.values()), fmean(residuals), halfwidth)
 
 
 def kept_changes(campaign: Campaign) -> list[str]:
     """Return the kept changes, the most certain first, one a line."""
-    if campaign.posterior is None:
-        return []
+    assert campaign.posterior is not None
     effect = campaign.posterior.effect
     return [
         describe_change(campaign, change, ", confirmed" if campaign.is_confirmed(change) else ", unconfirmed")
@@ -282,6 +264,11 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     memory = history(campaign, load_configs(ledger, campaign.decided), now, used_keys)
     return replace(memory, damaged=tuple(damaged))
+
+
+def _setter(record: Record, key: str) -> Change | None:
+    """Return the change that set a key in a run; None if the run had the baseline's value."""
+    return next((change for change in reversed(record.run.changes) if key in change.keys), None)
 
 
 def _touched(change: Change | None, config: Config) -> Iterator[str]:
