@@ -1,7 +1,4 @@
-"""What a campaign measured: a table of its runs, and the scores by key and value.
-
-`Memory` is for the brief, evidence/history.txt and `nightshift history`.
-"""
+"""What a campaign measured: its runs, and the scores by key and value. For briefs, evidence and `nightshift history`."""
 
 from __future__ import annotations
 
@@ -109,8 +106,9 @@ class KeyHistory:
     def lines(self) -> list[str]:
         """The key with its best value, then a line a value."""
         rows = [row for row in self.values if row.difference is not None and not row.others]
-        best = max(rows, key=lambda row: row.difference or 0.0)
-        names = f"baseline {self.baseline}, incumbent {self.now}, highest difference {best.value}"
+        names = f"baseline {self.baseline}, incumbent {self.now}"
+        if len(rows) > 1:
+            names += f", highest difference {max(rows, key=lambda row: row.difference or 0.0).value}"
         return [f"{self.key}: {names}", *(f"  {row}" for row in self.values)]
 
 
