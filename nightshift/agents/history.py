@@ -1,4 +1,4 @@
-"""What a campaign measured: its runs, and the scores by key and value. For briefs, evidence and `nightshift history`."""
+"""What a campaign measured: its runs, and the scores by key and value. For the brief, evidence and users."""
 
 from __future__ import annotations
 
