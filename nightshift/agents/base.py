@@ -57,7 +57,7 @@ class Context:
 
     @cached_property
     def memory(self) -> Memory:
-        """What the campaign tried, by key."""
+        """The table of the campaign's runs, and the scores by key and value."""
         return history(self.campaign, self.configs, parse(self.source), self.used_keys)
 
 

@@ -6,35 +6,48 @@ lines begins with `| `: the text cannot forge a line of the brief. The user's di
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from nightshift.agents.base import Context
-from nightshift.agents.history import describe_change, kept_changes
-from nightshift.agents.notebook import belied, calibrations, compare_prediction, lessons, mode
+from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, describe_change, kept_changes
+from nightshift.agents.notebook import belied, mode
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.metrics import SAMPLES_NAME, Sample
 from nightshift.campaign.records import Z95, Record, Verdict
 from nightshift.campaign.results import gain_text
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
+from nightshift.files import read_rows
 from nightshift.text import clean
 
-MAX_CHARACTERS = 4_000  # beside the direction
+MAX_CHARACTERS = 10_000  # beside the direction
 MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
 _MAX_LINE = 500
+_MAX_ROW = 240  # of a table
 _NUM_LAST = 8
+_NUM_BEST = 3
 _MAX_REFUSALS = 3
 _REFUSAL_CHARACTERS = 600
-_MORE = "| ... and {} lines more\n"
+_MORE = "| {} lines are left out here: evidence/history.txt and `nightshift history` have all runs and scores\n"
 
-Section = tuple[str, Sequence[str]]  # a title, and lines
+
+class Section(NamedTuple):
+    """A part of the brief. `ranks`: the lines of the lowest rank are shown first; default: in their order."""
+
+    title: str
+    lines: Sequence[str]
+    ranks: Sequence[int] = ()
+
 
 _RULES = """
 {edits}
-- Read the folder evidence/ first: a cause that you can see beats ten guesses. It holds step metrics and rollouts of \
-training of the incumbent, the last runs and the worst one, last words of crashes, the notebook, and history.txt with \
-all that was tried.
-- A training run has {budget}. The score is greedy pass@1 of its final weights, 0 to 1, on held-out problems. Model, \
-data, seeds, budget and evaluation are fixed.
+- Read the folder evidence/ first: a cause that you can see beats ten guesses. It contains step metrics and rollouts \
+of training of the incumbent, the last runs and the worst one, last words of crashes, the notebook, and history.txt \
+with the whole tables of scores.
+- A run trains the model {model} by reinforcement learning on the environment {environments} (environments/ has its \
+code) with the engine {engine}, for {budget}. The score is greedy pass@1 of its final weights, 0 to 1, on held-out \
+problems. Model, data, seeds, budget and evaluation are fixed.
 - One change whose effect you can predict. A config that was tried already is refused.
 - Only open keys of prime-rl, by its own names: nightshift/config/allowlist.toml has all, with ranges and defaults.
 - A change is kept when P(it helps) reaches {keep_at} %, judged by all runs that held it, and leaves below \
@@ -84,6 +97,9 @@ def brief(context: Context, role: str, task: str, edits: str, answer: str) -> st
     decision = context.rules.decision
     text = _RULES.format(
         edits=edits,
+        model=context.rules.model,
+        environments=" and ".join(context.rules.environment_names),
+        engine=context.rules.engine,
         budget=context.rules.budget_text,
         mode=_PLATEAU if context.new_direction else mode(context.campaign.decided),
         keep_at=f"{100 * decision.keep_at:.0f}",
@@ -118,71 +134,96 @@ def refusals_of(context: Context) -> str:
 def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
     """Join head, sections that have lines, and tail: at most `limit` characters.
 
-    Every section gets its first line before any gets its second one, and so on: the first lines matter most.
+    Every section gets its most important line before any gets its second one, and so on.
     """
     room = limit - len(head) - len(tail) - 1
-    num_shown = [0] * len(sections)
-    for depth in range(max((len(lines) for _, lines in sections), default=0)):
-        for index, (title, lines) in enumerate(sections):
-            if num_shown[index] < depth or len(lines) <= depth:  # a line before this one had no room
-                continue
-            size = len(lines[depth]) + 1
-            if depth == 0:
-                size += len(title) + 2 + (len(_MORE) + 2 if len(lines) > 1 else 0)
-            if size <= room:
-                num_shown[index] += 1
-                room -= size
+    shown: list[set[int]] = [set() for _ in sections]
+    full = set[int]()
+    ranked = [
+        (rank, index, place)
+        for index, section in enumerate(sections)
+        for place, rank in enumerate(section.ranks or range(len(section.lines)))
+    ]
+    for _, index, place in sorted(ranked):
+        section = sections[index]
+        size = len(section.lines[place]) + 1
+        if not shown[index]:
+            size += len(section.title) + 2 + (len(_MORE) + 2 if len(section.lines) > 1 else 0)
+        if size > room:
+            full.add(index)
+        if index not in full:
+            shown[index].add(place)
+            room -= size
     text = ""
-    for num, (title, lines) in zip(num_shown, sections, strict=True):
-        if num:
-            shown = "".join(f"{line}\n" for line in lines[:num])
-            text += f"\n{title}\n{shown}" + (_MORE.format(len(lines) - num) if num < len(lines) else "")
+    for places, section in zip(shown, sections, strict=True):
+        if places:
+            lines = "".join(f"{section.lines[place]}\n" for place in sorted(places))
+            num_more = len(section.lines) - len(places)
+            text += f"\n{section.title}\n{lines}" + (_MORE.format(num_more) if num_more else "")
     return f"{head}{text}\n{tail}"
 
 
 def _sections(context: Context) -> list[Section]:
     """Return the sections of a brief, the most important first."""
-    campaign, run, rider = context.campaign, context.incumbent_run, context.rider
+    campaign, run, retest, memory = context.campaign, context.incumbent_run, context.rider, context.memory
     decided, last = campaign.decided, campaign.decided[-1]
-    latest = [record for record in reversed(decided) if record is not campaign.baseline][:_NUM_LAST]
     running = map(describe, context.in_flight)
     waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
-    comparison = [f"{last.number:04d} {text}"] if (text := compare_prediction(last)) else []
+    samples = read_rows(context.ledger.files_dir(run) / SAMPLES_NAME, Sample)
+    rows = [clean(str(row), _MAX_ROW) for row in memory.runs]
+    thoughts = [f"{record.number:04d} {text}" for record in reversed(decided[1:]) if (text := _thoughts(record))]
+    key_lines = [line for key in memory.keys for line in key.lines]
     sections = [
-        ("The incumbent, which is the baseline with the kept changes:", _incumbent(context)),
-        (
-            f"This run also holds {rider.name if rider else ''} again, unless you set one of its keys:",
-            [describe_change(campaign, rider)] if rider else [],
+        Section("The incumbent, which is the baseline with the kept changes:", _incumbent(context)),
+        Section(
+            f"This run also re-tests {retest.name if retest else ''}, unless you set one of its keys:",
+            [describe_change(campaign, retest)] if retest else [],
         ),
-        ("In flight now, not yet decided: propose something else.", [*running, *waiting]),
-        (
+        Section("In flight now, not yet decided: propose something else.", [*running, *waiting]),
+        Section(
             f"Health of experiment {last.number:04d}, the last one:",
             (last.health or "").splitlines() if last is not run else [],
         ),
-        ("What was tried:", context.memory.summary),
-        ("The last experiments, latest first:", [describe(record, campaign) for record in latest]),
-        ("The kept changes, the most certain first:", kept_changes(campaign)),
-        ("Noise and steps:", [_noise(context), steps(context)]),
-        (f"Problems that {last.number:04d} fixed and broke against its parent:", context.flips),
-        (f"Health of {_role_of(run, campaign)}:", (run.health or "").splitlines()),
-        ("How predictions came out:", [*comparison, *calibrations(decided)]),
-        ("Lessons of earlier ones, latest first:", lessons(decided[:-_NUM_LAST])),
+        Section(RUNS_TITLE, rows, _ranks(campaign)),
+        Section(KEYS_TITLE, [clean(line, _MAX_ROW) for line in key_lines]),
+        Section("Keys that no run changed:", ["; ".join(memory.untried_keys)] if memory.untried_keys else []),
+        Section("Hypotheses and lessons, latest first:", thoughts),
+        Section("The kept changes with their current estimates, the most certain first:", kept_changes(campaign)),
+        Section("Steps of a run:", [steps(context)]),
+        Section(f"Problems that {last.number:04d} fixed and broke against its parent:", context.flips),
+        Section(f"Health of {_role_of(run, campaign)}:", (run.health or "").splitlines()),
+        Section("A training problem:", [sample.problem for sample in samples[:1]]),
     ]
-    return [(title, [f"| {clean(line, _MAX_LINE)}" for line in lines]) for title, lines in sections]
+    return [section._replace(lines=[f"| {clean(line, _MAX_LINE)}" for line in section.lines]) for section in sections]
+
+
+def _ranks(campaign: Campaign) -> list[int]:
+    """Rank the runs: the baseline, the kept changes, the latest and the best runs; then the others, the latest first,
+    and discards and crashes behind them."""
+    decided = campaign.decided
+    best = sorted(decided, key=lambda record: record.score or 0.0)[-_NUM_BEST:]
+    first = {record.number for record in (decided[0], *decided[-_NUM_LAST:], *best)}
+    first |= {change.experiment for change in campaign.kept}
+    rest = [record for record in reversed(decided) if record.number not in first]
+    rest.sort(key=lambda record: record.status in (Verdict.DISCARD, Verdict.CRASH))
+    ranks = {record.number: rank for rank, record in enumerate(rest, 2)}
+    return [ranks.get(record.number, 1) for record in decided]
 
 
 def _incumbent(context: Context) -> list[str]:
     campaign, standing, run = context.campaign, context.campaign.standing, context.incumbent_run
     assert standing is not None
-    believed = f"believed score {100 * standing.incumbent:.1f} %"
+    estimate = f"estimated score {100 * standing.incumbent:.1f} %"
     if campaign.kept:
-        believed += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}"
+        estimate += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}"
     measured = f"last measured {100 * (run.score or 0.0):.1f} %"
     measured += "".join(f", {name} {100 * score:.1f} %" for name, score in run.environment_scores.items())
     measured += f" by {_role_of(run, campaign)}"
     items = [f"{key} {value_text(value, 200)} x " for key, value in parse(context.source).values.items()]
     known = dict.fromkeys(line for record in reversed(campaign.decided) for line in record.scaled)
-    return [f"{believed}; {measured}", *(line for line in known if line.startswith(tuple(items)))]
+    sd = 100 * standing.run_sd
+    noise = f"one run's score has an error of {sd:.1f} pp (seeds, examples); two runs differ by {sd * 2**0.5:.1f} pp"
+    return [f"{estimate}; {measured}", *(line for line in known if line.startswith(tuple(items))), noise]
 
 
 def _role_of(run: Record, campaign: Campaign) -> str:
@@ -192,29 +233,23 @@ def _role_of(run: Record, campaign: Campaign) -> str:
     return f"{name}, the last keep{run.run.with_rider}"
 
 
-def describe(record: Record, campaign: Campaign | None = None) -> str:
-    """Describe one experiment on one line: verdict and effect as believed now, change, hypothesis and lesson.
+def describe(record: Record) -> str:
+    """Describe an experiment in flight on one line: change and hypothesis."""
+    change = clean("; ".join(record.diff), 120) + record.run.with_rider
+    return " | ".join(filter(None, (f"{record.number:04d} {record.status}: {change}", _thoughts(record))))
 
-    `campaign`: the experiment's; None for an experiment in flight.
-    """
-    proposal, effect = record.proposal, campaign.effect(record) if campaign else None
-    status = ", ".join(filter(None, (record.status, campaign.since(record) if campaign else "")))
-    why = clean(record.why, 120)
-    if record.status == Verdict.MEASURED:
-        status = why
-    elif effect is not None and record.status != Verdict.CRASH:
-        status += f" {effect}"
-    elif why:
-        status += f" ({why})"
-    change = "; ".join(record.diff)
-    text = clean(change, 120) + record.run.with_rider
+
+def _thoughts(record: Record) -> str:
+    """Return an experiment's hypothesis, prediction, lesson and reported outcome; empty without any."""
+    proposal, change, texts = record.proposal, "; ".join(record.diff), list[str]()
     description = proposal.description.partition(": ")[2] or proposal.description
-    if not change.startswith(description.removesuffix("...")):  # a search says `tpe: trainer.optim.lr 3e-6 -> 5e-6`
-        text = " | ".join(filter(None, (text, clean(proposal.description, 120))))
-    text += f" | lesson: {clean(proposal.lesson, 120)}" if proposal.lesson else ""
+    if not change or not change.startswith(description.removesuffix("...")):
+        texts.append(clean(proposal.description, 120))  # a search's is its change: `tpe: trainer.optim.lr 3e-6 -> 5e-6`
+    texts += [f"predicted {clean(proposal.prediction, 60)}"] if proposal.prediction else []
+    texts += [f"lesson: {clean(proposal.lesson, 120)}"] if proposal.lesson else []
     if contradiction := belied(record):
-        text += f" | reported outcome: {clean(proposal.reported_outcome or '', 80)}; BUT {contradiction}"
-    return f"{record.number:04d} {status}: {text}"
+        texts.append(f"reported outcome: {clean(proposal.reported_outcome or '', 80)}; BUT {contradiction}")
+    return " | ".join(filter(None, texts))
 
 
 def steps(context: Context) -> str:
@@ -225,11 +260,3 @@ def steps(context: Context) -> str:
         f"a run with this train.toml is expected to make {num_steps:.0f} ± {halfwidth:.0f} in its budget; a schedule "
         "ends at max_steps, so write that, warmup_steps and decay_steps to fit; a constant one needs none"
     )
-
-
-def _noise(context: Context) -> str:
-    """Say how much the scores of equal runs differ, by the campaign's runs."""
-    standing = context.campaign.standing
-    assert standing is not None
-    sd = 100 * standing.run_sd
-    return f"one run's score has an error of {sd:.1f} pp (seeds, examples); two runs differ by {sd * 2**0.5:.1f} pp"

@@ -33,8 +33,8 @@ instructions.
 NNNN-steps.csv     one row a training step: rewards, lengths, entropy, gradient norm, learning rate; empty: not measured
 NNNN-rollouts.txt  rollouts that the run learnt from: the best, the worst, and some that were cut off
 NNNN-log.txt       the last words of a run that crashed
-history.txt        everything that was tried, by key
-notebook.md        hypotheses, outcomes and lessons so far, and how predictions came out
+history.txt        every run with its measured score, and the scores by key and value
+notebook.md        hypotheses, outcomes and lessons so far
 """
 
 

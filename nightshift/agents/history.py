@@ -1,11 +1,15 @@
-"""What a campaign tried, by key: `Memory`, for the brief, the evidence and `nightshift history`."""
+"""What a campaign measured: its runs, and the scores by key and value. For the brief, evidence and users."""
 
+from __future__ import annotations
+
+import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from statistics import fmean
 
 from msgspec.structs import replace
 
@@ -15,102 +19,118 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
 from nightshift.campaign.results import last_campaign
 from nightshift.config.allowlist import BY_PRESET, KEYS
-from nightshift.config.train_toml import Config, changes_of, parse, spelled
-from nightshift.config.values import value_text
+from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import UsageError
 from nightshift.files import Document
+from nightshift.text import clean
 
-MANY = 3  # changes of one key by itself, all worse: dead ends together
-REJECTED = ("", "reverted")  # Campaign.since: the change was discarded, reverted or crashed
 UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
-
-_Rest = frozenset[tuple[str, str | None]]  # what a trial's config sets besides the key, without a rider
+RUNS_TITLE = """\
+All runs (difference: from the expected score of the same run without its new change, ± half of the 95 % interval):
+run | score | difference | steps | verdict: change"""
+KEYS_TITLE = """\
+Scores by key and value (difference: from the baseline's value, less what the other changes of these runs add):
+value | runs | mean score | difference"""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What one experiment did to one key; `before` is the incumbent's value of that time."""
+class RunRow:
+    """One decided experiment. Scores are fractions of 1.
+
+    `difference`: measured score minus the score that was expected, just before the run was observed, of its config
+    without its new change; `difference_halfwidth`: half of its 95 % interval, from the error of that expectation and
+    the noise of one run. None: not measured.
+    """
 
     number: int
-    before: str  # as train.toml spells the value, or UNSET
-    after: str
+    change: tuple[str, ...]  # the new change, key by key: the record's diff
+    rerun: tuple[str, ...] | None  # without a new change: the names of the changes that the run had
+    retest: str | None  # a discarded change that the run measured, too
+    score: float | None
+    difference: float | None
+    difference_halfwidth: float | None
+    num_steps: int | None
     verdict: Verdict
-    effect: Effect | None  # of the whole change, as it is believed now; None if no run measured it
-    others: tuple[str, ...]  # keys of the same change
-    since: str = ""  # what became of the change: see Campaign.since
-    starts: str = ""  # which start of its config it is, if not the first
+    since: str  # what became of the change: see Campaign.since
+    cause: str  # of a crash
+    starts: str  # which start of its config it is, if not the first
 
     def __str__(self) -> str:
-        words = [
-            " ".join(filter(None, (self.verdict, self.since))),
-            str(self.effect or ""),
-            f"(with {', '.join(self.others)})" if self.others else "",
-            f"[{self.starts}]" if self.starts else "",
-        ]
-        return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
+        words = "re-run" if self.verdict == Verdict.MEASURED else str(self.verdict), self.since
+        verdict = ", ".join(filter(None, words)).replace("adopted", "kept after re-testing")
+        verdict += f" ({self.cause})" if self.cause else ""
+        change = "; ".join(self.change) if self.rerun is None else ", ".join(("the baseline", *self.rerun))
+        change += f" (also re-testing {self.retest})" if self.retest else ""
+        change += f" [{self.starts}]" if self.starts else ""
+        steps = "" if self.num_steps is None else self.num_steps
+        difference = _points(self.difference, self.difference_halfwidth)
+        return f"{self.number:04d} | {_percent(self.score)} | {difference} | {steps} | {verdict}: {change}"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The values between two rejected ones, with all other keys equal: covered. `around`: a kept value between them;
-    what is left to gain lies near it."""
+class ValueRow:
+    """The runs with one value of a key that was their only new change, and those without a new change.
 
-    low: float
-    high: float
-    around: float | None = None
+    `difference`: mean partial residual of the key, that is measured score minus the estimated score of the same config
+    with the baseline's value of this key. The posterior of now estimates that score from all runs, so values that were
+    measured on different incumbents are on one scale. `difference_halfwidth`: half of its 95 % interval, from the noise
+    of each run and the error of the estimate, which the runs share. A run that re-tests the value is not counted: it
+    has another new change, whose effect only this run measured.
+    """
+
+    value: str  # as train.toml spells it, or UNSET
+    others: tuple[str, ...]  # keys of the same change: the difference is that of the whole change
+    numbers: tuple[int, ...]  # of the experiments
+    num_crashes: int
+    mean_score: float | None
+    difference: float | None  # 0 by definition for the baseline's value
+    difference_halfwidth: float | None
 
     def __str__(self) -> str:
-        text = f"{value_text(self.low)} .. {value_text(self.high)}"
-        return text if self.around is None else f"{text} (around {value_text(self.around)})"
+        value = self.value + (f" (with {', '.join(self.others)})" if self.others else "")
+        num_runs = f"{len(self.numbers)}" + (f" and {self.num_crashes} crashed" if self.num_crashes else "")
+        difference = _points(self.difference, self.difference_halfwidth)
+        return f"{value} | {num_runs} | {_percent(self.mean_score)} | {difference}"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
-    """Everything tried with one key, in order of the experiments."""
+    """One key: its values in their order, those of changes of several keys at the end."""
 
     key: str
-    now: str  # the incumbent's value, or UNSET
-    trials: tuple[Trial, ...]
-    covered: tuple[Span, ...]
+    baseline: str  # the baseline's value, or UNSET
+    now: str  # the incumbent's
+    values: tuple[ValueRow, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """The key with its best value, then a line a value."""
+        rows = [row for row in self.values if row.difference is not None and not row.others]
+        names = f"baseline {self.baseline}, incumbent {self.now}"
+        if len(rows) > 1:
+            names += f", highest difference {max(rows, key=lambda row: row.difference or 0.0).value}"
+        return [f"{self.key}: {names}", *(f"  {row}" for row in self.values)]
 
 
 class Memory(Document, frozen=True, kw_only=True, tag="history"):
-    """What one campaign tried. `kept`: the incumbent's changes, the most certain first. `keys`: the most tried first.
-    `damaged`: files that could not be read.
-
-    `near_misses`: rejected changes that the incumbent does not hold, with an effect within one standard deviation of 0,
-    or above; the best first. `dead_ends`: rejected changes of one key that crashed, whose 95 % interval lies below 0,
-    or that are MANY and all worse (by more than one standard deviation).
-    """
+    """What one campaign measured. `kept`: the incumbent's changes, the most certain first. `runs`: in the order of
+    their decisions. `keys`: the most tried first. `damaged`: files that could not be read."""
 
     branch: str
     rules_hash: str
     kept: tuple[str, ...]
-    near_misses: tuple[str, ...]
-    dead_ends: tuple[str, ...]
+    runs: tuple[RunRow, ...]
     keys: tuple[KeyHistory, ...]
     untried_keys: tuple[str, ...]
     damaged: tuple[str, ...] = ()
 
-    @property
-    def summary(self) -> list[str]:
-        """Near misses, dead ends, covered values and untried keys, one line each."""
-        lists = {
-            "near misses": self.near_misses,
-            "dead ends": self.dead_ends,
-            "covered": [f"{history.key} {span}" for history in self.keys for span in history.covered],
-            "untried keys": self.untried_keys,
-        }
-        return [f"{title}: {'; '.join(items)}" for title, items in lists.items() if items]
-
     def __str__(self) -> str:
-        """What is damaged, the kept changes, the summary, then each key with its trials."""
+        """What is damaged, the kept changes, the two tables, and the keys that no run changed."""
         lines = [f"damaged: {cause}" for cause in self.damaged]
-        lines += ["kept, the most certain first:", *(f"  {line}" for line in self.kept)] if self.kept else []
-        lines += self.summary
-        for history in self.keys:
-            lines += [f"{history.key}, now {history.now}:", *(f"  {trial}" for trial in history.trials)]
-        return "\n".join(lines)
+        lines += ["kept, the most certain first:", *(f"  {line}" for line in self.kept), ""] if self.kept else []
+        lines += [RUNS_TITLE, *map(str, self.runs), ""]
+        lines += [KEYS_TITLE, *(line for key in self.keys for line in key.lines), ""] if self.keys else []
+        return "\n".join([*lines, f"untried keys: {'; '.join(self.untried_keys)}"])
 
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:
@@ -128,74 +148,92 @@ def history(
     now: Config,
     used_keys: AbstractSet[str] | None = None,
 ) -> Memory:
-    """Return what a campaign tried in its decided experiments. A crash counts if the config caused it.
+    """Return what a campaign measured in its decided experiments.
 
     Args:
         now: the incumbent's config.
         used_keys: the keys that the engine uses; None: all. Others are not listed as untried.
     """
-    trials: dict[str, list[tuple[Trial, _Rest]]] = {}
-    near_misses: list[tuple[float, str]] = []
-    dead_ends: list[str] = []
-    worse: dict[str, list[str]] = {}  # by key: changes of it alone that are worse
-    hopeful = set[str]()  # keys with a change that is not worse
-    for record in campaign.decided:
-        candidate, new = configs_by_number.get(record.number), record.run.new
-        is_counted = record.judgement is not None and record.failure in (None, Failure.TRAINING)
-        if candidate is None or new is None or not is_counted:
-            continue
-        values = {key: text for change in (*record.run.kept, new) for key, text in change.keys.items()}
-        # What merely stopped to apply, because a variant changed, was not touched.
-        touched = {change.key: change for change in changes_of(record.diff) if change.key in candidate.resolved}
-        effect, since = campaign.effect(record), campaign.since(record)
-        for key, change in touched.items():
-            trial = Trial(
-                number=record.number,
-                before=_word(change.old),
-                after=_word(change.new),
-                verdict=Verdict(record.status),
-                effect=effect,
-                others=tuple(other for other in touched if other != key),
-                since=since,
-                starts=record.starts,
-            )
-            rest = frozenset(item for item in values.items() if item[0] != key)
-            trials.setdefault(key, []).append((trial, rest))
-        line = f"{record.number:04d} {effect or record.status}: "
-        line += ", ".join(f"{key} = {_word(change.new)}" for key, change in touched.items())
-        is_held = all(_word(change.new) == _value(key, now) for key, change in touched.items())
-        is_worse = since in REJECTED and (effect is None or effect.mean + effect.sd < 0)
-        if not is_worse:
-            hopeful |= touched.keys()
-        elif len(touched) == 1:
-            worse.setdefault(min(touched), []).append(line)
-            dead_ends += [line] if effect is None or effect.mean + Z95 * effect.sd < 0 else []
-        if not is_worse and since in REJECTED and not is_held and effect is not None:
-            near_misses.append((effect.mean, line))
-    dead_ends += [line for key, lines in worse.items() if len(lines) >= MANY and key not in hopeful for line in lines]
     assert campaign.baseline is not None
+    keys = {key.key: key for key in _keys(campaign, configs_by_number, now)}
     return Memory(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
-        near_misses=tuple(line for _, line in sorted(near_misses, reverse=True)),
-        dead_ends=tuple(sorted({*dead_ends})),
-        keys=tuple(
-            KeyHistory(key, _value(key, now), tuple(trial for trial, _ in pairs), tuple(dict.fromkeys(_spans(pairs))))
-            for key, pairs in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0]))
-        ),
+        runs=tuple(_run_row(campaign, record) for record in campaign.decided),
+        keys=tuple(keys.values()),
         untried_keys=tuple(
             path
             for path in dict.fromkeys(key.path for key in KEYS)
-            if path in now.resolved and path not in trials and (used_keys is None or path in used_keys)
+            if path in now.resolved and path not in keys and (used_keys is None or path in used_keys)
         ),
     )
 
 
+def _run_row(campaign: Campaign, record: Record) -> RunRow:
+    run, difference = record.run, campaign.differences.get(record.number)
+    return RunRow(
+        number=record.number,
+        change=record.diff,
+        rerun=None if run.new else tuple(change.name for change in run.kept),
+        retest=run.rider.name if run.rider else None,
+        score=record.score,
+        difference=difference.mean if difference else None,
+        difference_halfwidth=Z95 * difference.sd if difference else None,
+        num_steps=record.result.training.num_steps if record.result else None,
+        verdict=Verdict(record.status),
+        since=campaign.since(record),
+        cause=clean(record.why, 160) if record.status == Verdict.CRASH else "",
+        starts=record.starts,
+    )
+
+
+def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
+    """Return the keys that new changes touched, the most tried by themselves first. A crash counts if the config caused
+    it."""
+    assert campaign.baseline is not None
+    records = [r for r in campaign.decided if r.number in configs and r.failure in (None, Failure.TRAINING)]
+    tried = dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number]))
+    histories = []
+    for key in tried if campaign.baseline.number in configs else ():
+        baseline = _value(key, configs[campaign.baseline.number])
+        groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(baseline, ()): []}
+        for record in records:
+            run, change, config = record.run, _setter(record, key), configs[record.number]
+            if change is run.new if run.new else record.status != Verdict.CRASH:
+                keys = [other for other in _touched(change, config) if _setter(record, other) is change]
+                others = tuple(other for other in keys if other != key)
+                groups.setdefault((_value(key, config), others), []).append(record)
+        rows = [_value_row(campaign, key, *name, records_of) for name, records_of in groups.items()]
+        rows[0] = dataclasses.replace(rows[0], difference=0.0, difference_halfwidth=0.0)  # of the baseline's value
+        rows.sort(key=lambda row: (bool(row.others), *_order(row.value)))
+        histories.append(KeyHistory(key, baseline, _value(key, now), tuple(rows)))
+    return sorted(histories, key=lambda key: (-sum(len(row.numbers) for row in key.values if not row.others), key.key))
+
+
+def _value_row(
+    campaign: Campaign, key: str, value: str, others: tuple[str, ...], records: Sequence[Record]
+) -> ValueRow:
+    assert campaign.posterior is not None
+    scores, residuals, variances, noises = dict[int, float](), list[float](), list[float](), list[float]()
+    for record in records:
+        if record.score is not None and record.status != Verdict.CRASH:
+            rest = [change for change in record.run.changes if change is not _setter(record, key)]
+            expected, sd = campaign.posterior.predict(rest, campaign.hours(record), key)
+            scores[record.number] = record.score
+            residuals.append(record.score - expected)
+            variances.append(sd**2)
+            noises.append(campaign.noise_sd(record) ** 2)
+    num_crashes = len(records) - len(scores)
+    if not scores:
+        return ValueRow(value, others, (), num_crashes, None, None, None)
+    halfwidth = Z95 * math.sqrt(fmean(variances) + fmean(noises) / len(noises))
+    return ValueRow(value, others, tuple(scores), num_crashes, fmean(scores.values()), fmean(residuals), halfwidth)
+
+
 def kept_changes(campaign: Campaign) -> list[str]:
     """Return the kept changes, the most certain first, one a line."""
-    if campaign.posterior is None:
-        return []
+    assert campaign.posterior is not None
     effect = campaign.posterior.effect
     return [
         describe_change(campaign, change, ", confirmed" if campaign.is_confirmed(change) else ", unconfirmed")
@@ -226,36 +264,38 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     return replace(memory, damaged=tuple(damaged))
 
 
-def _word(text: str | None) -> str:
-    return UNSET if text in (None, "None", "off") else text
+def _setter(record: Record, key: str) -> Change | None:
+    """Return the change that set a key in a run; None if the run had the baseline's value."""
+    return next((change for change in reversed(record.run.changes) if key in change.keys), None)
+
+
+def _touched(change: Change | None, config: Config) -> Iterator[str]:
+    """Yield the keys of a change that apply: what merely stopped to apply, because a variant changed, was not
+    touched."""
+    yield from (key for key in (change.keys if change else ()) if key in config.resolved)
 
 
 def _value(key: str, config: Config) -> str:
     """Return the value of a key as a record's diff spells it; UNSET for a key without one."""
     if key in BY_PRESET and key not in config.values:
         return "by preset"
-    return _word(spelled(config.resolved[key]) if key in config.resolved else None)
+    text = spelled(config.resolved[key]) if key in config.resolved else None
+    return UNSET if text in (None, "None", "off") else text
 
 
-def _spans(trials: Sequence[tuple[Trial, _Rest]]) -> Iterator[Span]:
-    """Return the spans between neighbouring rejected numbers, for every set of other keys."""
-    is_kept_by_value: dict[_Rest, dict[float, bool]] = {}
-    for trial, rest in trials:
-        values = is_kept_by_value.setdefault(rest, {})
-        outcomes = [(trial.after, trial.since not in REJECTED)]
-        outcomes += [] if trial.others else [(trial.before, True)]  # the incumbent of that time had the rest, too
-        for text, is_kept in outcomes:
-            with suppress(ValueError):
-                values[float(text)] = values.get(float(text), False) or is_kept
-    for values in is_kept_by_value.values():
-        last = around = None
-        for is_kept, group in groupby(sorted(values), key=values.__getitem__):
-            neighbours = list(group)
-            if is_kept:
-                around = neighbours[-1]
-                continue
-            if last is not None:
-                yield Span(last, neighbours[0], around)
-            if len(neighbours) > 1:
-                yield Span(neighbours[0], neighbours[-1])
-            last = neighbours[-1]
+def _order(value: str) -> tuple[float, str]:
+    """Sort numbers by size, and texts after them."""
+    with suppress(ValueError):
+        return float(value), ""
+    return math.inf, value
+
+
+def _percent(score: float | None) -> str:
+    return "" if score is None else f"{100 * score:.1f} %"
+
+
+def _points(difference: float | None, halfwidth: float | None) -> str:
+    """Return `+2.4 ± 4.9 pp`; empty if not measured."""
+    if difference is None or halfwidth is None:
+        return ""
+    return str(Effect(difference, halfwidth / Z95)) if halfwidth else "0 (the baseline's value)"

@@ -6,7 +6,6 @@ difference and the effect as it was believed at the decision.
 
 import re
 from collections.abc import Sequence
-from statistics import fmean
 
 from nightshift.campaign.records import POINTS, Z95, Effect, Record
 from nightshift.campaign.results import num_since_keep
@@ -14,7 +13,6 @@ from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"
 MAX_BYTES = 60_000  # of the file: the latest entries
-_MAX_LESSONS = 12
 _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
 _CLAIMS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
 
@@ -24,22 +22,6 @@ def predicted(text: str | None, sign: int = 1) -> float | None:
     sign."""
     match = POINTS.search((text or "").replace("\u2212", "-"))
     return None if match is None else float(match[1]) / 100 * (1 if match[1][0] in "+-" else sign)
-
-
-def calibrations(decided: Sequence[Record]) -> list[str]:
-    """Say how well each agent predicts, one line an agent: its mean predicted effect, and the mean effect as believed
-    at the decisions."""
-    pairs = dict[str, list[tuple[float, float]]]()
-    for record in decided:
-        prediction, effect = predicted(record.proposal.prediction), _effect(record)
-        if prediction is not None and effect is not None and record.proposal.proposer:
-            pairs.setdefault(record.proposal.proposer, []).append((prediction, effect.mean))
-    lines = []
-    for name, both in pairs.items():
-        expected, gained = map(fmean, zip(*both, strict=True))
-        num = f"{len(both)} prediction{'' if len(both) == 1 else 's'}"
-        lines.append(f"{name} expects {100 * expected:+.1f} pp, gets {100 * gained:+.1f} pp ({num})")
-    return lines
 
 
 def compare_prediction(record: Record) -> str:
@@ -101,15 +83,9 @@ def entry(record: Record) -> list[str]:
     return [first, *(f"  {name}{clean(text, 240)}" for name, text in texts.items() if text)]
 
 
-def lessons(decided: Sequence[Record]) -> list[str]:
-    """Return the lessons of these experiments, the latest first, one a line: as many as a brief has room for."""
-    texts = [(record.number, record.proposal.lesson) for record in reversed(decided) if record.run.new]
-    return [f"{number:04d} {clean(text, 160)}" for number, text in texts if text][:_MAX_LESSONS]
-
-
 def notebook(decided: Sequence[Record]) -> str:
-    """Return the file: one calibration line an agent, then the entries, the latest first, at most MAX_BYTES of them."""
-    text = "# Notebook\n\n" + "".join(f"{calibration}\n" for calibration in calibrations(decided)) + "\n"
+    """Return the file: the entries, the latest first, at most MAX_BYTES of them."""
+    text = "# Notebook\n\n"
     room = MAX_BYTES
     for record in reversed(decided):
         proposal = record.proposal

@@ -30,10 +30,12 @@ Event = tuple[bool, Record]  # True and the record of a start, or False and the 
 
 class Campaign:
     """The fold. `decided`: the decided experiments, in the order of their decisions. `posterior`: None before the
-    baseline."""
+    baseline. `differences`: by number, the measured score of each later run minus the score that was expected, just
+    before the run was observed, of its config without its new change."""
 
     def __init__(self) -> None:
         self.decided: list[Record] = []
+        self.differences: dict[int, Effect] = {}
         self.posterior: Posterior | None = None
         self._events: list[Event] = []
 
@@ -49,6 +51,7 @@ class Campaign:
         copied = copy.copy(self)
         copied.posterior = self.posterior and self.posterior.copy()
         copied.decided = [*self.decided]
+        copied.differences = {**self.differences}
         return copied
 
     def update(self, events: Sequence[Event]) -> None:
@@ -70,7 +73,12 @@ class Campaign:
                 self.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
             self.posterior.stage = record.run.stage
         elif record.judgement is not None and record.status != Verdict.CRASH:
+            parent = replace(record.run, new=None).changes
+            expected, sd = self.posterior.predict(parent, self.hours(record))
+            sd = math.hypot(sd, self.noise_sd(record))
             self._observe(self.posterior, record)
+            assert record.score is not None
+            self.differences[record.number] = Effect(record.score - expected, sd)
             if self.posterior.kept != record.judgement.kept:
                 self.posterior.set_kept(record.judgement.kept)
         self._events.append((is_start, record))
@@ -208,6 +216,11 @@ class Campaign:
         """Return when a run began: hours since the first baseline."""
         assert self.baseline is not None
         return max((_began(record) - _began(self.baseline)).total_seconds() / 3600, 0.0)
+
+    def noise_sd(self, record: Record) -> float:
+        """Return the standard deviation of the noise of this run's score, as estimated now."""
+        assert self.posterior is not None
+        return math.sqrt(self.posterior.noise_variance) * _noise_factor(record)
 
     def last_baseline(self) -> datetime | None:
         """Return when the last run of the baseline began; None before the first one."""

@@ -91,9 +91,10 @@ class Posterior:
         """Return what a change adds to the incumbent without it. KeyError for a change that was never measured."""
         return Effect(*self._moments(*self._added(settings_of(change))))
 
-    def predict(self, changes: Iterable[Change], time_hours: float = 0.0) -> tuple[float, float]:
-        """Return mean and standard deviation of the true score of the baseline with `changes`."""
-        return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours))
+    def predict(self, changes: Iterable[Change], time_hours: float = 0.0, without: str = "") -> tuple[float, float]:
+        """Return mean and standard deviation of the true score of the baseline with `changes`. `without`: a key that
+        keeps the baseline's value, whatever `changes` set."""
+        return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
         """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
@@ -252,10 +253,13 @@ class Posterior:
                 variance += self._add_term(factors, 1.0, whole, frozenset(item for item in rest if item[0] not in keys))
         return factors, variance
 
-    def _factors(self, changes: Iterable[Settings], baseline: float, hours: float = 0.0) -> tuple[Factors, float]:
+    def _factors(
+        self, changes: Iterable[Settings], baseline: float, hours: float = 0.0, without: str = ""
+    ) -> tuple[Factors, float]:
         """Return the vector of a config, without changes that were never measured, and the variance besides."""
         factors = {_BASELINE: baseline, _DRIFT: hours / NIGHT_HOURS}
-        return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in remaining(changes))
+        pairs = ((whole, frozenset(i for i in rest if i[0] != without)) for whole, rest in remaining(changes))
+        return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in pairs)
 
     def _add_term(self, factors: Factors, sign: float, whole: Settings, rest: Settings) -> float:
         """Add the rest of a change to a vector. Return the variance that the rest has besides its share of the whole

@@ -387,8 +387,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def with_rider(self) -> str:
-        """` (with 0003 again)`, to follow the new change or the score; empty without a rider."""
-        return f" (with {self.rider.name} again)" if self.rider else ""
+        """` (also re-testing 0003)`, to follow the new change or the score; empty without a re-test."""
+        return f" (also re-testing {self.rider.name})" if self.rider else ""
 
     @property
     def is_baseline(self) -> bool:

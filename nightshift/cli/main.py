@@ -121,7 +121,7 @@ def wait(timeout: float | None, night: bool) -> None:
 @AS_JSON
 @at_work("reading the records")
 def history(as_json: bool) -> None:
-    """What the last campaign tried: near misses, dead ends, covered values, untried keys; every trial, by key."""
+    """Show every run of the last campaign with its measured score, the scores by key and value, and untried keys."""
     from nightshift.agents.history import of_last_campaign
 
     found = of_last_campaign(Ledger(run.process_root()))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.brief import describe
-from nightshift.agents.history import history, kept_changes, load_configs
+from nightshift.agents.history import kept_changes
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.records import Z95, Effect, Failure, Record, Verdict, percent
@@ -98,18 +98,13 @@ def test_what_a_run_says_of_itself_is_what_its_verdict_said(seen: Seen) -> None:
 
 
 def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
-    configs = load_configs(seen.ledger, seen.campaign.decided)
-    tried = history(seen.campaign, configs, configs[1])
-    by_number = {trial.number: trial for each in tried.keys for trial in each.trials}
     moved = 0
     for record, then, now in seen.compared:
         moved += now != then
         row = seen.rows[record.number]
         assert float(row["data-effect"]) == pytest.approx(now.mean, rel=1e-4, abs=1e-6)
         assert float(row["data-effect-half"]) == pytest.approx(half(now), rel=1e-4, abs=1e-6)
-        assert by_number[record.number].effect == now
         assert f" {now}" in one_line(record, seen.campaign)
-        assert f" {now}: " in describe(record, seen.campaign)
         told = f"{100 * now.mean:+.1f} ± {100 * half(now):.1f}".replace("-", "\N{MINUS SIGN}")
         assert re.sub(r"[+\N{MINUS SIGN}](?=0\.0 ±)", "", f"| {told} |") in re.sub(
             r"[+\N{MINUS SIGN}](?=0\.0 ±)", "", seen.markdown.replace(" pp", "")
@@ -122,9 +117,9 @@ def test_a_rider_is_named_wherever_its_run_is(seen: Seen) -> None:
         if (rider := record.run.rider) is not None and record.judgement is not None:
             assert f"\nrider:            {rider.name}\n" in summary(record, "")
             assert seen.tsv[record.number]["rider"] == rider.name
-            again = f"(with {rider.name} again)"
+            again = f"(also re-testing {rider.name})"
             assert again in one_line(record, seen.campaign)
-            assert again in describe(record, seen.campaign)
+            assert again in describe(record)
             assert record.status == Verdict.CRASH or again in record.judgement.why
 
 

@@ -85,7 +85,7 @@ def test_the_trust_path_stays_small_and_the_page_lists_it() -> None:
     modules = "experiment/experiment experiment/worker evaluation/evaluate campaign/posterior campaign/campaign"
     modules += " campaign/finish campaign/git"
     assert [*lines] == [f"nightshift/{name}.py" for name in modules.split()]
-    assert sum(lines.values()) <= 1_500
+    assert sum(lines.values()) <= 1_520
     assert not [name for listed, name in rows if abs(int(listed) - lines[name]) > 10]
     assert len(page.splitlines()) <= 120
 

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 import os
+import re
 import time
 from pathlib import Path
 
@@ -18,11 +20,11 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, write_steps
-from nightshift.campaign.records import Proposal, Record, percent
+from nightshift.campaign.records import Proposal, Run, percent
 from nightshift.config.train_toml import parse
 from nightshift.config.values import shorten
 from nightshift.errors import ConfigError, UsageError
-from tests.campaigns import BASELINE, a_record, context_after, context_of, folded, replace, tell
+from tests.campaigns import BASELINE, a_change, a_record, a_result, context_after, context_of, replace, tell
 from tests.recorded_nights import stored_night
 from tests.rules import ARITHMETIC_TRL
 
@@ -48,33 +50,39 @@ def test_it_holds_everything_that_the_next_proposal_needs(tmp_path: Path) -> Non
     tell(ledger, {DECAY: 0.1}, 0.62, rider=ledger.record(3).run.new, scaled=(rates[3],))
     asked = {"prediction": "+5 pp", "proposer": "claude", "health": "entropy fell 5"}
     last = tell(ledger, {LR: 9e-6}, 0.40, scaled=(rates[9],), **asked)
+    sample = Sample(1, "Mia buys a crate of pens." + HOSTILE, "4", 1.0, False)
+    (ledger.run_dir(4) / SAMPLES_NAME).write_text(json.dumps({n: getattr(sample, n) for n in Sample.__slots__}))
     context = context_after(ledger, rider=last.run.new, flips=("arithmetic: 12 fixed, 9 broken of 1000",))
     campaign, standing = context.campaign, context.campaign.standing
-    rider, tried = campaign.effect(last), campaign.effect(ledger.record(3))
+    retest, differences = campaign.effect(last), campaign.differences
     brief = compose(context)
     for part in (
         "experiment 0006",
+        "trains the model models/arithmetic-base by reinforcement learning on the environment arithmetic ",
         "A change is kept when P(it helps) reaches 60 %",
         "The incumbent, which is the baseline with the kept changes:\n"
-        f"| believed score {100 * standing.incumbent:.1f} %, baseline {100 * standing.baseline:.1f} %, "
+        f"| estimated score {100 * standing.incumbent:.1f} %, baseline {100 * standing.baseline:.1f} %, "
         f"gain {100 * standing.gain:+.1f} ± {100 * standing.gain_halfwidth:.1f} pp; "
-        f"last measured 62.0 % by experiment 0004, the last keep (with 0003 again)\n| {rates[3]}\n",
-        "This run also holds 0005 again, unless you set one of its keys:\n"
-        f"| 0005 {rider}, P(it helps) {percent(rider.p_helps)} %: trainer.optim.lr = 9e-6\n",
-        "The kept changes, the most certain first:\n| 0002 +",
+        f"last measured 62.0 % by experiment 0004, the last keep (also re-testing 0003)\n| {rates[3]}\n",
+        "This run also re-tests 0005, unless you set one of its keys:\n"
+        f"| 0005 {retest}, P(it helps) {percent(retest.p_helps)} %: trainer.optim.lr = 9e-6\n",
+        "The kept changes with their current estimates, the most certain first:\n| 0002 +",
         f"two runs differ by {100 * 2**0.5 * standing.run_sd:.1f} pp",
         "Health of experiment 0005, the last one:\n| entropy fell 5\n",
         "Problems that 0005 fixed and broke against its parent:\n| arithmetic: 12 fixed",
-        f"| 0003 discard {tried}: orchestrator.group_size 4 -> 8 | larger groups | lesson: too few prompts\n",
-        ": +trainer.optim.weight_decay 0.1 (default 0.01) (with 0003 again)",
-        "How predictions came out:\n| 0005 expected +5 pp, measured -",
-        "| untried keys: ",
+        "| 0001 | 35.0 % | | 40 | keep: the baseline\n",
+        f"| 0003 | 55.0 % | {differences[3]} | 40 | discard: orchestrator.group_size 4 -> 8\n",
+        ": +trainer.optim.weight_decay 0.1 (default 0.01) (also re-testing 0003)\n",
+        "| trainer.optim.lr: baseline 6e-7, incumbent 3e-6, highest difference 3e-6\n| 6e-7 | 1 | 35.0 % | 0 ",
+        "| 0003 larger groups | lesson: too few prompts\n",
+        "| predicted +5 pp\n",
+        "Keys that no run changed:\n| ",
+        "A training problem:\n| Mia buys a crate of pens.",
         "LESSON: <what experiment 0005 taught",
         "HYPOTHESIS: <",
     ):
         assert part in brief, part
     assert rates[9] not in brief
-    assert brief.index("| 0005 discard") < brief.index("| 0004 keep, ") < brief.index("| 0003 discard")
     assert len(brief) <= MAX_CHARACTERS
 
 
@@ -82,18 +90,19 @@ def test_a_run_of_exactly_the_incumbent_is_its_last_measured_score(tmp_path: Pat
     ledger = Ledger(tmp_path)
     tell(ledger, {}, 0.35)
     baseline = compose(context_after(ledger))
-    assert "| believed score 35.0 %; last measured 35.0 % by experiment 0001, a run of the incumbent\n" in baseline
-    for absent in ("This run also holds", "The kept changes", "LESSON", "direction"):
+    assert "| estimated score 35.0 %; last measured 35.0 % by experiment 0001, a run of the incumbent\n" in baseline
+    for absent in ("This run also", "The kept changes", "LESSON", "direction", "Scores by key"):
         assert absent not in baseline
     tell(ledger, {LR: 3e-6}, 0.60)
     tell(ledger, {LR: 4e-6}, 0.65)
     assert "last measured 65.0 % by experiment 0003, a run of the incumbent\n" in compose(context_after(ledger))
-    again = tell(ledger, {}, 0.58, health="the loss rose", description="incumbent again")
+    tell(ledger, {}, 0.58, health="the loss rose", description="incumbent again")
     brief = compose(context_after(ledger))
     assert "last measured 58.0 % by experiment 0004, a run of the incumbent\n" in brief
-    assert f"| 0004 {again.judgement.why}: incumbent again\n" in brief
+    assert " | 40 | re-run: the baseline, 0003\n" in brief
+    assert "| 0004 incumbent again\n" in brief
     assert "Health of experiment 0004, a run of the incumbent:\n| the loss rose\n" in brief
-    assert "| 0002 keep, replaced " in brief
+    assert " | keep, replaced: " in brief
     assert "LESSON" not in brief  # nothing new was tried
 
 
@@ -134,9 +143,39 @@ def test_a_huge_campaign_fits_and_every_section_has_its_first_line(tmp_path: Pat
     brief = compose(context)
     assert time.process_time() - began < 5
     assert MAX_CHARACTERS - 600 < len(brief) <= MAX_CHARACTERS
-    for title in ("The incumbent", "Health of experiment 0021", "What was tried", "The last experiments", "The kept"):
+    for title in ("The incumbent", "Health of experiment 0021", "All runs", "Scores by key", "Hypotheses", "The kept"):
         assert f"\n{title}" in brief
-    assert " lines more" in brief
+    assert " lines are left out here" in brief
+
+
+def test_of_two_hundred_runs_the_oldest_discards_are_left_out(tmp_path: Path) -> None:
+    """Experiment 10 is kept for good; no other change adds anything."""
+    campaign, ledger, baseline = Campaign(), Ledger(tmp_path), parse(BASELINE)
+    for number in range(1, 201):
+        run = Run(kept=campaign.kept, new=a_change(number)) if number > 1 else Run()
+        score = 0.5 + 0.2 * (number >= 10) + 0.03 * math.sin(number**2)
+        diff = tuple(f"+{key} {value}" for key, value in run.new.keys.items()) if run.new else ()
+        record = a_record(number=number, decided=number, run=run, diff=diff, result=a_result(score, 400, number))
+        record = ledger.reserve(record, {"train.toml": incumbent_config(baseline, run.changes).source})
+        record = replace(campaign.judge(record, baseline), decided=number)
+        campaign.step(True, record)
+        campaign.step(False, record)
+    records = campaign.decided
+    brief = compose(Context(201, BASELINE, campaign, ARITHMETIC_TRL, ledger))
+    assert MAX_CHARACTERS - 600 < len(brief) <= MAX_CHARACTERS
+    table, _, rest = brief.partition("\nAll runs")[2].partition(" lines are left out here: evidence/history.txt")
+    shown = {int(number) for number in re.findall(r"^\| (\d{4}) \| ", table, re.M)}
+    assert int(table.split()[-1]) == 200 - len(shown)
+    assert rest.startswith(" and `nightshift history` have all runs and scores\n")
+    kept = {change.experiment for change in campaign.kept}
+    best = max(records, key=lambda record: record.score)
+    assert shown >= {1, best.number, *range(193, 201), *kept}
+    assert kept & {*range(100)}, "an old change is kept"
+    is_discard = {record.number for record in records if record.status == "discard"}
+    others = {number for number in shown if number not in {1, *kept} and number in is_discard} - {*range(193, 201)}
+    left_out = {*range(1, 201)} - shown
+    assert left_out <= is_discard
+    assert len([number for number in others if number < max(left_out)]) <= 3, "the best three runs"
 
 
 @pytest.mark.parametrize("night", ["random-0", "tpe-0"])
@@ -189,13 +228,6 @@ def test_foreign_text_forges_no_line(tmp_path: Path) -> None:
     assert "\u202e" not in brief
 
 
-def test_a_crash_has_its_cause(tmp_path: Path) -> None:
-    tell(Ledger(tmp_path), {}, 0.5)
-    record: Record = tell(Ledger(tmp_path), {LR: 1e-5}, None, description="faster")
-    line = "0002 crash (loss is nan): trainer.optim.lr 6e-7 -> 1e-5 | faster"
-    assert describe(record, folded(Ledger(tmp_path).records())) == line
-
-
 @pytest.mark.parametrize("proposer", ["tpe", "random", "search"])
 def test_what_a_search_says_of_its_change_is_not_said_again(proposer: str) -> None:
     change = "trainer.optim.lr 3e-6 -> 5e-6", "orchestrator.group_size 4 -> 8"
@@ -243,7 +275,7 @@ def test_the_runs_are_the_incumbents_the_last_five_and_the_worst(context: Contex
     assert "0001 is the worst" in told
     assert len([name for name in files if name.endswith("-steps.csv")]) == 7
     assert set(files) >= {"README.txt", "notebook.md", "history.txt", "0001-rollouts.txt"}
-    assert files["history.txt"].decode().count("\n  00") >= 60
+    assert files["history.txt"].decode().count("\n00") == 61
 
 
 def test_it_is_bounded_and_cleaned(context: Context) -> None:
@@ -279,8 +311,8 @@ def test_the_last_words_of_a_crash_are_evidence_and_riders_are_named(tmp_path: P
     assert files.keys() == {"README.txt", "notebook.md", "history.txt", "0004-log.txt"}
     assert files["0004-log.txt"].decode() == "trainer.log:\n" + "| a line\n" * 59 + "| CUDA error"
     assert not [name for name in files if b"a server was asked" in files[name]]
-    assert "\n0003 is the last keep (with 0002 again); " in files["README.txt"].decode()
-    assert "\n| measured 60.0 % (with 0002 again), expected " in reflection(ledger.record(3))
+    assert "\n0003 is the last keep (also re-testing 0002); " in files["README.txt"].decode()
+    assert "\n| measured 60.0 % (also re-testing 0002), expected " in reflection(ledger.record(3))
 
 
 # The user's direction: read from the option, a file or program.md, cleaned and bounded

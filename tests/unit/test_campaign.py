@@ -84,7 +84,7 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     while not records[-1].moved and len(records) < 10:
         records.append(next_record(records, 0.7, run=Run(rider=rider)))
     assert decisions_text(records[-1].moved) == "0002 adopted"
-    assert "(with 0002 again)" in records[-1].judgement.why
+    assert "(also re-testing 0002)" in records[-1].judgement.why
     assert re.search(r"; 0002 adopted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
     campaign = folded(records)
     assert campaign.since(records[1]).startswith("adopted, ")

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from nightshift.campaign.campaign import fold
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement
+from nightshift.campaign.records import Z95, Failure, Judgement, Verdict
 from nightshift.campaign.results import Counts, last_campaign
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
@@ -126,26 +126,24 @@ def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.Monk
     assert found["running"][0]["seconds"] > 0
 
 
-def test_history_has_every_trial_with_what_is_believed_now(root: Path) -> None:
+def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> None:
     ledger = Ledger(root)
     campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
     found = answer("history")
-    by_number = {record.number: record for record in campaign.decided}
-    trials = [trial for key in found["keys"] for trial in key["trials"]]
-    assert {trial["number"] for trial in trials} == {n for n, record in by_number.items() if record.run.new}
-    moved = 0
-    for trial in trials:
-        record = by_number[trial["number"]]
-        now, then = campaign.effect(record), record.decision and record.decision.estimate
-        assert trial["effect"] == (None if now is None else {"mean": now.mean, "sd": now.sd})
-        assert (trial["verdict"], trial["since"]) == (record.status, campaign.since(record))
-        moved += now != then
-    assert moved
-    assert {trial["since"] for trial in trials} >= {"", "unconfirmed", "reverted"}
-    lost = {trial["number"] for trial in trials if not trial["others"] and trial["since"] in ("", "reverted")}
-    assert found["dead_ends"]
-    assert lost >= {int(line[:4]) for line in found["dead_ends"]}
-    assert not any(campaign.is_kept(by_number[int(line[:4])].run.new) for line in found["near_misses"])
+    assert [run["number"] for run in found["runs"]] == [record.number for record in campaign.decided]
+    for run, record in zip(found["runs"], campaign.decided, strict=True):
+        difference = campaign.differences.get(record.number)
+        assert (run["score"], run["change"]) == (record.score, [*record.diff])
+        assert run["difference"] == (difference and difference.mean)
+        assert run["difference_halfwidth"] == (difference and Z95 * difference.sd)
+        assert (run["verdict"], run["since"]) == (record.status, campaign.since(record))
+        assert run["num_steps"] == (record.result and record.result.training.num_steps)
+    assert {run["since"] for run in found["runs"]} >= {"", "unconfirmed", "reverted"}
+    rows = [row for key in found["keys"] for row in key["values"]]
+    assert rows[0].keys() >= {"value", "others", "numbers", "mean_score", "difference", "difference_halfwidth"}
+    tried = {number for row in rows for number in row["numbers"]}
+    assert tried >= {r.number for r in campaign.decided if r.run.new and r.status in (Verdict.KEEP, Verdict.DISCARD)}
+    assert not {"near_misses", "dead_ends", "covered"} & {*found, *found["keys"][0]}
 
 
 def test_show_is_the_record_and_what_is_believed_now(root: Path) -> None:

@@ -12,7 +12,6 @@ from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.notebook import (
     MAX_BYTES,
     belied,
-    calibrations,
     compare_prediction,
     entry,
     mode,
@@ -61,21 +60,6 @@ def test_a_prediction_stands_beside_what_was_measured_and_the_effect() -> None:
     assert compare_prediction(replace(record, prediction="better")) == ""
     crash = a_record(number=2, parent=1, status="crash", judgement=Judgement(why="loss is nan"))
     assert compare_prediction(replace(crash, prediction="+5 pp")) == ""
-
-
-def test_each_agent_learns_what_it_expects_and_what_it_gets() -> None:
-    records = [
-        judged(0.002, prediction="+1 pp", proposer="claude"),
-        judged(-0.010, prediction="+2 pp", proposer="claude"),
-        judged(0.050, prediction="better", proposer="claude"),
-        judged(-0.001, prediction="-1 pp", proposer="team:a,b"),
-        judged(0.1, prediction="+5 pp"),
-        a_record(prediction="+5 pp", proposer="claude"),
-    ]
-    assert calibrations(records) == [
-        "claude expects +1.5 pp, gets -0.4 pp (2 predictions)",
-        "team:a,b expects -1.0 pp, gets -0.1 pp (1 prediction)",
-    ]
 
 
 @pytest.mark.parametrize(
