@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import Reason, commit, incumbent_values, plan
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
 from nightshift.campaign.models import delete_weights, keep_model
 from nightshift.campaign.records import NOT_ISOLATED, Action, Decision, Failure, Judgement, Record, Verdict
-from nightshift.campaign.verify import resume_journal
 from nightshift.config.train_toml import Config, parse
 from nightshift.config.values import Value
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -30,6 +29,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Write a record with its verdict, commit its decisions, keep or delete the model, and add the row. Commits that
     failed for earlier experiments are made first. Return the record with what git did."""
     ledger.write(record)
+    ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
     for earlier in _unsettled(ledger.records(), record.branch):
         if earlier.number != record.number and (earlier.decided or 0) < (record.decided or 0):
             ledger.write(_settle(earlier, ledger, repo))
@@ -41,6 +41,14 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Commit each decision of a record, and write train.toml. Return the record with what git did, or its error."""
+    record = _commit(record, ledger, repo)
+    if record.commits:
+        ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME)
+    return record
+
+
+def _commit(record: Record, ledger: Ledger, repo: Repo) -> Record:
+    """Return the record with the ids of its commits and what git did, or its error."""
     head = Head(record.branch, record.commit)
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
@@ -90,7 +98,7 @@ def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledg
         measured_by=runs,
         with_rider=record.run.with_rider if proposal is record else "",
         hypothesis=proposal.proposal.description if proposal else "",
-        journal=ledger.journal.head,
+        campaign=record.branch,
         agent="" if record.proposal.is_isolated else NOT_ISOLATED,
     )
 
@@ -138,7 +146,7 @@ def _unsettled(records: Sequence[Record], branch: str) -> list[Record]:
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
     """Close what an earlier controller left open, except what is `in_flight`. Call as the controller."""
     ledger.sweep(in_flight)
-    records = resume_journal(ledger, note)
+    records = ledger.records()
     due = {record.number for record in _unsettled(records, repo.head().branch)}
     due |= {record.number for record in records if record.git_action is None}
     for record in sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number)):

@@ -24,6 +24,7 @@ from nightshift.errors import EngineError, UsageError
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
+EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
@@ -174,6 +175,11 @@ class Repo:
                 history.append(ConfigCommit(id, subject, before, after))
             before = after
         return history
+
+    def last_experiment(self) -> int:
+        """Return the highest experiment number in the trailers of the branch's commits; 0 if no commit has one."""
+        listed = self._git("rev-list", f"--format=%(trailers:key={EXPERIMENT_TRAILER},valueonly)", "HEAD", check=False)
+        return max((int(line) for line in listed.splitlines() if re.fullmatch(r"[0-9]{4,6}", line)), default=0)
 
     def start_campaign(self, tag: str) -> Head:
         """Create `autoresearch/<tag>` (or `-2`, `-3`, ... if it exists) at HEAD and check it out; no file changes."""

@@ -71,7 +71,7 @@ def run(root: Path, request: Request) -> int:
                     left = f"{CONFIG_NAME} still holds what was tried"
                     reporter.note(f"{left}; git checkout {CONFIG_NAME} puts {whose} back")
                 raise
-    print_text(summary(record, setup.ledger.journal.head))
+    print_text(summary(record))
     return exit_code(record)
 
 

@@ -140,7 +140,7 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     if records[-1].judgement is None:
         cause = f"experiment {records[-1].number:04d} was killed before its verdict"
         raise UsageError(cause, "The next run.py closes it as a crash.")
-    print_text(summary(records[-1], ledger.journal.head))
+    print_text(summary(records[-1]))
     return exit_code(records[-1])
 
 
@@ -252,8 +252,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     """What runs, what the last campaign holds, what the night does: `nightshift status`.
 
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
-    campaign's. `others`: experiments of other campaigns in runs/. `journal`: its head. `damaged`: what could not be
-    read. Everything is read from the records: folding thousands of them takes seconds.
+    campaign's. `others`: experiments of other campaigns in runs/. `damaged`: what could not be read.
+    Everything is read from the records: folding thousands of them takes seconds.
     """
 
     is_running: bool
@@ -265,7 +265,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     others: int
     incumbent: Incumbent | None
     night: Night | None
-    journal: str
     damaged: tuple[str, ...]
 
     @classmethod
@@ -305,7 +304,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             others=len(records) - len(ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
-            journal=ledger.journal.head,
             damaged=tuple(damaged),
         )
 

@@ -249,18 +249,18 @@ def cancel_jobs(names: Collection[str]) -> None:
         _ask(["scancel", f"--name={name}"])
 
 
-def job_left(ledger: Ledger, folder: Path) -> Job | None:
-    """The job in SLURM of the run in `folder`; None if there is none, or if the journal does not hold that job.json."""
-    with suppress(OSError, ValueError, RecursionError):  # none, or what somebody put in its place
-        job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
-        return job if job.name and ledger.holds(folder / JOB_NAME) else None
+def job_left(folder: Path) -> Job | None:
+    """Return the job in SLURM of the run in `folder`; None without one, or if job.json is damaged."""
+    with suppress(UsageError):
+        job = read_json(folder / JOB_NAME, Job, "")
+        return job if job and job.name else None
     return None
 
 
 def jobs_left(ledger: Ledger, first: int = 0) -> dict[Path, Job]:
     """The jobs of experiments from `first` on that an earlier controller submitted and did not collect, by folder."""
     numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
-    return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(ledger, folder))}
+    return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(folder))}
 
 
 def end_jobs(ledger: Ledger, note: Callable[[str], None]) -> None:

@@ -91,7 +91,7 @@ def test_what_was_wrong_keeps_its_exit_code(root: Path) -> None:
 def test_what_is_only_shown_ends_without_a_traceback(root: Path) -> None:
     assert run(root, "")[0] == 0
     run_py = [sys.executable, "run.py"]
-    words = ("status", "history", "show 1", "diff", "report", "verify", "--help", "night -h", "--version")
+    words = ("status", "history", "show 1", "diff", "report", "--help", "night -h", "--version")
     commands = [*(["nightshift", *each.split()] for each in words), [*run_py, "--keys"], [*run_py, "--help"]]
     for command in commands:
         for streams in (">/dev/full", ">&-", "| true", ">/dev/null"):

@@ -23,10 +23,9 @@ from nightshift.campaign.records import (
     prediction_in,
 )
 from nightshift.campaign.results import Counts, decisions_text, num_since_keep
-from nightshift.campaign.verify import contradictions
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
-from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
+from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
 
 HASH = a_record().rules_hash
 STORY = [0.515, 0.48, 0.66, 0.60, 0.80, None, 0.78]  # two changes that help for sure

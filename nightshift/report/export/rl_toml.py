@@ -6,6 +6,7 @@ them.
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from nightshift.config.train_toml import Config
 from nightshift.config.values import Value
 from nightshift.engines.prime_rl.config import most_inflight
 from nightshift.errors import UsageError
-from nightshift.files import read_file
+from nightshift.files import nesting_limit, read_file
 from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.story import Story
 from nightshift.text import clean
@@ -96,11 +97,10 @@ def rl_toml(config: Config, imported: bytes, rules: Rules | None = None) -> byte
         if rules.learning_rate_scale != 1:
             head.append(f"learning rates were multiplied by {rules.learning_rate_scale:g}")
     head += [f"left out: {path}" for path in left_out]
-    try:
+    is_same = False
+    with suppress(ValueError), nesting_limit():
         text = "\n".join([*(f"# {clean(line)}" for line in head), "", tomlkit.dumps(_ordered(tree))])
         is_same = tomllib.loads(text) == _ordered(tree)
-    except RecursionError:
-        is_same = False
     if not is_same:
         cause = f"{IMPORTED_NAME} has a value that cannot be written: nan, or a table of hundreds of levels"
         raise UsageError(cause, "Delete the value.")
