@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.commits import Reason, commit, incumbent_values, plan
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
+from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.models import delete_weights, keep_model
 from nightshift.campaign.records import NOT_ISOLATED, Action, Decision, Failure, Judgement, Record, Verdict
 from nightshift.config.train_toml import Config, parse
@@ -29,7 +29,6 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Write a record with its verdict, commit its decisions, keep or delete the model, and add the row. Commits that
     failed for earlier experiments are made first. Return the record with what git did."""
     ledger.write(record)
-    ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
     for earlier in _unsettled(ledger.records(), record.branch):
         if earlier.number != record.number and (earlier.decided or 0) < (record.decided or 0):
             ledger.write(_settle(earlier, ledger, repo))
@@ -41,14 +40,6 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Commit each decision of a record, and write train.toml. Return the record with what git did, or its error."""
-    record = _commit(record, ledger, repo)
-    if record.commits:
-        ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME)
-    return record
-
-
-def _commit(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Return the record with the ids of its commits and what git did, or its error."""
     head = Head(record.branch, record.commit)
     if not head.is_campaign:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
@@ -149,9 +140,8 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
     records = ledger.records()
     due = {record.number for record in _unsettled(records, repo.head().branch)}
     due |= {record.number for record in records if record.git_action is None}
+    records = [record for record in records if record.number in due and record.number not in in_flight]
     for record in sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number)):
-        if record.number in in_flight or record.number not in due:
-            continue
         if record.status == STARTED:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
@@ -160,9 +150,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
             git_action = close(record, ledger, repo).git_action
             if git_action != record.git_action:
                 note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
-    for number in reversed(ledger.numbers()):
-        if number in in_flight:
-            continue
+    for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
         if (last := ledger.read(number)) is not None:
             keep_model(ledger, last)  # a full disk may have kept the weights
             break

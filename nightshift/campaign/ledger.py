@@ -211,8 +211,11 @@ class Ledger:
         self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), access)
 
     def close(self, record: Record) -> None:
-        """Write the final record and its row, when no run of it is left. EngineError if the disk refuses."""
+        """Write the final record, events and row, when no run of it is left. EngineError if the disk refuses."""
         self.write(record)
+        events: list[Event] = ["decided", "committed"] if record.commits else ["decided"]
+        for event in events:
+            self.log(event, self.run_dir(record.number) / RECORD_NAME)
         sweep_folder(self.run_dir(record.number), is_only_mine=True)
         self.sync_tsv()
 

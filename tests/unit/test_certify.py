@@ -22,6 +22,7 @@ from nightshift.experiment.certify import (
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.integrity import IntegrityError
 from nightshift.experiment.setup import Setup
+from nightshift.files import remove_tree
 from nightshift.report.data import gather
 from nightshift.report.export.model import certified as card_line
 from nightshift.report.export.story import Story
@@ -135,6 +136,20 @@ def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says
     side, _, seed = first.partition("-")
     assert f"{side}, seed {seed}: was started 2 times" in made.notes
     assert [note for note in made.notes if "was started" in note and seed not in note] == []
+
+
+@pytest.mark.parametrize("gone", ["journal.jsonl", "certify"])
+def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_certificate(kept: Setup, gone: str) -> None:
+    certified(kept, num_seeds=1)
+    remove_tree(kept.ledger.runs_dir / gone)
+    assert certified(kept, num_seeds=1).access == 2
+
+
+def test_a_damaged_line_of_the_journal_is_noted(kept: Setup) -> None:
+    with kept.ledger.journal.path.open("a") as journal:
+        journal.write("no line\n")
+    note = "1 damaged lines of journal.jsonl were skipped: uses of the test split in them are not counted"
+    assert note in certified(kept, num_seeds=1).notes
 
 
 def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, notebook: SilentReporter) -> None:

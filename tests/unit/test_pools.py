@@ -143,7 +143,7 @@ def test_a_job_is_found_by_the_name_that_job_json_has_before_sbatch_is_called(
     tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The controller is killed while sbatch is being called: SLURM has the job already."""
-    ledger, folder = a_ledger(tmp_path)
+    _, folder = a_ledger(tmp_path)
     ask = controller.ask
 
     def killed(command: list[str], stdin: bytes = b"") -> str:
