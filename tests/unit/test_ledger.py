@@ -233,17 +233,6 @@ def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
     assert not weights.exists()
 
 
-def test_what_is_planted_where_models_are_kept_stops_no_start(ledger: Ledger) -> None:
-    record = closed(ledger)
-    folder, model = ledger.run_dir(1), ledger.run_dir(1) / "model"
-    (folder / "weights").mkdir(parents=True)
-    model.mkdir()
-    (model / "planted").touch()
-    keep_model(ledger, record)
-    assert list(model.iterdir()) == []
-    assert list(folder.glob("*weights*")) == []
-
-
 def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     target.mkdir()
