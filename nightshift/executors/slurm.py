@@ -1,6 +1,6 @@
 """Workers as jobs of a SLURM cluster, by sbatch, squeue and scancel; never sacct, which many clusters lack.
 
-The journal holds a job's name before sbatch is called, so a later controller finds the job, also after a kill during
+job.json has the name of its job before sbatch is called, so a later controller finds the job, also after a kill during
 sbatch. What SLURM does not answer is unknown, not lost. SLURM may start a job twice, whatever --no-requeue says: the
 second start finds `worker.started` and ends.
 """

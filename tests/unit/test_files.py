@@ -48,7 +48,7 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["link", "hard link", "fifo"])
 def test_the_temporary_name_cannot_be_foretold_and_nothing_there_is_opened(tmp_path, outside, what, monkeypatch):
-    path = tmp_path / "record.json"
+    write_atomically(path := tmp_path / "record.json", b"new")
     names = []
     monkeypatch.setattr(Path, "replace", lambda self, target: names.append(self.name))
     write_atomically(path, b"new")

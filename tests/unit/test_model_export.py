@@ -47,7 +47,6 @@ def ledger(tmp_path: Path) -> Ledger:
         job = Job(ARITHMETIC_TRL, rules_hash, {}, scored.seed, "validation", 100.0, token="1f")
         folder = ledger.run_dir(record.number)
         write_json(folder / "job.json", job)
-        ledger.enter(folder / "job.json")
     return ledger
 
 
