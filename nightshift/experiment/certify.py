@@ -462,8 +462,8 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
         notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
     if task.plan.access is not None:
         num_damaged = task.setup.ledger.journal.lines()[1]
-        skipped = f"{num_damaged} damaged lines of {JOURNAL_NAME} were skipped: uses of the test split in them"
-        notes += [f"{skipped} are not counted"] if num_damaged else []
+        skipped = f"{JOURNAL_NAME} has damaged lines ({num_damaged}): uses of the test split in them are not counted"
+        notes += [skipped] if num_damaged else []
     return notes
 
 

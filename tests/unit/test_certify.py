@@ -148,7 +148,7 @@ def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_cert
 def test_a_damaged_line_of_the_journal_is_noted(kept: Setup) -> None:
     with kept.ledger.journal.path.open("a") as journal:
         journal.write("no line\n")
-    note = "1 damaged lines of journal.jsonl were skipped: uses of the test split in them are not counted"
+    note = "journal.jsonl has damaged lines (1): uses of the test split in them are not counted"
     assert note in certified(kept, num_seeds=1).notes
 
 
