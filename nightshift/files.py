@@ -10,8 +10,9 @@ import secrets
 import shutil
 import stat
 import subprocess
+import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
@@ -21,7 +22,9 @@ import psutil
 from nightshift.errors import EngineError, UsageError
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
-_NAME = re.compile(r"\.(.+?)\.(\d{1,9})(?:\.[0-9a-f]{16})?\.tmp")  # without the last part up to version 0.2.0
+VERSION: Literal[3] = 3  # of each Document
+_NAME = re.compile(r"\.(.+?)\.(\d{1,9})\.[0-9a-f]{16}\.tmp")
+_NESTED = "it is nested too deeply"
 T = TypeVar("T")
 
 
@@ -32,7 +35,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     and differences of scores are fractions, seconds are wall-clock time, and null is "not measured".
     """
 
-    version: Literal[3] = 3
+    version: Literal[3] = VERSION
 
 
 def temporary_beside(path: Path) -> Path:
@@ -150,13 +153,36 @@ def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
         os.close(descriptor)
 
 
+@contextmanager
+def nesting_limit() -> Iterator[None]:
+    """Raise ValueError where JSON or TOML that is parsed or written is nested too deeply for Python's stack."""
+    try:
+        yield
+    except RecursionError:
+        raise ValueError(_NESTED) from None
+
+
+def parse_json(data: bytes | str, kind: type[T]) -> T:
+    """Return the value of a JSON text, checked against `kind`. ValueError if the text is no such JSON."""
+    try:  # a context manager takes longer than the parsing of a short line
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        raise ValueError(_NESTED) from None
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """Return the tables of a TOML text. ValueError if the text is no TOML."""
+    with nesting_limit():
+        return tomllib.loads(data.decode())
+
+
 def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:
     """What a JSON file holds, checked against `kind`; None where there is none. UsageError, with `fix`, if damaged."""
     try:
-        return msgspec.json.decode(read_file(path, max_bytes), type=kind)
+        return parse_json(read_file(path, max_bytes), kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{path} is damaged: {reason}", fix) from None
 
@@ -168,12 +194,10 @@ def read_rows(path: Path, kind: type[T]) -> list[T]:
         lines = read_file(path).split(b"\n")
     except OSError:
         return []
-    rows, decoder = [], msgspec.json.Decoder(kind)
+    rows = []
     for line in lines:
-        try:
-            rows.append(decoder.decode(line))
-        except (ValueError, RecursionError):
-            continue
+        with suppress(ValueError):
+            rows.append(parse_json(line, kind))
     return rows
 
 

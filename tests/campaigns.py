@@ -1,14 +1,14 @@
 """Recorded campaigns, made up: single records, campaigns judged by the real rule, and one in a real ledger."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
 from nightshift.agents.base import Context
-from nightshift.campaign.campaign import Campaign, fold
+from nightshift.campaign.campaign import Campaign, events_of, fold
 from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
@@ -28,7 +28,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.config.decision_rules import RuleConstants
 from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import diff, parse
+from nightshift.config.train_toml import Config, diff, parse
 from nightshift.experiment.certify import COMPARISON_NAME, Comparison, Plan
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
@@ -243,7 +243,6 @@ COMPARISON = Comparison(
     strict_scores=None,
     by_environment={},
     notes=(),
-    journal="abc",
 )
 
 
@@ -252,7 +251,6 @@ def with_certificate(ledger: Ledger, comparison: Comparison) -> None:
     path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, comparison)
-    ledger.enter(path)
 
 
 def certificate_for(ledger: Ledger, plan: dict[str, Any] | None = None, **changes: Any) -> Comparison:
@@ -264,3 +262,25 @@ def certificate_for(ledger: Ledger, plan: dict[str, Any] | None = None, **change
     configs = {"baseline": baseline.hash, "incumbent": incumbent_config(baseline, campaign.kept).hash}
     told = {"branch": records[0].branch, "rules_hash": records[0].rules_hash, "configs": configs} | (plan or {})
     return replace(COMPARISON, plan=replace(COMPARISON.plan, **told), **changes)
+
+
+def contradictions(records: Sequence[Record], stored: Callable[[Record], Config]) -> list[int]:
+    """Return the experiments whose decisions are not those that the rule makes of its scores. `stored` returns the
+    config that an experiment ran."""
+    numbers = []
+    for branch, rules_hash in dict.fromkeys((record.branch, record.rules_hash) for record in records):
+        campaign = Campaign()
+        for is_start, record in events_of(records, branch, rules_hash):
+            judged = record.judgement
+            if not is_start and judged and record.status != Verdict.CRASH and campaign.baseline:
+                again = campaign.judge(record, stored(campaign.baseline)).judgement
+                # What the engine refused cannot be repeated without the engine.
+                if _decided(again) != _decided(judged) and not judged.refused:
+                    numbers.append(record.number)
+            campaign.step(is_start, record)
+    return numbers
+
+
+def _decided(judgement: Judgement | None) -> list[tuple[str, str, float]]:
+    decisions = judgement.decisions if judgement else ()
+    return [(d.change.name, d.action, round(d.effect or 0.0, 9)) for d in decisions]

@@ -223,7 +223,7 @@ def _value_row(
             scores[record.number] = record.score
             residuals.append(record.score - expected)
             variances.append(sd**2)
-            noises.append(campaign.noise_sd(record) ** 2)
+            noises.append(campaign.noise_sd**2)
     num_crashes = len(records) - len(scores)
     if not scores:
         return ValueRow(value, others, (), num_crashes, None, None, None)

@@ -21,9 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, BinaryIO, NamedTuple
 
-import msgspec
-
 from nightshift.campaign.records import FIGURES, Cost, together
+from nightshift.files import parse_json
 from nightshift.text import ANSI, clean
 
 MAX_LOG_BYTES = 1_000_000  # that a log keeps, and that are read of the end of an output
@@ -167,8 +166,8 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
 def decode(text: str) -> Any:
     """Return the value of a JSON text; None for any other text."""
     try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
+        return parse_json(text, object)
+    except ValueError:
         return None
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, EXPERIMENT_TRAILER, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.toml_edit import ABSENT, set_values
@@ -43,14 +43,14 @@ class Step(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Reason:
     """What a commit's message says of a decision. `run`: the experiment after which it was made; `measured_by`: the
-    experiments that ran the change, the last one `with_rider`; `journal`: hash of the journal's last line; `agent`: a
-    remark on the agent, such as "not isolated"."""
+    experiments that ran the change, the last one `with_rider`; `campaign`: its branch; `agent`: a remark on the
+    agent, such as "not isolated"."""
 
     run: int
     measured_by: tuple[int, ...] = ()
     with_rider: str = ""
     hypothesis: str = ""
-    journal: str = ""
+    campaign: str = ""
     agent: str = ""
 
 
@@ -170,13 +170,17 @@ def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
         runs = ", ".join(f"{number:04d}" for number in reason.measured_by)
         evidence.append(f"measured by {runs}{reason.with_rider}")
     hypothesis = clean(reason.hypothesis)
-    trailers = {"Run": f"{reason.run:04d}", "Journal": clean(reason.journal), "Agent": clean(reason.agent)}
+    trailers = {
+        EXPERIMENT_TRAILER: f"{reason.run:04d}",
+        "Nightshift-Campaign": clean(reason.campaign),
+        "Nightshift-Agent": clean(reason.agent),
+    }
     paragraphs = [
         _subject(step, before, after),
         f"Evidence: {', '.join(evidence)}" if evidence else "",
         # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
         f"Hypothesis: {hypothesis}" if hypothesis else "",
-        "\n".join(f"Nightshift-{name}: {text}" for name, text in trailers.items() if text),
+        "\n".join(f"{name}: {text}" for name, text in trailers.items() if text),
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 

@@ -11,7 +11,6 @@ from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.models import delete_weights, keep_model
 from nightshift.campaign.records import NOT_ISOLATED, Action, Decision, Failure, Judgement, Record, Verdict
-from nightshift.campaign.verify import resume_journal
 from nightshift.config.train_toml import Config, parse
 from nightshift.config.values import Value
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -90,7 +89,7 @@ def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledg
         measured_by=runs,
         with_rider=record.run.with_rider if proposal is record else "",
         hypothesis=proposal.proposal.description if proposal else "",
-        journal=ledger.journal.head,
+        campaign=record.branch,
         agent="" if record.proposal.is_isolated else NOT_ISOLATED,
     )
 
@@ -138,12 +137,11 @@ def _unsettled(records: Sequence[Record], branch: str) -> list[Record]:
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
     """Close what an earlier controller left open, except what is `in_flight`. Call as the controller."""
     ledger.sweep(in_flight)
-    records = resume_journal(ledger, note)
+    records = ledger.records()
     due = {record.number for record in _unsettled(records, repo.head().branch)}
     due |= {record.number for record in records if record.git_action is None}
+    records = [record for record in records if record.number in due and record.number not in in_flight]
     for record in sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number)):
-        if record.number in in_flight or record.number not in due:
-            continue
         if record.status == STARTED:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
@@ -152,9 +150,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
             git_action = close(record, ledger, repo).git_action
             if git_action != record.git_action:
                 note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
-    for number in reversed(ledger.numbers()):
-        if number in in_flight:
-            continue
+    for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
         if (last := ledger.read(number)) is not None:
             keep_model(ledger, last)  # a full disk may have kept the weights
             break

@@ -24,6 +24,7 @@ from nightshift.errors import EngineError, UsageError
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
+EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
@@ -121,9 +122,8 @@ class Repo:
         """
         path, is_link = self.root / name, blob.mode == "120000"
         try:
-            if any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name):
-                return True
-            if path.is_symlink() != is_link or not (is_link or path.is_file()):
+            is_moved = any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name)
+            if is_moved or path.is_symlink() != is_link or not (is_link or path.is_file()):
                 return True
             data = os.fsencode(path.readlink()) if is_link else path.read_bytes()
         except OSError:
@@ -174,6 +174,11 @@ class Repo:
                 history.append(ConfigCommit(id, subject, before, after))
             before = after
         return history
+
+    def last_experiment(self) -> int:
+        """Return the highest experiment number in the trailers of the branch's commits; 0 if no commit has one."""
+        lines = self._git("rev-list", f"--format=%(trailers:key={EXPERIMENT_TRAILER},valueonly)", "HEAD", check=False)
+        return max((int(line) for line in lines.splitlines() if re.fullmatch("[0-9]{4,6}", line)), default=0)
 
     def start_campaign(self, tag: str) -> Head:
         """Create `autoresearch/<tag>` (or `-2`, `-3`, ... if it exists) at HEAD and check it out; no file changes."""

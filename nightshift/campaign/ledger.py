@@ -21,22 +21,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import psutil
 from msgspec.structs import replace
 
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.journal import Access, Event, Journal, record_sha256, sha256
+from nightshift.campaign.journal import Access, Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import JOB_NAME, Progress, Record
+from nightshift.campaign.records import Progress, Record
 from nightshift.campaign.results import columns, row
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
+    VERSION,
     as_json,
     disk_error,
+    nesting_limit,
     read_file,
     read_json,
     remove_tree,
@@ -52,15 +54,6 @@ RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
 DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 HOLDER_NAME = ".controller"
-EVENTS: Mapping[str, Event] = {  # in the journal, by the name of the file
-    CONFIG_NAME: "begun",
-    PLAN_NAME: "begun",
-    JOB_NAME: "submitted",
-    RUN_NAME: "measured",
-    RECORD_NAME: "decided",
-    COMPARISON_NAME: "certified",
-    DIRECTION_NAME: "direction",
-}
 _RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 _PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
@@ -139,7 +132,7 @@ class Ledger:
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
-        for path, flags in ((self.runs_dir, os.O_DIRECTORY), (self.runs_dir / HOLDER_NAME, os.O_NOFOLLOW)):
+        for path, flags in ((self.runs_dir, os.O_DIRECTORY), (self.runs_dir / HOLDER_NAME, 0)):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
             except OSError:
@@ -162,9 +155,10 @@ class Ledger:
         """Return the numbers of all experiments in order. Links and other names are no experiments."""
         return sorted(int(e.name) for e in self._numbered() if e.is_dir(follow_symlinks=False))
 
-    def next_number(self) -> int:
-        """Return the next experiment's number: above every number in runs/."""
+    def next_number(self, last_committed: int = 0) -> int:
+        """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
         last = max((int(entry.name) for entry in self._numbered()), default=0)
+        last = max(last, last_committed)
         if not _NUMBER.fullmatch(f"{last + 1:04d}"):
             raise UsageError(f"{self.run_dir(last)} leaves no number for another experiment", "Move it out of runs/.")
         return last + 1
@@ -179,12 +173,15 @@ class Ledger:
         with os.scandir(self.runs_dir) as entries:  # much faster than a Path for each entry
             return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
 
-    def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Give a `started` record the next number and a folder with `files`, which appears whole or not at all."""
+    def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
+        """Give a `started` record the next number and a folder with `files`, which appears whole or not at all.
+
+        `last_committed`: the last experiment that the branch's commits name (Repo.last_experiment).
+        """
         self.require_in_place()
         if self.tsv_path.is_dir():  # before the run, not after it
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
-        record = replace(record, number=self.next_number(), status=STARTED)
+        record = replace(record, number=self.next_number(last_committed), status=STARTED)
         if (new := record.run.new) is not None and not new.experiment:
             record = replace(record, run=replace(record.run, new=replace(new, experiment=record.number)))
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
@@ -198,39 +195,27 @@ class Ledger:
             sync_folder(self.runs_dir)
         except OSError as error:
             raise disk_error(error, folder) from None
-        self.journal.add("begun", f"{folder.name}/{CONFIG_NAME}", sha256(files[CONFIG_NAME]))
+        self.log("begun", folder / RECORD_NAME)
         self._known[record.number] = record
         return record
 
     def write(self, record: Record) -> None:
-        """Write record.json and, if the record is decided, its line of the journal. EngineError if the disk refuses."""
+        """Write record.json. EngineError if the disk refuses."""
         self.require_in_place()
-        data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
+        write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._known.pop(record.number, None)
-        if record.status != STARTED:
-            self.journal.add("decided", f"{record.number:04d}/{RECORD_NAME}", record_sha256(data))
 
-    def enter(self, path: Path, access: Access | None = None) -> None:
-        """Add the line of a file in runs/ to the journal, as an access to the test split if `access` is given.
-
-        Raises:
-            OSError: the file cannot be read.
-            EngineError: the disk refuses.
-        """
+    def log(self, event: Event, path: Path, access: Access | None = None) -> None:
+        """Add an event about a file in runs/ to the journal. EngineError if the disk refuses."""
         self.require_in_place()
-        event: Event = "access" if access else EVENTS[path.name]
-        self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)), access=access)
-
-    def holds(self, path: Path) -> bool:
-        """Return True if the journal's last line about a file in runs/ has the file's hash."""
-        line = self.journal.last(path.relative_to(self.runs_dir).as_posix())
-        with suppress(OSError):
-            return line is not None and line.sha256 == sha256(read_file(path))
-        return False
+        self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), access)
 
     def close(self, record: Record) -> None:
-        """Write the final record and its row, when no run of it is left. EngineError if the disk refuses."""
+        """Write the final record, events and row, when no run of it is left. EngineError if the disk refuses."""
         self.write(record)
+        events: list[Event] = ["decided", "committed"] if record.commits else ["decided"]
+        for event in events:
+            self.log(event, self.run_dir(record.number) / RECORD_NAME)
         sweep_folder(self.run_dir(record.number), is_only_mine=True)
         self.sync_tsv()
 
@@ -244,7 +229,7 @@ class Ledger:
         for number in self.numbers():
             try:
                 records += [record] if (record := self.read(number)) else []
-            except EarlierVersionError:
+            except OtherVersionError:
                 raise
             except UsageError as error:
                 damaged.append(error.cause)
@@ -259,15 +244,16 @@ class Ledger:
         raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
-        """Return one record; None if it was never written. UsageError if it is damaged or of an earlier version."""
+        """Return one record; None if it was never written. UsageError if it is damaged or of another version."""
         if (known := self._known.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
         try:
-            record = _record(read_file(path), number)
+            with nesting_limit():
+                record = _record(read_file(path), number)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
@@ -314,12 +300,12 @@ class Ledger:
             raise disk_error(error, self.tsv_path) from None
 
 
-class EarlierVersionError(UsageError):
-    """runs/ was written by an earlier version of Nightshift."""
+class OtherVersionError(UsageError):
+    """runs/ was written by another version of Nightshift."""
 
 
 class _Version(msgspec.Struct):
-    version: Literal[1, 2]
+    version: int
 
 
 _DECODER = msgspec.json.Decoder(Record)
@@ -331,9 +317,10 @@ def _record(text: bytes, number: int) -> Record:
         record = _DECODER.decode(text)
     except msgspec.ValidationError:
         with suppress(msgspec.ValidationError):
-            release = f"0.{msgspec.json.decode(text, type=_Version).version}"
-            cause = f"runs/ was written by Nightshift {release} (runs/{number:04d}/{RECORD_NAME})"
-            raise EarlierVersionError(cause, f"Move it: mv runs runs-{release}") from None
+            version = msgspec.json.decode(text, type=_Version).version
+            if version != VERSION:
+                cause = f"runs/{number:04d}/{RECORD_NAME} has version {version}; this Nightshift reads {VERSION}"
+                raise OtherVersionError(cause, f"Move the folder: mv runs runs-{version}") from None
         raise
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
@@ -395,17 +382,17 @@ def _acquire(folder: int, path: Path) -> int:
         if file is not None:
             return file
         if time.monotonic() >= deadline:
-            holder = ""
-            with suppress(OSError, ValueError, OverflowError, RecursionError):
-                holder = f": {msgspec.json.decode(read_file(path, 64 * 1024), type=Holder)}"
-            cause = f"another controller works in this checkout{holder}"
+            holder = None
+            with suppress(UsageError):
+                holder = read_json(path, Holder, "", 64 * 1024)
+            cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
             raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
         time.sleep(_POLL_SECONDS)
 
 
 def _lock_file(path: Path) -> int | None:
     """Lock the file, and write this process into it. None while another process holds the lock."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
     is_ours = False
     try:
         # The last controller may have removed the file before this process locked it.

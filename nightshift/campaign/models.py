@@ -23,8 +23,6 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
         is_model = record.is_keep or record.is_incumbent
         if is_model and record.evaluation and record.baseline is None:
             with suppress(FileNotFoundError):  # moved already: this is the second try after a kill
-                (folder / WEIGHTS_NAME).lstat()
-                remove_tree(folder / MODEL_NAME)  # planted: it would end every start
                 (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         delete_weights(ledger, record.number)
         if not is_model:

@@ -30,7 +30,6 @@ from nightshift.cli.shell import (
     SLURM,
     Finite,
     Group,
-    hexadecimal,
     num_slots,
 )
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
@@ -350,20 +349,3 @@ def show(number: int, as_json: bool) -> None:
     ledger = Ledger(run.process_root())
     record = ledger.record(number)
     print_found(shown(ledger, record) if as_json else None, experiment_lines(ledger, record), as_json)
-
-
-@commands.command("verify")
-@click.option(
-    "--head", callback=hexadecimal, help="The journal's head that a summary, certificate or commit of then holds."
-)
-@AS_JSON
-@at_work("comparing runs/ with its journal")
-def verify_command(head: str | None, as_json: bool) -> None:
-    """Compare records and certificates with their journal; exits 1 if something was changed, 0 if not."""
-    from nightshift.campaign.verify import verify
-
-    found = verify(Ledger(run.process_root()), head)
-    lines = [*(f"wrong:    {line}" for line in found.problems), *(f"note:     {line}" for line in found.notes)]
-    lines.append(f"journal:  {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
-    print_found(found, lines, as_json)
-    sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)

@@ -30,8 +30,8 @@ _lock = threading.Lock()  # the ticker of the live line speaks beside the main t
 _drawn = ""  # what stands on the live line
 
 
-def summary(record: Record, journal: str) -> str:
-    """The block that agents grep: `key: value` lines; not measured is an empty value. `journal`: its head."""
+def summary(record: Record) -> str:
+    """The block that agents grep: `key: value` lines; not measured is an empty value."""
     values = figures(record)
     scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
     games = record.evaluation.figures if record.evaluation else {}
@@ -68,7 +68,6 @@ def summary(record: Record, journal: str) -> str:
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("git", record.git_action or ""),
         *([] if record.proposal.is_isolated else [("agent", NOT_ISOLATED)]),
-        *([("journal", journal)] if journal else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
         *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {branch}")]),
         *([("train.toml", moved)] if (moved := _moved(record)) else []),

@@ -1,12 +1,12 @@
 """A run in flight in words: the live line, `nightshift wait` and `nightshift status`."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
-from nightshift.files import read_file
+from nightshift.errors import UsageError
+from nightshift.files import read_json
 from nightshift.text import clean
 from nightshift.waiting import lasted
 
@@ -45,10 +45,9 @@ def short_name(folder: Path) -> str:
 
 
 def _job(folder: Path) -> Job | None:
-    try:
-        return msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
-    except (OSError, ValueError, RecursionError):  # not written yet, or damaged: less is told
-        return None
+    with suppress(UsageError):  # damaged: less is shown
+        return read_json(folder / JOB_NAME, Job, "")
+    return None
 
 
 def _written(path: Path) -> float:

@@ -28,13 +28,6 @@ class Finite(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
 
 
-def hexadecimal(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The head of a journal, or the beginning of one."""
-    if value is not None and not re.fullmatch("[0-9a-f]{8,64}", value):
-        raise click.BadParameter(f"{value!r} is no head. Give 8 to 64 of its digits, 0-9 and a-f.")
-    return value
-
-
 def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """--pairs: a number, or 0 for auto: as many as fit on this machine."""
     if value == "auto":

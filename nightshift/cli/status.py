@@ -155,7 +155,7 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
     """
     from nightshift.executors.process import tail
 
-    print_text(summary(record, ledger.journal.head))
+    print_text(summary(record))
     if record.status != Verdict.CRASH:
         return ExitCode.MEASURED
     if record.failure == "interrupted":
@@ -277,8 +277,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     """What runs, what the last campaign holds, what the night does: `nightshift status`.
 
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
-    campaign's. `others`: experiments of other campaigns in runs/. `journal`: its head. `damaged`: what could not be
-    read. Everything is read from the records: folding thousands of them takes seconds.
+    campaign's. `others`: experiments of other campaigns in runs/. `damaged`: what could not be read.
+    Everything is read from the records: folding thousands of them takes seconds.
     """
 
     is_running: bool
@@ -290,7 +290,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     others: int
     incumbent: Incumbent | None
     night: Night | None
-    journal: str
     damaged: tuple[str, ...]
 
     @classmethod
@@ -330,7 +329,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             others=len(records) - len(ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
-            journal=ledger.journal.head,
             damaged=tuple(damaged),
         )
 

@@ -24,13 +24,12 @@ from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants, Scal
 from nightshift.config.rules import RULES_NAME, EnvironmentRules, Rules, TasksetRules
 from nightshift.config.toml_text import line_of
 from nightshift.errors import UsageError
-from nightshift.files import read_file
+from nightshift.files import parse_toml, read_file
 
 MODELS = "models/"  # its models answer a few environments only
 ANY_MODEL = "any"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment; part of the names of its package and of the rules
 _TAKEN = ("agg", "eval", "incumbent", "strict")  # other scores and rewards have names that begin with these
-_REMOVED = ("early_stop", "score_last")  # keys of 0.2
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
@@ -210,11 +209,6 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
 # -- rules.toml ---------------------------------------------------------------------------------------
 
 
-def _renamed(error: Exception) -> str:
-    """Return the remedy for a key of 0.2; empty for other errors."""
-    return "It is num_validation since 0.3: rename it." if "`num_selection`" in str(error) else ""
-
-
 def _read(root: Path) -> Chosen:
     try:
         return chosen_in(root, read_file(root / RULES_NAME))
@@ -225,14 +219,10 @@ def _read(root: Path) -> Chosen:
 def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
     """Return the choices in the bytes of a rules.toml for the checkout at `root`."""
     try:
-        tables: dict[str, Any] = msgspec.toml.decode(rules_toml)
-        removed = [name for name in _REMOVED if name in tables]
-        chosen = msgspec.convert({name: value for name, value in tables.items() if name not in removed}, Chosen)
-    except (ValueError, RecursionError) as error:
+        chosen = msgspec.convert(parse_toml(rules_toml), Chosen)
+    except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
-        raise UsageError(f"{RULES_NAME}: {error}", _renamed(error) or fix) from None
-    if removed:
-        raise UsageError(f"{RULES_NAME}: {' and '.join(removed)}: gone in 0.3: delete the line")
+        raise UsageError(f"{RULES_NAME}: {error}", fix) from None
     if len({*chosen.environments}) < len(chosen.environments):
         raise UsageError(f"{RULES_NAME}: environments = {json.dumps(chosen.environments)}: one twice", "Name it once.")
     for name, table in chosen.environment.items():
@@ -308,13 +298,12 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
     path = root / "environments" / name / "pyproject.toml"
     try:
-        tables: Any = msgspec.toml.decode(read_file(path))
+        tables: Any = parse_toml(read_file(path))
         requires = {"requires": tables.get("project", {}).get("dependencies", [])}
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path}: [tool.nightshift]: {error}", _renamed(error) or "docs/environments.md says what it holds."
-        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fix = "docs/environments.md says what it holds."
+        raise UsageError(f"{path}: [tool.nightshift]: {error}", fix) from None
     _check_json(f"{path}: [tool.nightshift]", declared.args)
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
@@ -343,9 +332,9 @@ def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[st
             raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py.")
         path = folder / "pyproject.toml"
         try:
-            project = msgspec.toml.decode(read_file(path) if path.exists() else "").get("project", {})
+            project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
             requires = msgspec.convert(project.get("dependencies", []), list[str])
-        except (OSError, ValueError, RecursionError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError) as error:
             raise UsageError(f"{path}: {error}", "Mend it, or name the folder of the package itself.") from None
         module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
     else:

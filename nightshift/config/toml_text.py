@@ -13,7 +13,7 @@ from typing import Any
 
 from nightshift.config.values import quoted, shorten, value_text
 from nightshift.errors import ConfigError
-from nightshift.files import read_file
+from nightshift.files import parse_toml, read_file
 
 MAX_BYTES = 64 * 1024
 MAX_LINE = 1000  # tomllib takes quadratic time in the dots of a key: 19 s for one line of 64 KiB
@@ -59,9 +59,7 @@ def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str
             cause = f"{name}:{number}: {len(line):,} characters on one line"
             raise ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
     try:
-        return text, tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError(f"{name} is nested too deeply", "Write plain [table] headers and keys.") from None
+        return text, parse_toml(source)
     except tomllib.TOMLDecodeError as error:
         message, _, place = str(error).rpartition(" (at ")
         match = re.match(r"line (\d+)", place)
@@ -71,6 +69,8 @@ def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str
             f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}",
             "Correct the line: text in double quotes, true and false in lower case, every key and table once.",
         ) from None
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", "Write plain [table] headers and keys.") from None
 
 
 def statements(text: str) -> list[tuple[int, int]]:

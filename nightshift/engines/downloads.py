@@ -6,14 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import environments_named, is_own_model
 from nightshift.engines.base import Note
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import load as load_environments
-from nightshift.files import read_file
+from nightshift.files import parse_json, read_file
 from nightshift.waiting import waiting
 
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
@@ -27,7 +25,7 @@ def folder_problem(rules: Rules, folder: Path) -> str | None:
         return None
     try:
         config, tokenizer = (_json(folder / name) for name in ("config.json", "tokenizer_config.json"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return f"{folder} is no model's folder: {error}. Name one with config.json, tokenizer_config.json and weights"
     if "auto_map" in config or "auto_map" in tokenizer:
         return f"{folder} brings code of its own (auto_map), which is not run. Name a model that transformers has"
@@ -79,7 +77,7 @@ def changes(rules: Rules, folder: Path) -> list[str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return msgspec.json.decode(read_file(path), type=dict[str, Any])
+    return parse_json(read_file(path), dict[str, Any])
 
 
 def prepare_model(root: Path, rules: Rules, note: Note) -> Path:

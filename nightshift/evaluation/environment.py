@@ -26,7 +26,6 @@ and of a game, in place of data.messages and scoring,
 
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -42,7 +41,6 @@ from nightshift.evaluation.verifiers_environment import PROCESS, Question, Verif
 from nightshift.text import clean
 
 CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
-_FORMER_SPLITS = {"selection": "validation", "sealed": "test"}  # until 0.2
 
 
 class SingleTurn:
@@ -225,7 +223,6 @@ def _put_on_path(folder: Path) -> None:
     package = folder / EnvironmentRules(folder.name, 0).package
     if not (package / "__init__.py").is_file():
         raise UsageError(f"{package} is no package", "Restore it: git checkout environments.")
-    _refuse_former_splits(package)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     spec = importlib.util.find_spec(package.name)
@@ -235,13 +232,3 @@ def _put_on_path(folder: Path) -> None:
             f"Python imports {package.name} from {place}, not from {package}",
             "Take that folder off PYTHONPATH and out of .venv, then run: uv sync --reinstall.",
         )
-
-
-def _refuse_former_splits(package: Path) -> None:
-    """Raise UsageError if a package names a split as in 0.2: it might load another one. A line may map the names."""
-    for path in sorted(path for path in package.rglob("*.py") if path.is_file()):
-        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
-            match = re.search(r"[\"'](selection|sealed)[\"']", line)
-            if match and not re.search(rf"[\"']{_FORMER_SPLITS[match[1]]}[\"']", line):
-                cause = f'{path}:{number}: the split "{match[1]}" is called "{_FORMER_SPLITS[match[1]]}" since 0.3'
-                raise UsageError(cause, 'Rename "selection" to "validation" and "sealed" to "test" in that package.')

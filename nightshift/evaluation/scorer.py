@@ -24,6 +24,7 @@ from nightshift.campaign.records import Seconds
 from nightshift.config.decision_rules import Fraction
 from nightshift.errors import EngineError
 from nightshift.executors.process import Child, ProcessGroup, python_command, python_environment
+from nightshift.files import parse_json
 from nightshift.text import clean
 
 # Chosen, not measured: rewards of verifiers' own examples take about a millisecond, math-verify on hostile LaTeX 0.4 s.
@@ -152,11 +153,11 @@ class Scorer:
         deadline = time.monotonic() + seconds
         try:
             self._send(json.dumps(request).encode() + b"\n", deadline)
-            reply = msgspec.json.decode(self._line(deadline), type=_Reply)
+            reply = parse_json(self._line(deadline), _Reply)
         except TimeoutError:
             self.close()
             raise _Failed(f"no reply within {seconds:g} s") from None
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             cause = self._death()
             self.close()
             raise _Failed(cause) from None

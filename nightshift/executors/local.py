@@ -66,7 +66,7 @@ class LocalExecutor:
         return of_engine + layout(len(self.slots), len(self.slots[0].cores))
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
-        """Write job.json into `folder`, call `enter`, which adds its hash to the journal, and only then start the
+        """Write job.json into `folder`, call `enter`, which adds a line to the journal, and only then start the
         worker of that run. EngineError where none can be started."""
         if not self.free_slots:
             raise EngineError(f"all {len(self.slots)} slots are taken")

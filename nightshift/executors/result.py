@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import msgspec
-
 from nightshift.campaign.records import RESULT_NAME, Job, Result
 from nightshift.errors import EngineError
-from nightshift.files import read_file
+from nightshift.files import parse_json, read_file
 
 
 def read_result(folder: Path, job: Job) -> Result:
@@ -17,13 +15,13 @@ def read_result(folder: Path, job: Job) -> Result:
     """
     path = folder / RESULT_NAME
     try:
-        result = msgspec.json.decode(read_file(path), type=Result)
+        result = parse_json(read_file(path), Result)
         _ = result.evaluation and result.evaluation.example_scores
     except FileNotFoundError:
         raise
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise EngineError(f"{path} is no result of a worker: {error}") from None
     for what, found, wanted in (
         ("token", result.token, job.token),

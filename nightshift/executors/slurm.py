@@ -1,6 +1,6 @@
 """Workers as jobs of a SLURM cluster, by sbatch, squeue and scancel; never sacct, which many clusters lack.
 
-The journal holds a job's name before sbatch is called, so a later controller finds the job, also after a kill during
+job.json has the name of its job before sbatch is called, so a later controller finds the job, also after a kill during
 sbatch. What SLURM does not answer is unknown, not lost. SLURM may start a job twice, whatever --no-requeue says: the
 second start finds `worker.started` and ends.
 """
@@ -30,7 +30,7 @@ from nightshift.executors.local import PROGRAM
 from nightshift.executors.process import engine_environment, python_command, python_path, tail
 from nightshift.executors.result import read_result
 from nightshift.executors.slots import Slot
-from nightshift.files import read_file, write_json
+from nightshift.files import read_file, read_json, write_json
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
@@ -252,18 +252,18 @@ def cancel_jobs(names: Collection[str]) -> None:
         _ask(["scancel", f"--name={name}"])
 
 
-def job_left(ledger: Ledger, folder: Path) -> Job | None:
-    """The job in SLURM of the run in `folder`; None if there is none, or if the journal does not hold that job.json."""
-    with suppress(OSError, ValueError, RecursionError):  # none, or what somebody put in its place
-        job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
-        return job if job.name and ledger.holds(folder / JOB_NAME) else None
+def job_left(folder: Path) -> Job | None:
+    """Return the job in SLURM of the run in `folder`; None without one, or if job.json is damaged."""
+    with suppress(UsageError):
+        job = read_json(folder / JOB_NAME, Job, "")
+        return job if job and job.name else None
     return None
 
 
 def jobs_left(ledger: Ledger, first: int = 0) -> dict[Path, Job]:
     """The jobs of experiments from `first` on that an earlier controller submitted and did not collect, by folder."""
     numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
-    return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(ledger, folder))}
+    return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(folder))}
 
 
 def end_jobs(ledger: Ledger, note: Callable[[str], None]) -> None:

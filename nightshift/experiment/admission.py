@@ -4,6 +4,7 @@
 begins with that result (`adopt_baseline`), and no baseline is trained twice.
 """
 
+import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +18,8 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
 from nightshift.campaign.finish import close, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.journal import record_sha256, sha256
 from nightshift.campaign.ledger import (
     EFFECTIVE_NAME,
-    RECORD_NAME,
     STARTED,
     baseline_of,
     differences,
@@ -34,7 +33,6 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot
 from nightshift.experiment.integrity import require_committed, require_unchanged
 from nightshift.experiment.setup import Setup
-from nightshift.files import read_file
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 
@@ -76,7 +74,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     campaign = setup.campaign(head.branch, records)
     kept, decisions = incumbent_now(campaign, setup)
     validated = setup.engine.validate(candidate)
-    effective_hash = sha256(settings_json(validated.settings))[:12]
+    effective_hash = hashlib.sha256(settings_json(validated.settings)).hexdigest()[:12]
     run, changes = _contents(candidate, request, campaign, kept, setup)
     is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
     if not is_repeat and campaign.baseline is not None:
@@ -231,7 +229,8 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
         **cleared,
     )
     source = setup.ledger.source(earlier.number)
-    record = setup.ledger.reserve(record, {CONFIG_NAME: source, EFFECTIVE_NAME: settings_json(record.effective)})
+    files = {CONFIG_NAME: source, EFFECTIVE_NAME: settings_json(record.effective)}
+    record = setup.ledger.reserve(record, files, setup.repo.last_experiment())
     seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
     record = replace(
         record, result=earlier.result, baseline=earlier.number, decided=num_decided + 1, total_seconds=seconds
@@ -249,11 +248,7 @@ def _fits(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
         return False
     if differences(record, *here) or record.commit != head.commit:
         return False
-    # Agents can write in runs/: the files must be those of the journal.
-    folder = setup.ledger.run_dir(record.number)
     try:
-        hashes = {CONFIG_NAME: sha256(committed), RECORD_NAME: record_sha256(read_file(folder / RECORD_NAME))}
-    except (OSError, ValueError):
+        return setup.ledger.source(record.number) == committed
+    except UsageError:  # its train.toml is gone
         return False
-    lines = {name: setup.ledger.journal.last(f"{folder.name}/{name}") for name in hashes}
-    return all(line and not line.recovered and line.sha256 == hashes[name] for name, line in lines.items())

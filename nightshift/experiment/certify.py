@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.campaign.journal import ASIDE, Access
+from nightshift.campaign.journal import JOURNAL_NAME, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import JOB_NAME, NOT_ISOLATED, RESULT_NAME, Evaluation, Failure, Result
@@ -96,7 +96,6 @@ class Comparison:
     strict_scores: tuple[float, float] | None
     by_environment: dict[str, Estimate]
     notes: tuple[str, ...]
-    journal: str  # head of the journal before this comparison
 
     @property
     def estimator(self) -> str:
@@ -127,12 +126,11 @@ class Task:
         return runs
 
     def done(self) -> dict[str, FreshRun]:
-        """Return the finished runs, by their folder's name: those that the journal holds as they are."""
+        """Return the finished runs, by their folder's name."""
         runs = dict[str, FreshRun]()
         for path in (self.folder / name / RUN_NAME for name in self.runs):
-            if self.setup.ledger.holds(path):
-                run = read_json(path, FreshRun, f"Make it again: rm -r {path.parent}")
-                runs |= {path.parent.name: run} if run else {}
+            run = read_json(path, FreshRun, f"Make it again: rm -r {path.parent}")
+            runs |= {path.parent.name: run} if run else {}
         return runs
 
     def describe(self) -> list[str]:
@@ -149,7 +147,7 @@ class Task:
         ]
         if plan.access is not None:
             number = _access_of_campaign(self.setup, plan)
-            resumed = " (resumed)" if plan.access <= _last_access(self.setup.ledger) else ""
+            resumed = " (resumed)" if plan.access <= max(_uses(self.setup.ledger), default=0) else ""
             level = f"better or worse is said at level {level_of_access(number):.3g}"
             lines.append(f"access:   {number} to the test split by this campaign{resumed}; {level}")
         return lines
@@ -243,7 +241,7 @@ def _task(
         except ConfigError as error:
             raise UsageError(f"{names[side]} is invalid under {setup.rules.name}: {error.cause}", error.fix) from None
     ledger = setup.ledger
-    last = _last_access(ledger) if split == "test" else 0
+    last = max(_uses(ledger), default=0) if split == "test" else 0
     plan = Plan(
         branch=setup.repo.head().branch,
         rules_hash=setup.rules_hash,
@@ -259,11 +257,7 @@ def _task(
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
-        # A comparison that the journal does not hold, after a kill or invented, is made again from the runs.
-        if not (begun / PLAN_NAME).is_file() or (split == "test" and ledger.holds(begun / COMPARISON_NAME)):
-            continue
-        if not ledger.holds(begun / PLAN_NAME):  # killed before its line was written, and so before any run
-            folder = folder if any(begun.glob("*-*")) else begun
+        if not (begun / PLAN_NAME).is_file() or (split == "test" and (begun / COMPARISON_NAME).exists()):
             continue
         old = read_json(begun / PLAN_NAME, Plan, f"Give it up: rm -r {begun}")
         if old is None or any(getattr(old, name) != getattr(plan, name) for name in (*_COMPARED, "split")):
@@ -284,9 +278,14 @@ def _task(
     return Task(setup, plan, folder, settings, unused)
 
 
-def _last_access(ledger: Ledger) -> int:
-    """Return the number of this checkout's last access to the test split; 0 before the first."""
-    return max((access.number for access in ledger.journal.accesses()), default=0)
+def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
+    """Return the campaign (branch, rules hash) of each use of the test split, by the use's number in this checkout.
+
+    Uses are read from the journal and from the finished certificates, so deleting one of them forgets no certificate.
+    """
+    plans = [comparison.plan for comparison in read_comparisons(ledger)]
+    uses = {plan.access: (plan.branch, plan.rules_hash) for plan in plans if plan.access is not None}
+    return uses | {access.number: (access.branch, access.rules_hash) for access in ledger.journal.accesses()}
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
@@ -310,7 +309,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
         comparison = _comparison(task, runs, result, verdict, level, access)
         path = task.folder / COMPARISON_NAME
         write_json(path, comparison)
-        setup.ledger.enter(path)
+        setup.ledger.log("decided", path)
         comparisons.append(comparison)
     return comparisons
 
@@ -318,8 +317,8 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
 def _access_of_campaign(setup: Setup, plan: Plan) -> int:
     """Return the number of a plan's access to the test split within its campaign, from 1."""
     campaign = (plan.branch, plan.rules_hash)
-    ours = [each for each in setup.ledger.journal.accesses() if (each.branch, each.rules_hash) == campaign]
-    return len({access.number for access in ours if access.number < (plan.access or 0)}) + 1
+    uses = _uses(setup.ledger).items()
+    return sum(used_by == campaign and number < (plan.access or 0) for number, used_by in uses) + 1
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
@@ -328,9 +327,9 @@ def _make_runs(task: Task) -> list[FreshRun]:
     setup.engine.prepare_at_start(setup.reporter.note)
     require_ready(setup)
     task.folder.mkdir(parents=True, exist_ok=True)
-    if not setup.ledger.holds(path):
+    if not path.exists():
         write_json(path, task.plan)
-        setup.ledger.enter(path)
+        setup.ledger.log("begun", path)
     order, done = task.runs, task.done()
     for name, (side, seed) in 2 * [*order.items()]:  # a run that the infrastructure lost is tried once more at the end
         if name not in done:
@@ -345,7 +344,7 @@ def _make_runs(task: Task) -> list[FreshRun]:
 def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None:
     """Make and store one run. Return it, evaluated or with failed training; None if the infrastructure failed."""
     setup, plan, ledger = task.setup, task.plan, task.setup.ledger
-    job, job_path = job_left(ledger, folder), folder / JOB_NAME
+    job, job_path = job_left(folder), folder / JOB_NAME
     try:
         if isinstance(setup.executor, SlurmExecutor) and job is not None:
             setup.executor.take_over(folder, job)  # an earlier start of this command submitted it
@@ -378,11 +377,10 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         for path in folder.iterdir():  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    # The journal holds the hash of each start's job.json.
-    num_starts = ledger.journal.num_lines(job_path.relative_to(ledger.runs_dir).as_posix())
-    run = FreshRun(side, seed, result, proof, num_starts)
+    job_name = job_path.relative_to(ledger.runs_dir).as_posix()
+    num_starts = [line.file for line in ledger.journal.lines()[0]].count(job_name)
+    run = FreshRun(side, seed, result, proof, max(num_starts, 1))
     write_json(folder / RUN_NAME, run)
-    ledger.enter(folder / RUN_NAME)
     text = f"crashed: {result.training.cause}" if evaluation is None else f"{evaluation.eval_score:.4f}"
     setup.reporter.note(f"{side}, seed {seed}: {text}")
     return run
@@ -430,7 +428,6 @@ def _comparison(
         strict_scores=(fmean(strict[0]), fmean(strict[1])) if [*map(len, strict)] == [*map(len, sides)] else None,
         by_environment=_by_environment(task, sides),
         notes=tuple(_notes(task, runs, result)),
-        journal=setup.ledger.journal.head,
     )
 
 
@@ -462,8 +459,9 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     if task.plan.split == "validation" and first and {*first.environments} & {*task.setup.rules.environment_names}:
         notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
     if task.plan.access is not None:
-        aside = sorted(task.setup.ledger.runs_dir.glob(f"{ASIDE}-*"))
-        notes += [f"{path.name} was set aside: accesses in its damaged lines are not counted" for path in aside]
+        num_damaged = task.setup.ledger.journal.lines()[1]
+        skipped = f"{JOURNAL_NAME} has damaged lines ({num_damaged}): uses of the test split in them are not counted"
+        notes += [skipped] if num_damaged else []
     return notes
 
 
@@ -480,9 +478,9 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
 
 
 def read_comparisons(ledger: Ledger) -> list[Comparison]:
-    """Return the comparisons that the journal holds as they are, the latest last. `verify` names the others."""
-    paths = [path for path in ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}") if ledger.holds(path)]
-    comparisons = [read_json(path, Comparison, f"Give it up: rm -r {path.parent}") for path in sorted(paths)]
+    """Return the finished comparisons, the latest last."""
+    paths = sorted(ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}"))
+    comparisons = [read_json(path, Comparison, f"Give it up: rm -r {path.parent}") for path in paths]
     return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)
 
 
@@ -503,7 +501,6 @@ def _lines(c: Comparison) -> list[tuple[str, str]]:
         ("num_seeds", " ".join(f"{side} {number}" for side, number in c.num_seeds.items())),
         ("num_examples", str(c.num_examples)),
         ("estimator", c.estimator),
-        ("journal", c.journal),
         *(("note", note) for note in c.notes),
     ]
 

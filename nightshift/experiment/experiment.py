@@ -56,7 +56,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     record = admit(config, request, setup)
     require_ready(setup)
     files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: settings_json(record.effective)}
-    record = setup.ledger.reserve(record, files)
+    record = setup.ledger.reserve(record, files, setup.repo.last_experiment())
     limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {limits}")
     last = setup.campaign(record.branch).last_baseline()
@@ -67,7 +67,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     try:
         submit(record, setup)
         setup.ledger.sync_tsv()
-    except (EngineError, OSError) as error:
+    except (EngineError, UsageError, OSError) as error:
         setup.cancel(record.number)
         return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     return record

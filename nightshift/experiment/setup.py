@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from nightshift.campaign.campaign import Campaign, fold
 from nightshift.campaign.git import Repo
-from nightshift.campaign.journal import Access
+from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import Ledger, baseline_of, fixed_variables, read_progress
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request
 from nightshift.config.rules import Rules
@@ -106,8 +106,9 @@ class Setup:
         )
 
     def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:
-        """Start a worker. The journal holds its job, and its `access` to the test split, before the worker starts."""
-        self.executor.submit(run_dir, job, lambda: self.ledger.enter(run_dir / JOB_NAME, access))
+        """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
+        event: Event = "access" if access else "submitted"
+        self.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access))
 
     def cancel(self, number: int | None = None) -> None:
         """Cancel the runs that were not collected; with `number` only the run of that experiment."""

@@ -524,7 +524,7 @@ class Night:
         return campaign.posterior.rider(Change(), runs)
 
     def _direction(self) -> str:
-        """Return the user's direction as it is now. The journal holds each; one that cannot be read changes nothing."""
+        """Return the user's direction as it is now. One that cannot be read changes nothing."""
         try:
             direction = read_direction(self._setup.root, self.state.request.direction)
         except UsageError as error:
@@ -532,9 +532,9 @@ class Night:
             return self.state.direction
         path = self._ledger.runs_dir / DIRECTION_NAME
         known = read_file(path).decode(errors="replace") if path.is_file() else ""
-        if direction != known or (direction and not self._ledger.holds(path)):
+        if direction != known:
             write_atomically(path, direction.encode())
-            self._ledger.enter(path)
+            self._ledger.log("direction", path)
             self._note(f"direction: {direction or 'none any more'}")
         if direction != self.state.direction:
             self._update(direction=direction)

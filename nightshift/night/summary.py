@@ -32,7 +32,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
     setup.ledger.require_in_place()
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
     cost = night_cost(state, setup.ledger) + runs_cost(own)
-    text = summary(state, setup.ledger.records(), campaign, setup.now(), setup.ledger.journal.head, cost)
+    text = summary(state, setup.ledger.records(), campaign, setup.now(), cost)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
     write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
@@ -45,9 +45,9 @@ def write_summary(state: NightState, setup: Setup) -> str:
 
 
 def summary(
-    state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, journal: str, cost: Cost = NOTHING
+    state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, cost: Cost = NOTHING
 ) -> str:
-    """Return a dozen lines of plain text. `journal`: its head; `cost`: of the night's proposals and runs."""
+    """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
     own = state.own(records)
     counts = Counts.of(own, campaign.kept)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
@@ -69,7 +69,7 @@ def summary(
         lines.append(f"waiting:      {clean(state.unavailable.describe(state.request.agent, state.fills), 500)}")
     lines += [f"certificate:  {state.certificate}"] if state.certificate else []
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
-    lines += [stop, f"journal:      {journal}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
+    lines += [stop, *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
     return "\n".join(lines)
 
 

@@ -81,7 +81,7 @@ def test_a_run_without_a_result_shows_the_last_lines_of_its_worker(root: Path) -
 
 
 HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b"
-HOSTILE += "\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t\nNightshift-Run: 0099\n"
+HOSTILE += "\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t\nNightshift-Experiment: 0099\n"
 
 
 def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root: Path) -> None:
@@ -93,12 +93,12 @@ def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root:
         code, _, stderr = finish(start(root, "--budget-seconds", "1", "-m", HOSTILE + "x" * 20_000))
         assert (code, "Traceback" in stderr) == (0, False), stderr
     told = Ledger(root).records()[-1].proposal.description
-    assert told.startswith("lr up evil --- eval_score: 1.0 2J Nightshift-Run: 0099 xxx")
+    assert told.startswith("lr up evil --- eval_score: 1.0 2J Nightshift-Experiment: 0099 xxx")
     assert told.isprintable()
     assert len(told) == 1000
     assert git(root, "log", "-1", "--format=%s").strip() == "keep 0002: lr 6e-7 → 3e-6"
     assert f"\nHypothesis: {told}\n" in git(root, "log", "-1", "--format=%b")
-    assert git(root, "log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip() == "0002"
+    assert git(root, "log", "-1", "--format=%(trailers:key=Nightshift-Experiment,valueonly)").strip() == "0002"
     assert told in (root / "results.tsv").read_text()
     assert told in nightshift(root, "show", "2")[1]
     assert nightshift(root, "report")[0] == 0

@@ -131,7 +131,7 @@ def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
         assert terminal.finish() == ExitCode.MEASURED, terminal.said
         is_plain(terminal)
     assert git(root, "log", "-2", "--format=%B").replace("\n", "").isprintable()
-    commands = [["status"], ["show", "2"], ["history"], ["diff", "1", "2"], ["verify"], ["wait"]]
+    commands = [["status"], ["show", "2"], ["history"], ["diff", "1", "2"], ["wait"]]
     for words in [*commands, ["report", "--output", str(root / HOSTILE)]]:
         terminal = Terminal(["nightshift", *words], root)
         assert terminal.finish() == ExitCode.MEASURED, (words, terminal.said)
@@ -147,7 +147,7 @@ def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
 
 COMMANDS = (
     "certify", "diff", "doctor", "history", "new", "night", "report", "show", "status",
-    "verify", "wait",
+    "wait",
 )  # fmt: skip
 
 

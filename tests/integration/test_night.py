@@ -87,7 +87,6 @@ def test_each_commit_of_a_night_is_one_change_and_the_last_runs_measure_the_tip(
     tip = incumbent_values(parse(repo.config_at("HEAD")))
     assert tip == incumbent_values(ledger.stored_config(ours[-1]))
     assert (root / "train.toml").read_bytes() == repo.config_at("HEAD")
-    assert nightshift(root, "verify")[0] == 0
 
 
 def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_be_switched_off(root: Path) -> None:
@@ -97,7 +96,7 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     first = Ledger(root).record(1)
     hour_ago = (datetime.fromisoformat(first.started) - timedelta(hours=2)).isoformat()
     Ledger(root).write(structs.replace(first, result=replace(first.result, started=hour_ago)))
-    assert whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)[0] == 0  # verify names that edit
+    assert whole_night(root, agent="lr", proposer="lr", experiments=3, riders=0)[0] == 0
     last = records(root)[5:]
     assert last[0].proposal.description == "baseline again"
     assert [bool(record.run.new) for record in last] == [False, True, True]

@@ -85,7 +85,7 @@ def half(effect: Effect) -> float:
 
 def test_what_a_run_says_of_itself_is_what_its_verdict_said(seen: Seen) -> None:
     for record, then, _ in seen.compared:
-        lines = dict(line.split(":", 1) for line in summary(record, "").splitlines() if ":" in line)
+        lines = dict(line.split(":", 1) for line in summary(record).splitlines() if ":" in line)
         assert float(lines["effect_at_decision"]) == pytest.approx(then.mean, abs=1e-6)
         assert float(lines["p_helps"]) == pytest.approx(then.p_helps, abs=0.005)
         assert f"effect {then}, P(it helps) {percent(then.p_helps)} %: " in lines["why"]
@@ -115,7 +115,7 @@ def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
 def test_a_rider_is_named_wherever_its_run_is(seen: Seen) -> None:
     for record in seen.records:
         if (rider := record.run.rider) is not None and record.judgement is not None:
-            assert f"\nrider:            {rider.name}\n" in summary(record, "")
+            assert f"\nrider:            {rider.name}\n" in summary(record)
             assert seen.tsv[record.number]["rider"] == rider.name
             again = f"(also re-testing {rider.name})"
             assert again in one_line(record, seen.campaign)
@@ -144,7 +144,7 @@ def test_the_kept_changes_are_the_same_everywhere(seen: Seen) -> None:
 
 def test_no_view_calls_it_anything_else(seen: Seen) -> None:
     shown = "\n".join("\n".join(experiment_lines(seen.ledger, r)) for r in seen.records)
-    for text in (seen.page, seen.markdown, "\t".join(seen.tsv[1]), summary(seen.records[3], ""), shown):
+    for text in (seen.page, seen.markdown, "\t".join(seen.tsv[1]), summary(seen.records[3]), shown):
         assert not re.search(r"(?<![\w-])deltas?\b(?!_stderr)", re.sub(r"<script.*?</script>", "", text, flags=re.S))
 
 

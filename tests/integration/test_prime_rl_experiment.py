@@ -70,7 +70,7 @@ def test_a_measured_experiment(setup: Setup) -> None:
     assert (setup.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
     proof = (record.health or "").splitlines()[0]
     assert proof.startswith("served = file: 0.0000 nats a token from the file, 0.")
-    assert f"\nhealth:           {proof}\n" in summary(record, "")
+    assert f"\nhealth:           {proof}\n" in summary(record)
     page = render(view_of(setup.ledger, CAMPAIGN, setup.now()))
     assert f"<li>{proof}</li>" in page
 
@@ -84,7 +84,7 @@ def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(setup: Setup
     assert run.evaluation.weights.step == run.training.num_steps >= 1
     last = f"no gradient after step {run.training.num_steps}: 10 batches in a row had equal rewards in every group ["
     assert last in (record.health or "")
-    assert "\noutcome:          no_gradient: " in summary(record, "")
+    assert "\noutcome:          no_gradient: " in summary(record)
 
 
 def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(setup: Setup) -> None:

@@ -11,7 +11,7 @@ from tests.night_checkout import finish, is_running, start, whole_night
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-COMMANDS = ("status", "history", "show 1", "verify")
+COMMANDS = ("status", "history", "show 1")
 BWRAP = ("bwrap", "--dev-bind", "/", "/")
 
 

@@ -291,7 +291,7 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     (folder / "evaluation.jsonl").write_text(json.dumps({**row, "games": games}) + '\n{"games": 3}\n')
     page = render(view_of(ledger, BRANCH, datetime(2026, 11, 22, tzinfo=UTC)))
     assert "<td>elo</td><td>1,013</td>" in page
-    assert "\ntictactoe_against_perfect: 0.185\n" in output.summary(record, "")
+    assert "\ntictactoe_against_perfect: 0.185\n" in output.summary(record)
     assert "<td>against_perfect</td><td>0.185</td>" in page
     assert "opponent: perfect\nended: forfeit\ncells: c &lt;script&gt;\n" in page
     (folder / "evaluation.jsonl").unlink()

@@ -8,7 +8,7 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.campaign.journal import Access, Journal
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError
 from nightshift.evaluation import test_split
 from tests.campaigns import replace
 from tests.rules import ARITHMETIC_TRL
@@ -91,7 +91,7 @@ def root_with(tmp_path: Path) -> Path:
 def add(root: Path, access: Access) -> None:
     """The line of a job that reads the test split, as certify writes it."""
     name = f"certify/0001/baseline-{access.token}/job.json"
-    assert Journal(root / "runs").add("access", name, access.token * 64, access=access)
+    Journal(root / "runs").add("access", name, access)
 
 
 def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> None:
@@ -119,20 +119,3 @@ def test_nothing_is_read_without_an_access(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(EngineError, match="holds no access"):
             test_split.examples_of_test_split(RULES, root, "k")
         (root / "runs" / "journal.jsonl").touch()
-
-
-def test_an_access_in_a_damaged_journal_is_not_forgotten(tmp_path: Path) -> None:
-    journal = Journal(root_with(tmp_path) / "runs")
-    add(tmp_path, FIRST)
-    add(tmp_path, replace(FIRST, number=2, token="m"))
-    first, second = journal.path.read_bytes().splitlines(keepends=True)
-    for damage in (b"x" + first, first[:40] + b"\n", b"[" * 200_000 + b"\n"):
-        journal.path.write_bytes(damage + second)
-        with pytest.raises(UsageError, match=r"line 1: .*Every access to the test split counts: repair it"):
-            journal.accesses()
-    journal.path.write_bytes(second + first)
-    journal.path.rename(tmp_path / "runs" / "journal.damaged-1")
-    assert {access.number for access in journal.accesses()} == {1, 2}, "also after it was set aside"
-    journal.path.mkdir()
-    with pytest.raises(UsageError, match="is damaged: it is no regular file"):
-        journal.accesses()

@@ -1,13 +1,11 @@
 """A baseline that was made on `main` is a campaign's, where all that could tell them apart is the same."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Failure, Record, Request
-from nightshift.campaign.verify import verify
+from nightshift.campaign.records import Failure, Request
 from nightshift.cli.run import plan
 from nightshift.errors import Interrupted
 from nightshift.experiment import admission
@@ -59,8 +57,6 @@ def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup)
     assert record.judgement.standing.incumbent == made.score
     assert "made on main" in record.proposal.description
     assert setup.ledger.files_dir(record) == setup.ledger.run_dir(made.number)
-    found = verify(setup.ledger)
-    assert found.problems == []
 
 
 def test_a_change_is_compared_with_it_at_once(setup: Setup) -> None:
@@ -85,20 +81,12 @@ def _other_config(setup: Setup) -> Setup:
     return setup
 
 
-def _forged(setup: Setup) -> Setup:
-    path = setup.ledger.run_dir(1) / "record.json"
-    fields = json.loads(path.read_text())
-    fields["result"]["evaluation"]["eval_score"] = 0.01
-    path.write_text(json.dumps(fields))
-    return replace(setup, ledger=type(setup.ledger)(setup.root))
-
-
 def _other_rules(setup: Setup) -> Setup:
     rules = setup.rules.with_budget(setup.rules.budget_seconds + 1)
     return replace(setup, rules=rules, rules_hash=rules.hash(setup.root))
 
 
-@pytest.mark.parametrize("change", [_other_commit, _other_config, _forged, _other_rules])
+@pytest.mark.parametrize("change", [_other_commit, _other_config, _other_rules])
 def test_where_anything_differs_it_is_made(setup: Setup, change: Callable[[Setup], Setup]) -> None:
     run(setup)
     setup = change(setup)
@@ -129,7 +117,7 @@ def test_one_made_with_code_that_is_not_committed_is_not_taken(setup: Setup) -> 
     assert fitting_baseline(setup) is None
 
 
-def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(setup, monkeypatch):
+def test_a_kill_while_it_is_taken_over_is_made_good_by_the_next_start(setup, monkeypatch):
     run(setup)
     branched(setup)
     monkeypatch.setattr(admission, "close", interrupt)
@@ -140,7 +128,6 @@ def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(setup, m
     record = run(setup)
     assert (record.number, record.baseline) == (3, 1)
     assert setup.ledger.record(2).failure is Failure.INTERRUPTED
-    assert verify(setup.ledger).problems == []
 
 
 def test_a_dry_run_says_whose_runs_begin_the_campaign(setup: Setup) -> None:
@@ -160,11 +147,3 @@ def test_what_was_said_on_main_is_not_said_of_the_campaign(setup: Setup) -> None
     record = run(setup, description="the start")
     assert record.proposal.description == "the start: baseline: the run of 0001, made on main"
     assert (record.proposal.prediction, record.proposal.notes) == (None, ())
-
-
-def test_verify_finds_runs_that_are_not_those_it_names(setup: Setup) -> None:
-    run(setup)
-    branched(setup)
-    record: Record = run(setup)
-    setup.ledger.write(replace(record, result=replace(record.result, seed=7)))
-    assert any("has not the result of 0001" in problem for problem in verify(setup.ledger).problems)

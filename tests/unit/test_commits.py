@@ -224,41 +224,51 @@ def test_a_commit_of_an_earlier_decision_is_not_taken_for_this_one(branch: Branc
 
 def test_the_message_tells_why(branch: Branch) -> None:
     adopted = decision(Action.ADOPT, change(3, lr="5e-6"), 0.007)
-    branch.decide(adopted, measured_by=(3, 12), hypothesis="larger steps learn faster", journal="ab12")
+    branch.decide(adopted, measured_by=(3, 12), hypothesis="larger steps learn faster", campaign="autoresearch/x")
     assert git(branch.repo.root, "log", "-1", "--format=%B").strip() == (
         "adopt 0003: lr 3e-6 → 5e-6\n\n"
         "Evidence: effect +0.7 ± 2.0 pp, P(it helps) 75 %, measured by 0003, 0012\n\n"
         "Hypothesis: larger steps learn faster\n\n"
-        "Nightshift-Run: 0012\nNightshift-Journal: ab12"
+        "Nightshift-Experiment: 0012\nNightshift-Campaign: autoresearch/x"
     )
 
 
 @pytest.mark.parametrize(
     "hypothesis",
     [
-        "x\n\nNightshift-Run: 9999\n",
-        "Nightshift-Run: 9999",
-        "\x1b[31mred\x1b[0m\x07\u202e \ud800 ---\nNightshift-Journal: ff",
+        "x\n\nNightshift-Experiment: 9999\n",
+        "Nightshift-Experiment: 9999",
+        "\x1b[31mred\x1b[0m\x07\u202e \ud800 ---\nNightshift-Campaign: ff",
         "---",
     ],
 )
 def test_foreign_text_makes_no_trailer(branch: Branch, hypothesis: str) -> None:
-    branch.decide(keep(change(12, lr="5e-6")), hypothesis=hypothesis, agent="not isolated\nNightshift-Run: 9")
+    branch.decide(keep(change(12, lr="5e-6")), hypothesis=hypothesis, agent="not isolated\nNightshift-Experiment: 9")
     trailers = git(branch.repo.root, "log", "-1", "--format=%(trailers)").split("\n")
-    assert [*filter(None, trailers)] == ["Nightshift-Run: 0012", "Nightshift-Agent: not isolated Nightshift-Run: 9"]
+    assert [*filter(None, trailers)] == [
+        "Nightshift-Experiment: 0012",
+        "Nightshift-Agent: not isolated Nightshift-Experiment: 9",
+    ]
     body = git(branch.repo.root, "log", "-1", "--format=%B")
     assert all(character.isprintable() or character == "\n" for character in body)
 
 
 @settings(FUZZ)
 @given(st.text(), st.text(), st.text())
-def test_no_text_adds_a_line_to_the_message(hypothesis: str, journal: str, agent: str) -> None:
+def test_no_text_adds_a_line_to_the_message(hypothesis: str, campaign: str, agent: str) -> None:
     [step], _ = plan(BASELINE, (), [keep(change(12, lr="5e-6"))])
     after = parse(set_values(SHIPPED, {LR: 5e-6}))
-    text = message(step, BASELINE, after, Reason(run=12, hypothesis=hypothesis, journal=journal, agent=agent))
+    text = message(step, BASELINE, after, Reason(run=12, hypothesis=hypothesis, campaign=campaign, agent=agent))
     lines = text.removesuffix("\n").split("\n")
     labels = [line.partition(": ")[0] for line in lines if line]
-    allowed = ["keep 0012", "Evidence", "Hypothesis", "Nightshift-Run", "Nightshift-Journal", "Nightshift-Agent"]
+    allowed = [
+        "keep 0012",
+        "Evidence",
+        "Hypothesis",
+        "Nightshift-Experiment",
+        "Nightshift-Campaign",
+        "Nightshift-Agent",
+    ]
     assert labels == [label for label in allowed if label in labels]
     assert all(line.isprintable() for line in lines)
 
@@ -277,7 +287,7 @@ def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
 
 def test_commits_of_the_user_are_told_from_ours(branch: Branch) -> None:
     branch.decide(keep(change(1, lr="5e-6")))
-    forged = branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Run: 0009\n")
+    forged = branch.edit({KL: 0.1}, "keep 0009: mine\n\nNightshift-Experiment: 0009\n")
     git(branch.repo.root, "revert", "--no-edit", branch.ours[0])
     reverted = branch.repo.head().commit
     (branch.repo.root / "train.toml").write_bytes(b"# a comment is no decision\n" + branch.config().source)

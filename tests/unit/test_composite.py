@@ -141,10 +141,10 @@ def test_results_and_summary_have_a_score_for_each(tmp_path: Path) -> None:
     assert columns([plain])[-1] == "started"
     assert row(record, header).split("\t")[-2:] == ["0.25", "1"]
     assert row(plain, header).endswith("\t\t")
-    said = summary(replace(record, rules_name="a+b-trl"), "")
+    said = summary(replace(record, rules_name="a+b-trl"))
     assert "\neval_score:       0.812500\n" in said
     assert "\na_score:          0.250000\nb_score:          1.000000\n" in said
-    assert "\narithmetic_score: 0.500000\n" in summary(plain, "")
+    assert "\narithmetic_score: 0.500000\n" in summary(plain)
     ledger = Ledger(tmp_path)
     (tmp_path / "runs").mkdir()
     for each in (plain, record):  # the second has more columns than the first was written with

@@ -59,7 +59,7 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
         (b"\xef\xbb\xbf" + SMALL, "train.toml:1: the file begins with a byte order mark (BOM)", "without BOM"),
         (b"#" * 10_000_000, "train.toml has 10,000,000 bytes", "git checkout train.toml"),
         (added("x = " + "1" * 5000), "train.toml:1: 5,004 characters on one line", "below 1,000"),
-        (added("a = " + "[" * 900 + "]" * 90), "train.toml is nested too deeply", "Write plain"),
+        (added("a = " + "[" * 900 + "]" * 90), "train.toml: it is nested too deeply", "Write plain"),
         ('trainer = "fast"\n', 'train.toml:1: trainer = "fast" is not a table', "Write [trainer]"),
         (SMALL + b"type = 'adam'\n", 'train.toml:9: trainer.optim.type = "adam" is not allowed', 'type = "adamw"'),
         (SMALL + b"mu = 0.9\n", "train.toml:9: trainer.optim.mu = 0.9 has no effect", 'write type = "muon"'),

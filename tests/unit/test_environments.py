@@ -60,16 +60,6 @@ def test_a_load_error_names_its_place_and_a_refusal_of_the_package_stays_as_it_i
     assert str(refused.value).startswith(place + cause)
 
 
-def test_a_package_that_knows_only_the_former_names_of_the_splits_is_refused_with_the_new_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    data = package(tmp_path / "environments" / "former", "nightshift_former") / "data.py"
-    data.write_text("def load(split, size):\n    return [] if split == 'sealed' else [1]  # no 'validation' here\n")
-    with pytest.raises(UsageError, match=r'former/data\.py:2: the split "sealed" is called "test" since 0\.3\. Rename'):
-        environments.load(tmp_path, [EnvironmentRules("former", 1)])
-    data.write_text(data.read_text().replace("sealed", "validation") + "NAMES = {'selection': 'validation'}\n")
-    assert len(environments.load(tmp_path, [EnvironmentRules("former", 1)])) == 1
-
-
 def test_a_signal_in_the_code_of_a_package_is_no_fault_of_the_package(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     data = package(tmp_path / "environments" / "signalled", "nightshift_signalled") / "data.py"

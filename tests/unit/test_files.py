@@ -1,4 +1,4 @@
-"""Files that others may have put something in the place of: nothing is written through, nothing hangs."""
+"""The door for files and texts of others: a regular file, of limited size and nesting; nothing is written through."""
 
 import json
 import os
@@ -12,7 +12,16 @@ from msgspec import convert, structs
 from nightshift import files
 from nightshift.campaign.records import Proposal, packed
 from nightshift.errors import UsageError
-from nightshift.files import open_regular, read_file, write_atomically, write_json
+from nightshift.files import (
+    open_regular,
+    parse_json,
+    parse_toml,
+    read_file,
+    read_json,
+    read_rows,
+    write_atomically,
+    write_json,
+)
 from nightshift.text import clean
 
 TOKEN = "0123456789abcdef"
@@ -39,10 +48,7 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["link", "hard link", "fifo"])
 def test_the_temporary_name_cannot_be_foretold_and_nothing_there_is_opened(tmp_path, outside, what, monkeypatch):
-    path = tmp_path / "record.json"
-    plant(tmp_path / f".record.json.{os.getpid()}.tmp", what, outside)  # the name of version 0.2.0
-    write_atomically(path, b"new")
-    assert (path.read_bytes(), outside.read_bytes()) == (b"new", b"precious")
+    write_atomically(path := tmp_path / "record.json", b"new")
     names = []
     monkeypatch.setattr(Path, "replace", lambda self, target: names.append(self.name))
     write_atomically(path, b"new")
@@ -63,6 +69,27 @@ def test_only_a_regular_file_is_opened(tmp_path: Path, outside: Path, what: str,
     with pytest.raises(OSError, match=r"worker\.log"):
         open_regular(path, mode)
     assert outside.read_bytes() == b"precious"
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    (path := tmp_path / "huge.json").touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(OSError, match="it has 1,099,511,627,776 bytes"):
+        read_file(path)
+    with pytest.raises(UsageError, match=r"huge\.json is damaged: it has 1,099,511,627,776 bytes\. Delete it"):
+        read_json(path, dict, "Delete it.")
+    assert read_rows(path, dict) == []
+
+
+def test_text_that_is_nested_too_deeply_is_refused_as_any_other_that_cannot_be_read(tmp_path: Path) -> None:
+    (path := tmp_path / "rows.jsonl").write_bytes(b"{}\n" + b"[" * 200_000 + b"\n{}\n")
+    assert read_rows(path, dict) == [{}, {}]
+    for parse in (lambda: parse_json(b"[" * 200_000, object), lambda: parse_toml(b"a = " + b"[" * 200_000)):
+        with pytest.raises(ValueError, match="it is nested too deeply"):
+            parse()
+    path.write_bytes(b'{"a":' * 200_000)
+    with pytest.raises(UsageError, match=r"rows\.jsonl is damaged: it is nested too deeply\. Delete it"):
+        read_json(path, dict, "Delete it.")
 
 
 def test_a_fifo_that_somebody_reads_takes_no_log(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ def open_a_record(root: Path) -> None:
         (lambda root: (root / "runs/0001/.record.json.7.tmp").touch(), "left behind: runs/0001/.record"),
         (lambda root: shutil.rmtree(root / "runs/0001"), "numbers are not 1, 2, 3"),
         (lambda root: (root / "untracked.txt").touch(), "git status"),
-        (lambda root: git(root, "commit", "--allow-empty", "-m", "x\n\nNightshift-Run: 0002\n"), "0002 does not name"),
+        (
+            lambda root: git(root, "commit", "--allow-empty", "-m", "x\n\nNightshift-Experiment: 0002\n"),
+            "0002 does not name",
+        ),
     ],
 )
 def test_the_check_finds_what_is_wrong(checkout: Path, spoil: Callable[[Path], object], finding: str) -> None:

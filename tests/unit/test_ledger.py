@@ -2,21 +2,27 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nightshift.campaign.campaign import fold
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.models import keep_model
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
-from nightshift.campaign.results import COLUMNS, figures, row
+from nightshift.campaign.results import COLUMNS, figures, last_campaign, row
+from nightshift.cli import run
+from nightshift.cli.main import commands
 from nightshift.errors import NightshiftError, UsageError
-from tests.campaigns import a_record, a_result, replace
+from tests.campaigns import a_record, a_result, campaign, replace
 
 A_RUN = a_result()
+RANDOM = "0123456789abcdef"  # in the name of a temporary file
 
 
 def decided(record: Record, effect: float) -> Judgement:
@@ -177,14 +183,17 @@ def test_temporary_files_of_the_dead_are_swept_and_of_the_living_only_those_of_t
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     root = ledger.tsv_path.parent
-    theirs = [root / f".results.tsv.{dead.pid}.tmp"]
-    theirs += [ledger.run_dir(1) / f".job.json.{pid}.tmp" for pid in (dead.pid, os.getppid())]
-    theirs += [ledger.runs_dir / f".{name}.{dead.pid}.tmp" for name in ("report.html", "night.json")]
-    kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
-    kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp", ledger.runs_dir / ".a.12345678901234567890.tmp"]
+    theirs = [root / f".results.tsv.{dead.pid}.{RANDOM}.tmp"]
+    theirs += [ledger.run_dir(1) / f".job.json.{pid}.{RANDOM}.tmp" for pid in (dead.pid, os.getppid())]
+    theirs += [ledger.runs_dir / f".{name}.{dead.pid}.{RANDOM}.tmp" for name in ("report.html", "night.json")]
+    kept = [root / f".results.tsv.{os.getpid()}.{RANDOM}.tmp", root / f".notes.{dead.pid}.{RANDOM}.tmp"]
+    kept += [
+        ledger.runs_dir / f".report.html.{os.getpid()}.{RANDOM}.tmp",
+        ledger.runs_dir / f".a.12345678901234567890.{RANDOM}.tmp",
+    ]
     for path in (*theirs, *kept):
         path.touch()
-    folder = ledger.runs_dir / f".folder.{dead.pid}.tmp"
+    folder = ledger.runs_dir / f".folder.{dead.pid}.{RANDOM}.tmp"
     folder.mkdir()
     ledger.sweep()
     assert [path for path in (*theirs, *kept) if path.exists()] == kept
@@ -208,18 +217,18 @@ def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -
         ledger.source(1)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_runs_of_an_earlier_version_are_refused_in_one_line_that_says_where_to(ledger: Ledger, version: int) -> None:
+@pytest.mark.parametrize("version", [1, 2, 99])
+def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_move_them(ledger, version):
     paths = [ledger.run_dir(closed(ledger).number) / "record.json" for _ in range(2)]
     for path in paths:
         record = json.loads(path.read_text())
         del record["proposal"], record["decision_rules"]
         path.write_text(json.dumps(record | {"version": version, "description": "as 0.2 wrote it"}))
-    cause = f"runs/ was written by Nightshift 0.{version} (runs/0001/record.json)"
+    cause = f"runs/0001/record.json has version {version}; this Nightshift reads 3"
     for read in (Ledger(ledger.tsv_path.parent).records, Ledger(ledger.tsv_path.parent).readable):
         with pytest.raises(UsageError) as refused:
             read()
-        assert str(refused.value) == f"{cause}. Move it: mv runs runs-0.{version}"
+        assert str(refused.value) == f"{cause}. Move the folder: mv runs runs-{version}"
 
 
 def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
@@ -232,17 +241,6 @@ def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
     keep_model(ledger, closed(ledger, result=None))
     assert (ledger.run_dir(1) / "model").is_dir()
     assert not weights.exists()
-
-
-def test_what_is_planted_where_models_are_kept_stops_no_start(ledger: Ledger) -> None:
-    record = closed(ledger)
-    folder, model = ledger.run_dir(1), ledger.run_dir(1) / "model"
-    (folder / "weights").mkdir(parents=True)
-    model.mkdir()
-    (model / "planted").touch()
-    keep_model(ledger, record)
-    assert list(model.iterdir()) == []
-    assert list(folder.glob("*weights*")) == []
 
 
 def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:
@@ -273,3 +271,87 @@ def test_a_link_in_place_of_the_table_is_replaced_not_followed(ledger: Ledger, l
     closed(ledger)
     assert other.read_bytes() == before
     assert [r["run"] for r in table(ledger)] == ["0001", "0002"]
+
+
+DAMAGE = {
+    "null": b"null",
+    "text": b'"x"',
+    "brackets": b"[" * 200_000,
+    "brackets in a field": b'{"version":1,"rules_name":' + b"[" * 200_000 + b"}",
+    "no bytes": b"",
+    "cut": b'{"version":3,"number":3,"sta',
+    "no UTF-8": b'{"description":"\xff\xfe"}',
+}
+CHANGES = {
+    "NaN": ('"eval_score":0.55', '"eval_score":NaN'),
+    "infinite": ('"eval_score":0.55', '"eval_score":1e999'),
+    "a score of text": ('"scores":[1.0', '"scores":["1"'),
+    "a score above 1": ('"scores":[1.0', '"scores":[1.5'),
+    "a score below 0": ('"scores":[1.0', '"scores":[-1e-9'),
+    "a mean above 1": ('"eval_score":0.55', '"eval_score":55'),
+    "a place without end": ('"decided":3', '"decided":9223372036854775807'),
+    "another's number": ('"number":3', '"number":2'),
+    "no kinds": ('"kinds":[[', '"kinds":[],"x":[['),
+    "no noises": ('"noises":[[', '"noises":[],"x":[['),
+    "a share below 0": ('"kinds":[[0.03,0.07,0.5]', '"kinds":[[0.03,0.07,-0.5]'),
+    "no share above 0": ('"accidents":[[0.0,0.0,0.97],[-0.12,0.1,0.03]]', '"accidents":[[0.0,0.0,0.0]]'),
+    "a noise of 0": ('"noises":[[0.5,0.08]', '"noises":[[0.0,0.08]'),
+    "no spread": ('"seed_sd":0.013', '"seed_sd":0'),
+    "a certain keep": ('"keep_at":0.6', '"keep_at":1.0'),
+    "endless": ('"total_seconds":75.0', '"total_seconds":1e300'),
+    "an unknown status": ('"status":"discard"', '"status":"best"'),
+    "an absurd error": ('"eval_stderr":0.01', '"eval_stderr":-1e308'),
+    "absurdly many steps": ('"num_steps":40', f'"num_steps":{10**400}'),
+    "an absurd reward": ('"reward_mean":0.4', '"reward_mean":1e308'),
+    "an absurd step": ('"step":40', f'"step":{10**400}'),
+    "an absurd part": (
+        '"parts":[]', '"parts":[{"environment":"a","num_examples":1,"weight":1.0,"score":1.0,"stderr":1e308}]'
+    ),
+    "no time zone": ("22:00:00+00:00", "22:00:00"),
+    "no time": ("2026-11-21T22:00:00+00:00", "yesterday"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe", "a folder", "huge"])
+def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_unless_it_needs_its_scores(tmp_path, how, monkeypatch):
+    campaign(ledger := Ledger(tmp_path), ["3e-6", "5e-6", "7e-6"])
+    path = ledger.run_dir(3) / "record.json"
+    if how in CHANGES:
+        assert CHANGES[how][0] in path.read_text()
+        path.write_text(path.read_text().replace(*CHANGES[how], 1))
+    else:
+        path.unlink()
+        {
+            "a pipe": lambda: os.mkfifo(path),
+            "a folder": path.mkdir,
+            "huge": lambda: (path.touch(), os.truncate(path, 1 << 40)),
+        }.get(how, lambda: path.write_bytes(DAMAGE[how]))()
+
+    def believe() -> None:  # scores are looked at where they are used
+        records = Ledger(tmp_path).records()
+        fold(ledger, records, *last_campaign(records))
+
+    with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/"):
+        believe()
+    monkeypatch.setattr(run, "process_root", lambda: tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    is_read = "scores" not in CHANGES.get(how, ("",))[0]  # and so found to be damaged
+    for words in (["status"], ["history"], ["show", "2"]):
+        done = CliRunner().invoke(commands, words)
+        is_folded = words in (["history"], ["show", "2"]) and not is_read
+        assert done.exit_code == (2 if is_folded else 0), (words, done.output)
+        is_named = words[0] == "history" or (words == ["status"] and is_read) or is_folded
+        assert ("0003/record.json is damaged" in done.output) == is_named
+
+
+@pytest.mark.parametrize("name", ["999999999", "9999999999", "9" * 40, "00000", "1\u00b2", "-001", " 0001"])
+def test_no_name_of_a_folder_makes_a_record_or_takes_the_last_number(ledger: Ledger, name: str) -> None:
+    for _ in range(2):
+        closed(ledger)
+    shutil.copytree(ledger.run_dir(2), ledger.runs_dir / name)
+    if name == "999999999":
+        with pytest.raises(UsageError, match=r"leaves no number for another experiment\. Move it out of runs/"):
+            ledger.next_number()
+        return
+    assert ledger.numbers() == [1, 2]
+    assert ledger.next_number() == 3

@@ -47,7 +47,6 @@ def ledger(tmp_path: Path) -> Ledger:
         job = Job(ARITHMETIC_TRL, rules_hash, {}, scored.seed, "validation", 100.0, token="1f")
         folder = ledger.run_dir(record.number)
         write_json(folder / "job.json", job)
-        ledger.enter(folder / "job.json")
     return ledger
 
 
@@ -83,15 +82,6 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
     ):  # fmt: skip
         assert said in card, said
     assert str(tmp_path) not in card
-
-
-def test_a_job_that_nobody_was_given_tells_the_card_nothing(ledger: Ledger, tmp_path: Path) -> None:
-    path = ledger.run_dir(2) / "job.json"
-    path.write_text(path.read_text().replace("models/arithmetic-base", "evil/base"))
-    told = card(ledger, tmp_path / "out")
-    assert "evil" not in told
-    assert "| base model | not recorded |" in told
-    assert "| budget | not recorded |" in told
 
 
 def test_beside_the_weights_is_nothing_that_names_code(ledger: Ledger, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
 def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, records: list[Record]) -> None:
     campaign_now = Campaign.of(records, BRANCH, "rules")
     own = [*records, crash(replace(records[-1], description="bad\x1b[2J\nidea"), Failure.INTERRUPTED)]
-    text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2), "abc123")
+    text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2))
     assert "counted:      6 experiments: the baseline, 1 kept, 3 discarded, 0 crashed, 1 interrupted\n" in text
     standing = campaign_now.standing
     line = f"incumbent:    expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: +"
@@ -145,7 +145,7 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     assert "\x1b" not in text
     assert len(text.splitlines()) <= 20
     over = replace(state_of(), cause="5 experiments are done")
-    assert "stopped:      5 experiments are done" in summary(over, own, campaign_now, NOW, "")
+    assert "stopped:      5 experiments are done" in summary(over, own, campaign_now, NOW)
 
 
 def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record]) -> None:

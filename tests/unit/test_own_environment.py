@@ -79,14 +79,6 @@ def test_a_fault_of_a_package_is_one_line_with_its_place(root, file, code, line,
         del sys.modules[module]
 
 
-def test_the_former_name_of_num_validation_is_answered_with_the_new_one(root: Path) -> None:
-    template.create(root, "boxes")
-    project = root / "environments" / "boxes" / "pyproject.toml"
-    project.write_text(project.read_text().replace("num_validation", "num_selection"))
-    with pytest.raises(UsageError, match=r"boxes/pyproject\.toml: .*It is num_validation since 0\.3: rename it"):
-        list(template.look(root, "boxes"))
-
-
 def test_a_weight_of_an_environment_that_is_not_chosen_is_named_with_its_line(root: Path) -> None:
     template.create(root, "boxes")
     (root / "rules.toml").write_text('environments = ["boxes"]\n\n[environment.arithmetic]\nweight = 2.0\n')

@@ -25,7 +25,6 @@ from nightshift.campaign.records import (
     Result,
     Training,
 )
-from nightshift.campaign.verify import contradictions
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
@@ -36,7 +35,7 @@ from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
-from tests.campaigns import a_result, replace
+from tests.campaigns import a_result, contradictions, replace
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_pool import StandInExecutor

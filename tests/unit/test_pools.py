@@ -139,11 +139,11 @@ def a_ledger(root: Path) -> tuple[Ledger, Path]:
     return ledger, ledger.run_dir(ledger.reserve(a_record(), {"train.toml": b""}).number)
 
 
-def test_a_job_is_found_by_the_name_that_the_journal_holds_before_sbatch_is_called(
+def test_a_job_is_found_by_the_name_that_job_json_has_before_sbatch_is_called(
     tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The controller is killed while sbatch is being called: SLURM has the job already."""
-    ledger, folder = a_ledger(tmp_path)
+    _, folder = a_ledger(tmp_path)
     ask = controller.ask
 
     def killed(command: list[str], stdin: bytes = b"") -> str:
@@ -152,7 +152,7 @@ def test_a_job_is_found_by_the_name_that_the_journal_holds_before_sbatch_is_call
 
     monkeypatch.setattr(slurm, "_ask", killed)
     with pytest.raises(SystemExit):
-        executor.submit(folder, JOB, lambda: ledger.enter(folder / JOB_NAME))
+        executor.submit(folder, JOB, enter)
     assert len(controller.jobs) <= 1
     monkeypatch.setattr(slurm, "_ask", ask)
     (left,) = jobs_left(Ledger(tmp_path)).values()
@@ -175,17 +175,6 @@ def test_a_job_that_slurm_never_got_is_given_up_only_after_an_answer_of_sbatch_c
     monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.0)
     time.sleep(0.01)
     assert executor.is_over(folder)
-
-
-def test_a_job_json_that_the_journal_does_not_hold_names_no_job(tmp_path: Path) -> None:
-    ledger, folder = a_ledger(tmp_path)
-    assert jobs_left(ledger) == {}
-    write_json(folder / JOB_NAME, replace(JOB, name="nightshift-1"))
-    assert jobs_left(ledger) == {}
-    ledger.enter(folder / JOB_NAME)
-    assert [job.name for job in jobs_left(ledger).values()] == ["nightshift-1"]
-    write_json(folder / JOB_NAME, replace(JOB, name="somebody-elses"))
-    assert jobs_left(ledger) == {}
 
 
 def test_a_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:

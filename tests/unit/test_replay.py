@@ -7,7 +7,7 @@ import pytest
 
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.records import Action
-from nightshift.campaign.verify import contradictions
+from tests.campaigns import contradictions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -19,7 +19,7 @@ from tests.checkouts import MEASURING, wait_for
 from tests.conftest import CAMPAIGN, git
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"
-MESSAGE = "lr 1 -> 2\n\nwhy\n\nNightshift-Run: 0007\n"
+MESSAGE = "lr 1 -> 2\n\nwhy\n\nNightshift-Experiment: 0007\n"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_commit_holds_the_submitted_bytes_and_nothing_else(repo: Repo) -> None
     assert commit == repo.head()
     assert repo.config_at("HEAD") == CANDIDATE
     assert git(repo.root, "show", "--name-only", "--format=", "HEAD").split() == ["train.toml"]
-    assert git(repo.root, "log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip() == "0007"
+    assert git(repo.root, "log", "-1", "--format=%(trailers:key=Nightshift-Experiment,valueonly)").strip() == "0007"
     status = git(repo.root, "status", "--porcelain").splitlines()
     assert sorted(status) == [" M train.toml", "?? new.txt", "M  prepare.py"]
     assert (repo.root / "train.toml").read_bytes() == b"lr = 3 # edited meanwhile\n"

@@ -246,7 +246,6 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         ('model = "/"', 'rules.toml: model = "/" is /, which holds this checkout'),
         ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
         ("[environment.gsm8k]\nweight = nan", "rules.toml: "),
-        ("early_stop = false\nscore_last = 0", "rules.toml: early_stop and score_last: gone in 0.3: delete the line"),
         (None, "rules.toml: [Errno 2] No such file"),
     ],
 )

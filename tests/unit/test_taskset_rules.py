@@ -97,7 +97,6 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
     ("text", "expected"),
     [
         (LINES.replace("num_validation = 5", ""), "has no num_validation. Write how many tasks decide"),
-        (LINES.replace("num_validation", "num_selection"), "It is num_validation since 0.3: rename it"),
         (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
         (LINES.replace("their_env", "../x"), 'package = "../x" is no folder of this checkout'),
         (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),

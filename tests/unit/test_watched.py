@@ -109,7 +109,7 @@ def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(setup: 
     assert (result.training.cause, result.training.failure) == (None, None)
     assert 25 <= result.training.num_steps < 45
     assert result.evaluation.weights.step == result.training.num_steps
-    assert "\noutcome:          no_gradient: training ended early" in summary(record, "")
+    assert "\noutcome:          no_gradient: training ended early" in summary(record)
     assert (record.health or "").startswith(
         "no gradient from step 1 on: every answer is wrong [orchestrator.group_size"
     )
@@ -126,7 +126,7 @@ def test_a_run_that_loses_its_gradient_ends_ten_steps_later(setup: Setup) -> Non
 def test_a_baseline_is_never_ended(setup: Setup) -> None:
     record = baseline(setup, "late_no_gradient")
     assert record.result.training.outcome is Outcome.BUDGET
-    assert "outcome:" not in summary(record, "")
+    assert "outcome:" not in summary(record)
     steps = read_steps(setup.ledger.files_dir(record) / "metrics.jsonl")
     assert len(steps) - num_without_gradient(steps) == 3
     job = msgspec.json.decode((setup.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)

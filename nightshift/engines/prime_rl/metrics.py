@@ -14,10 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from nightshift.campaign.metrics import Step
-from nightshift.files import open_regular, write_atomically
+from nightshift.files import nesting_limit, open_regular, parse_json, write_atomically
 
 NUM_ROLLOUTS = 12  # that a run keeps for people to read
 MAX_TEXT = 4000  # characters of a problem or completion that are kept
@@ -69,7 +67,8 @@ def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
 
 def _rollout(line: bytes) -> dict[str, Any] | None:
     try:
-        trace = json.loads(line)["traces"][0]  # msgspec refuses lone surrogates, which policies write
+        with nesting_limit():
+            trace = json.loads(line)["traces"][0]  # msgspec refuses lone surrogates, which policies write
         messages = [node["message"] for node in trace["nodes"]]
         problem = next(m for m in messages if m["role"] == "user")
         completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
@@ -79,7 +78,7 @@ def _rollout(line: bytes) -> dict[str, Any] | None:
             "reward": _reward(trace.get("rewards") or {}),
             "truncated": _truncated(trace),
         }
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
         return None
 
 
@@ -129,7 +128,6 @@ _ORCHESTRATOR = {
     "progress/rollouts": "_num_rollouts",
 }
 _REWARD = re.compile("train/(.+)/all/agent/reward/mean")  # of one source; agg is all of them
-_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class MetricsTail:
@@ -201,8 +199,8 @@ class MetricsTail:
         whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written, or was cut by a kill
         self._offsets[path] += len(whole)
         for line in whole.splitlines():
-            with suppress(msgspec.DecodeError, RecursionError):
-                yield _decoder.decode(line)
+            with suppress(ValueError):
+                yield parse_json(line, dict[str, Any])
 
     def _take(self, row: dict[str, Any]) -> None:
         step = _number(row.get("step"))

@@ -28,7 +28,7 @@ from nightshift.engines.prime_rl.server import ADMIN_SECONDS, Server
 from nightshift.engines.prime_rl.weights import check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.executors.process import ProcessGroup, python_command, python_environment
-from nightshift.files import read_file, write_json
+from nightshift.files import parse_json, read_file, write_json
 from nightshift.text import clean
 
 SERVED_NAME, WEIGHTS_NAME = "served.json", "weights"
@@ -192,9 +192,9 @@ def _read_served(path: Path, weights: Weights) -> Served:
     try:
         data = read_file(path, MAX_BYTES)
         if hashlib.sha256(data).hexdigest() == weights.served_sha256:
-            return msgspec.json.decode(data, type=Served)
+            return parse_json(data, Served)
         reason = "it has another sha256"
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = str(error)
     raise EngineError(f"{path} is not what the worker left: {reason}")
 

@@ -22,6 +22,7 @@ from nightshift.campaign.records import Completion
 from nightshift.config.rules import Decoding
 from nightshift.errors import EngineError
 from nightshift.evaluation.episode import Message
+from nightshift.files import parse_json
 from nightshift.text import clean
 
 # vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in
@@ -118,11 +119,11 @@ class Server:
         salt = uuid.uuid4().hex
         response = self.post(_CHAT, ends, model=model, return_token_ids=True, cache_salt=salt, **asked)
         try:
-            answer = msgspec.json.decode(response.content, type=_Prompt)
+            answer = parse_json(response.content, _Prompt)
             _require_model(answer.model, model)
             pairs = zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)
             return answer.prompt_token_ids, [tells[token].logprob for token, tells in [*pairs][1:] if tells is not None]
-        except (ValueError, KeyError, RecursionError) as error:
+        except (ValueError, KeyError) as error:
             raise EngineError(f"no log-probabilities in the server's answer: {clean(str(error), 200)}") from None
 
     def post(self, path: str, ends: float = math.inf, **body: Any) -> httpx.Response:
@@ -231,8 +232,8 @@ async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
     if response.status_code != 200:
         raise ValueError(f"status {response.status_code}: {clean(response.text[:4096], 200)}")
     try:
-        answer = msgspec.json.decode(response.content, type=_Answer)
-    except (msgspec.DecodeError, RecursionError) as error:
+        answer = parse_json(response.content, _Answer)
+    except ValueError as error:
         raise ValueError(f"{error}: no completion in {clean(response.text[:4096], 200)}") from None
     _require_model(answer.model, body["model"])
     (choice,) = answer.choices

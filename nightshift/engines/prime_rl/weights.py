@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import CURVE_STEPS
-from nightshift.files import apply_umask, disk_error, read_file
+from nightshift.files import apply_umask, disk_error, parse_json, read_file
 
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -161,6 +161,6 @@ def _tensor_names(path: Path) -> set[str]:
 
 def _json(path: Path, kind: type[Content]) -> Content:
     try:
-        return msgspec.json.decode(read_file(path), type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return parse_json(read_file(path), kind)
+    except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None

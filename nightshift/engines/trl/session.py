@@ -30,6 +30,7 @@ from nightshift.engines.base import NoGradient
 from nightshift.errors import EngineError
 from nightshift.evaluation.episode import Message
 from nightshift.executors.process import ProcessGroup, python_command
+from nightshift.files import parse_json
 
 LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
@@ -83,8 +84,8 @@ Event = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | F
 def decode_event(line: bytes) -> Event:
     """One event of the trainer. EngineError for a line that is none, or lacks what is read of it."""
     try:
-        return cast(Event, msgspec.json.decode(line, type=Event))
-    except (msgspec.DecodeError, RecursionError) as error:
+        return cast(Event, parse_json(line, Event))  # type: ignore[arg-type]  # a union
+    except ValueError as error:
         raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
 
 

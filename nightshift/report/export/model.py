@@ -17,7 +17,7 @@ from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import Change, Record
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.certify import read_comparisons
-from nightshift.files import open_regular, whole_folder, write_atomically
+from nightshift.files import nesting_limit, open_regular, whole_folder, write_atomically
 from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.private import Private
 from nightshift.report.export.story import Row, Story
@@ -123,7 +123,7 @@ def _refuse_code(folder: Path, names: list[str], record: Record) -> None:
 def _keys(data: bytes) -> set[str]:
     """All keys of a JSON document, at any depth; none of what is no JSON, which nothing reads."""
     keys = set[str]()
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError), nesting_limit():
         json.loads(data, object_pairs_hook=lambda pairs: keys.update(dict(pairs)))
     return keys
 

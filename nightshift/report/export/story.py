@@ -167,11 +167,9 @@ class Story:
         return read_steps(self.ledger.files_dir(record) / METRICS_NAME) if record.result else []
 
     def rules(self, record: Record) -> Rules | None:
-        """What it was run by: of the job whose hash was entered into the journal before its worker started, which
-        refused rules of another hash. None where that is not there any more, or another one is."""
-        path = self.ledger.files_dir(record) / JOB_NAME
-        with suppress(UsageError, OSError):
-            job = read_json(path, Job, "") if self.ledger.holds(path) else None
+        """Return the rules of a record's job; None if job.json is gone, or has other rules."""
+        with suppress(UsageError):
+            job = read_json(self.ledger.files_dir(record) / JOB_NAME, Job, "")
             return job.rules if job and job.rules_hash == record.rules_hash else None
         return None
 
