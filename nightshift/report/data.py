@@ -37,7 +37,7 @@ from nightshift.config import train_toml
 from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import Comparison, read_comparisons
-from nightshift.files import read_file
+from nightshift.files import read_json
 from nightshift.text import clean
 
 MEASURED = (Verdict.KEEP, Verdict.DISCARD, Verdict.MEASURED)
@@ -282,10 +282,10 @@ class _Night(msgspec.Struct):
 def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
     """The direction of the branch's last night; why its agent cannot be asked, while the night goes on."""
     try:
-        night = msgspec.json.decode(read_file(ledger.runs_dir / "night.json"), type=_Night)
-    except (OSError, ValueError, RecursionError):  # no night, or a damaged one, which `status` names
+        night = read_json(ledger.runs_dir / "night.json", _Night, "")
+    except UsageError:  # `status` reports the damaged file
         return ()
-    if night.branch != branch:
+    if night is None or night.branch != branch:
         return ()
     lines = [f"Direction: {clean(night.direction, 1_500)}"] if night.direction else []
     if night.unavailable is not None and night.cause is None:
