@@ -1,33 +1,14 @@
 """A headless Chromium, and what tests of the morning page do with it."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.report.page import render, view_of
-from nightshift.report.serve import Live, Server
 from tests.waiting import HANG_SECONDS
 
 NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
-
-
-@contextmanager
-def serving(live: Live, host: str = "127.0.0.1") -> Iterator[Server]:
-    """The server of a page, in a thread; no thread of it is left."""
-    before, server = {*threading.enumerate()}, Server(live, host, 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.close()
-        thread.join()
-    assert not [each for each in {*threading.enumerate()} - before if each.name.startswith("Thread-")]
 
 
 def written(root: Path) -> Path:

@@ -19,9 +19,7 @@ from nightshift.files import disk_error, remove_tree, write_atomically
 if TYPE_CHECKING:
     from nightshift.report.export.story import Story
 
-_FORMS = {
-    "csv": ".csv", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model", "rl.toml": "-rl.toml",
-}  # fmt: skip
+_FORMS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
 _TEXTS = ("csv", "rl.toml")  # that go to stdout
 _OF_ONE = ("model", "rl.toml")  # of one experiment
 
@@ -35,10 +33,11 @@ _OF_ONE = ("model", "rl.toml")  # of one experiment
 )
 @at_work("reading the records")
 def export_command(form: str, output: str | None, branch: str | None, experiment: int | None) -> None:
-    """Write a campaign as a table, offline W&B runs or TensorBoard events; or its model or config.
+    """Write a campaign as a table or as offline W&B runs; or its model or config.
 
-    csv has a column for every key; model the incumbent's weights, with a card that says how they were made and what is
-    certified of them; rl.toml the config that the incumbent trained with on prime-rl, which prime-rl itself accepts.
+    csv has a column for every key, and the texts of proposals and verdicts. wandb has keys, scores and steps, but no
+    free text and no path. model is the incumbent's weights with a card that says how they were made and what is
+    certified of them. rl.toml is the config that the incumbent trained with on prime-rl, which prime-rl accepts.
     """
     from nightshift.campaign.git import Repo
     from nightshift.report.export.story import Story
@@ -71,17 +70,13 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
 
 
 def _write(form: str, story: Story, root: Path, path: Path, experiment: int | None) -> Path:
-    from nightshift.report.export.event_files import write_events
     from nightshift.report.export.model import copy_model
-    from nightshift.report.export.private import Private
     from nightshift.report.export.wandb_runs import write_runs
 
     if form == "wandb":
-        return write_runs(story, path, Private(root, os.environ))
+        return write_runs(story, path)
     if form == "model":
-        return copy_model(story, experiment, path, Private(root, os.environ))
-    if form == "tensorboard":
-        return write_events(story, path)
+        return copy_model(story, experiment, path)
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")

@@ -301,18 +301,24 @@ def new(what: str, name: str) -> None:
 @commands.command()
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder to write into. Default: runs/")
 @click.option("--branch", help="The campaign to show. Default: the branch checked out, else that of the last one.")
-@click.option("--serve", "is_served", is_flag=True, help="Write nothing; show it in a browser, live, until Ctrl-C.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="With --serve; elsewhere a token is needed.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="With --serve.")
+@click.option("--serve", "is_served", is_flag=True, help="Write no file; serve the page to a browser until Ctrl-C.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="With --serve: the address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="With --serve; 0: any free port."
+)
 def report(output: Path | None, branch: str | None, is_served: bool, host: str, port: int) -> None:
     """Write the morning page report.html, with progress.png and report.md, from the records."""
     from nightshift.report import page
     from nightshift.report.serve import serve
 
+    root = run.process_root()
     if is_served:
-        return serve(run.process_root(), output, branch, host, port, print_text)
+        if output is not None:
+            raise UsageError("--serve writes no file", "Leave --output out.")
+        return serve(root, branch, host, port, print_text)
     with at_work("drawing the page"):
-        headline, paths = page.write_report(run.process_root(), datetime.now(UTC), output, branch)
+        is_live = Ledger(root).is_running()
+        headline, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
     lines = (f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
     print_lines(lines)
 

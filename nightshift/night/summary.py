@@ -36,7 +36,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
     write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
-        write_report(setup.root, setup.now(), branch=state.branch)
+        write_report(setup.root, setup.now(), branch=state.branch, is_live=state.cause is None)
     except Interrupted:
         raise
     except Exception as error:  # whatever it is, a page that cannot be written does not end the night

@@ -281,9 +281,10 @@ class _Night(msgspec.Struct):
 
 def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
     """The direction of the branch's last night; why its agent cannot be asked, while the night goes on."""
-    night = None
-    with suppress(UsageError):  # a damaged one, which `status` names
+    try:
         night = read_json(ledger.runs_dir / "night.json", _Night, "")
+    except UsageError:  # `status` reports the damaged file
+        return ()
     if night is None or night.branch != branch:
         return ()
     lines = [f"Direction: {clean(night.direction, 1_500)}"] if night.direction else []

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,6 @@ _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
     "base-uri 'none'; form-action 'none'"
 )
-LIVE_POLICY = "; connect-src 'self'"  # of a page that is served, and asks whether it is still what the ledger says
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +168,11 @@ class View:
 
 
 def write_report(
-    root: Path, now: datetime, output: Path | None = None, branch: str | None = None
+    root: Path, now: datetime, output: Path | None = None, branch: str | None = None, *, is_live: bool = False
 ) -> tuple[Headline, list[Path]]:
     """Write report.html, report.md and progress.png (not without a measured experiment) into `output`, or runs/.
 
-    Raises UsageError for a branch without experiments, EngineError when the disk refuses.
+    `is_live`: see `render`. Raises UsageError for a branch without experiments, EngineError when the disk refuses.
     """
     ledger = Ledger(root)
     folder = output or ledger.runs_dir
@@ -184,7 +183,7 @@ def write_report(
 
     view = view_of(ledger, Repo(root).head().branch, now, branch)
     files = {
-        "report.html": render(view).encode(),
+        "report.html": render(view, is_live).encode(),
         "report.md": summary(view.morning, view.headline, view.nights, bool(view.charts)).encode(),
     }
     if view.charts:
@@ -253,8 +252,15 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def render(view: View, version: str = "") -> str:
-    """The page as one HTML document; with the `version` of a served one it asks its server for a newer one."""
+def draw_page(root: Path, branch: str | None) -> str:
+    """Return the page of a checkout as HTML. Raises UsageError for a branch without experiments."""
+    ledger = Ledger(root)
+    view = view_of(ledger, Repo(root).head().branch, datetime.now(UTC), branch)
+    return render(view, ledger.is_running())
+
+
+def render(view: View, is_live: bool = False) -> str:
+    """Return the page as one HTML document. `is_live`: the page reloads itself every 30 s."""
     # These files are ours; none holds a closing tag.
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     script = "".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
@@ -268,8 +274,8 @@ def render(view: View, version: str = "") -> str:
         "uses": list(Use),
         "style": Markup(style),
         "script": Markup(script),
-        "policy": _POLICY.format(digest=digest) + (LIVE_POLICY if version else ""),
-        "version": version,
+        "policy": _POLICY.format(digest=digest),
+        "is_live": is_live,
     }
     return _environment().get_template("report.html.j2").render(context)
 

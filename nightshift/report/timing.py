@@ -35,7 +35,7 @@ class Use(StrEnum):
     WAITING = "trainer idle"  # it waits for rollouts that the other GPU generates
     UNSPLIT = "training, not split"  # the window of training where no steps say more
     EVALUATION = "evaluation"
-    OTHER = "other"  # stopping, writing, a last step that was cut off, a crash's rest, what neighbours took of a CPU
+    OTHER = "other"  # stopping, writing, a last step that was cut off, a crash's rest
     IDLE = "between experiments"
 
 

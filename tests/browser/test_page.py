@@ -186,3 +186,16 @@ def test_searched_sorted_compared_and_printed(open_tab, many, width, scheme):
     tab.page.set_viewport_size({"width": 703, "height": 900})  # A4 within its margins, at 96 pixels an inch
     assert tab.width() <= 703
     assert tab.page.locator("#run-0999").is_visible()
+
+
+def test_a_page_of_a_night_in_flight_reloads_itself_as_a_file_under_its_policy(open_tab, path, tmp_path):
+    html = render(view_of(Ledger(path.parent), "", NOW), is_live=True).replace('content="30"', 'content="1"')
+    (tmp_path / "live.html").write_text(html, encoding="utf-8")
+    tab = open_tab(tmp_path / "live.html")
+    (tmp_path / "live.html").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    tab.page.locator("meta[http-equiv=refresh]").wait_for(state="detached")
+    loaded = [url for url in tab.asked if not url.startswith("data:")]
+    tab.page.wait_for_timeout(2500)  # the new page does not reload itself, and asks nobody
+    assert (
+        [url for url in tab.asked if not url.startswith("data:")] == loaded == [(tmp_path / "live.html").as_uri()] * 2
+    )

@@ -223,6 +223,8 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     wait_for(
         lambda: len(held()) == 2 and len([p for n in held() for p in root.glob(f"runs/{n:04d}/metrics.jsonl")]) == 2
     )
+    page = root / "runs" / "report.html"
+    wait_for(lambda: page.exists() and 'http-equiv="refresh"' in page.read_text())  # written after the baseline
     numbers, before = held(), workers(root)
     night.send_signal(signal.SIGINT)
     time.sleep(2)
@@ -233,6 +235,7 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     assert code == 130
     assert "Traceback" not in stderr
     assert "stopped:      stopped by SIGINT" in stdout
+    assert 'http-equiv="refresh"' not in page.read_text()
     interrupted = [r for r in records(root) if r.number in numbers]
     assert [(r.status, r.failure) for r in interrupted] == [("crash", Failure.INTERRUPTED)] * 2
     assert all("stopped by SIGINT" in r.judgement.why for r in interrupted if r.judgement)

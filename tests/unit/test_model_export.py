@@ -19,7 +19,6 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
 from nightshift.report.export.model import copy_model
-from nightshift.report.export.private import Private
 from nightshift.report.export.story import Story
 from tests.campaigns import BRANCH, campaign, certificate_for, replace, with_certificate
 from tests.rules import ARITHMETIC_TRL
@@ -52,7 +51,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def exported(ledger: Ledger, target: Path, number: int | None = None) -> Path:
     story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
-    return copy_model(story, number, target, Private(ledger.tsv_path.parent, {}))
+    return copy_model(story, number, target)
 
 
 def card(ledger: Ledger, target: Path, number: int | None = None) -> str:
@@ -77,7 +76,7 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
         "Experiment 0002", "models/arithmetic-base", "| environments | arithmetic |", "| seed | 1002 |",
-        "| steps | 40 |", "60 s of CPU time of training", "    lr = 3e-6", "eval_score 0.6000",
+        "| steps | 40 |", "60 s of CPU time of training", "    trainer.optim.lr = 3e-6", "eval_score 0.6000",
         "Not certified. Believed of its config: ", "library_name: transformers",
     ):  # fmt: skip
         assert said in card, said
@@ -192,11 +191,17 @@ def test_code_and_pickles_beside_the_weights_stay_behind(ledger: Ledger, tmp_pat
     assert (tmp_path / "out" / "README.md").read_text().startswith("---\n")
 
 
-def test_a_hostile_description_is_no_markup(ledger: Ledger, tmp_path: Path) -> None:
+def test_no_free_text_and_no_path_is_in_the_card(ledger: Ledger, tmp_path: Path) -> None:
     record = ledger.record(2)
-    said = "```\n# Certified | <script>alert(1)</script> [x](http://y)\n---"
-    ledger.write(replace(record, description=said))
+    said = f"```\n# Certified | <script>alert(1)</script> [x](http://y)\n--- {tmp_path}"
+    ledger.write(replace(record, description=said, health=said, hardware="cpu"))
+    source = ledger.run_dir(2) / "train.toml"
+    source.write_text(f"# {said.splitlines()[-1]}\n{source.read_text()}")
+    path = ledger.run_dir(2) / "job.json"
+    path.write_text(path.read_text().replace("models/arithmetic-base", f"{tmp_path}/models/mine"))
+    ledger.enter(path)
     exported(ledger, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "<script>" not in card.replace("\\<script>", "")
-    assert not any(line.startswith("# Certified") for line in card.splitlines())
+    assert "| base model | a local folder |" in card
+    assert str(tmp_path) not in card
+    assert "Certified |" not in card

@@ -15,11 +15,11 @@ from pathlib import Path
 from nightshift.campaign.models import MODEL_NAME
 from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import Change, Record
+from nightshift.config.train_toml import spelled
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.certify import read_comparisons
 from nightshift.files import nesting_limit, open_regular, whole_folder, write_atomically
 from nightshift.report.data import baseline_and_incumbent
-from nightshift.report.export.private import Private
 from nightshift.report.export.story import Row, Story
 from nightshift.report.markdown import markdown
 from nightshift.text import clean
@@ -32,7 +32,7 @@ _CODE = ("auto_map", "custom_pipelines", "custom_generate")  # name code that tr
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def copy_model(story: Story, number: int | None, target: Path, private: Private) -> Path:
+def copy_model(story: Story, number: int | None, target: Path) -> Path:
     """Write the model of an experiment to `target`; its path. Where `number` is None: of the last run of exactly the
     incumbent's config, or else of the last keep that stands.
 
@@ -45,7 +45,7 @@ def copy_model(story: Story, number: int | None, target: Path, private: Private)
         names = _copy(source, partial)
         _check(partial, record, source)
         _refuse_code(partial, names, record)
-        text = card(story, record, each, private)
+        text = card(story, record, each)
         write_atomically(partial / CARD_NAME, text.encode(errors="replace"))
     return target
 
@@ -128,12 +128,13 @@ def _keys(data: bytes) -> set[str]:
     return keys
 
 
-def card(story: Story, record: Record, each: Row, private: Private) -> str:
+def card(story: Story, record: Record, each: Row) -> str:
+    """Return the card. It contains no free text and no path of this machine: the settings are those that the allow-list
+    reads from train.toml, and a base model outside of the checkout and of the hub has no name."""
     rules, evaluation = story.rules(record), record.evaluation
     weights = evaluation.weights if evaluation else None
-    base = clean(private.text(rules.model), 200) if rules else ""
+    base = "not recorded" if rules is None else rules.model if _HUB_NAME.fullmatch(rules.model) else "a local folder"
     revision = clean(rules.model_revision or "", 60) if rules else ""
-    outcome, said = each["outcome"], record.proposal.description
     front = [f"base_model: {base}"] if revision and _HUB_NAME.fullmatch(base) else []
     seconds = f"{record.budget_seconds:g} s of training" if record.budget_seconds else "not recorded"
     budget = f"{rules.budget_text} of training" if rules else seconds
@@ -141,7 +142,7 @@ def card(story: Story, record: Record, each: Row, private: Private) -> str:
     commit = baseline.commit if baseline else None  # where the campaign began
     decoding = f", greedy, at most {rules.decoding.max_completion_tokens} tokens" if rules else ""
     rows = [
-        ("base model", f"{base}{f' at {revision}' if revision else ''}" or "not recorded"),
+        ("base model", f"{base}{f' at {revision}' if revision else ''}"),
         ("environments", ", ".join(record.environments)),
         ("engine", f"{record.engine}, rules {record.rules_name} {record.rules_hash}"),
         ("seed", str(record.result.seed) if record.result else "not recorded"),
@@ -149,20 +150,18 @@ def card(story: Story, record: Record, each: Row, private: Private) -> str:
         ("budget", budget),
         ("hardware", record.hardware),
         ("weights, sha256", weights.sha256 if weights else "not recorded"),
-        ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {outcome}: {said}"),
+        ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {each['outcome']}"),
+        ("changes", each["changes"] or "none"),
         ("code", f"commit {commit}" if commit else "not recorded"),
     ]  # fmt: skip
     score = f"{evaluation.eval_score:.4f} of these weights" if evaluation else "not measured"
-
-    def plain(text: str) -> str:  # before a path is spelled as Markdown
-        return markdown(private.text(text))
 
     return "\n".join([
         "---", "library_name: transformers", "pipeline_tag: text-generation",
         *front, "---", "", f"# Experiment {record.number:04d} of {markdown(story.tag)}", "",
         "Trained by reinforcement learning with Nightshift, which measured the final weights: the ones here.", "",
-        "## How it was made", "", "| | |", "|---|---|", *(f"| {name} | {plain(text)} |" for name, text in rows), "",
-        "train.toml as it was submitted:", "", *map(private.text, _indented(story, record)), "",
+        "## How it was made", "", "| | |", "|---|---|", *(f"| {name} | {markdown(text)} |" for name, text in rows), "",
+        "The keys that its train.toml sets:", "", *_settings(story, record), "",
         "## What is known of it", "",
         f"- eval_score {score}: the share of the validation split that is answered right (0 to 1){decoding}. "
         "Experiments were chosen on that set, so the score of the best of them is flattered.",
@@ -214,8 +213,9 @@ def _gain(difference: float, interval: tuple[float, float]) -> str:
     return f"{100 * difference:+.1f} pp over the baseline, 95 % interval {low:+.1f} to {high:+.1f} pp"
 
 
-def _indented(story: Story, record: Record) -> list[str]:
-    """The train.toml as a block of code that nothing in it can end."""
+def _settings(story: Story, record: Record) -> list[str]:
+    """Return the lines of a Markdown code block."""
     config = story.configs.get(record.number)
-    text = config.source.decode(errors="replace") if config else "(its file is gone)"
-    return [f"    {''.join(c if c.isprintable() else ' ' for c in line)}" for line in text.splitlines()]
+    if config is None:
+        return ["    (the file is gone)"]
+    return [f"    {path} = {spelled(value)}" for path, value in config.values.items()]

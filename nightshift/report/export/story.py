@@ -92,7 +92,8 @@ def _row(record: Record, campaign: Campaign, since: str) -> Row:
 def as_csv(story: Story) -> bytes:
     """UTF-8 with a header. An empty cell is "not measured", or a key that does not apply or cannot be read any more.
 
-    Numbers stand as numbers; a text that a spreadsheet would compute is preceded by an apostrophe.
+    Numbers stand as numbers; a text that a spreadsheet would compute is preceded by an apostrophe. The table is the
+    user's own file: `description` and `why` are the texts of agents and of verdicts, whatever these contain.
     """
     environments = dict.fromkeys(column_of(name) for r in story.shown.records for name in r.environment_scores)
     keys = dict.fromkeys(path for config in story.configs.values() for path in config.resolved)

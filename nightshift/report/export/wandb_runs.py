@@ -7,19 +7,19 @@ from nightshift.campaign.records import Record
 from nightshift.config.train_toml import spelled
 from nightshift.errors import EngineError
 from nightshift.files import remove_tree, whole_folder
-from nightshift.report.export.private import Private
 from nightshift.report.export.story import Row, Story, measured, scores
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
 
 
-def write_runs(story: Story, folder: Path, private: Private) -> Path:
+def write_runs(story: Story, folder: Path) -> Path:
     """Write a new folder; returns `folder`/wandb. EngineError where the package is not installed, or fails.
 
-    A run has the config that applies, the numbers that the experiment came to as its summary, and the steps of its
-    run. Nothing of this machine, its code or its git is told: what is `private` of a description is replaced, and the
-    logs that the package writes beside a run, which name its paths, are left out.
+    These fields of an experiment are written, and no others: number, outcome, parent, hash of the rules, the changed
+    keys as notes, the config as the allow-list reads it, scores and figures, and the steps of its run. None of them
+    can contain a path of this machine or an environment variable. Free text (description, why, health) and the
+    package's own logs, which contain paths, are left out.
     """
     try:
         import wandb
@@ -33,7 +33,7 @@ def write_runs(story: Story, folder: Path, private: Private) -> Path:
     with whole_folder(folder) as partial:
         try:
             for record, each in story.rows():
-                _write_run(wandb, settings, story, record, each, private, partial)
+                _write_run(wandb, settings, story, record, each, partial)
         except wandb.Error as error:
             raise EngineError(f"wandb cannot write its runs: {error}", "Try again; csv needs no package.") from None
         finally:
@@ -44,16 +44,14 @@ def write_runs(story: Story, folder: Path, private: Private) -> Path:
     return folder / "wandb"
 
 
-def _write_run(
-    wandb: Any, settings: Any, story: Story, record: Record, each: Row, private: Private, folder: Path
-) -> None:
+def _write_run(wandb: Any, settings: Any, story: Story, record: Record, each: Row, folder: Path) -> None:
     with wandb.init(
         project=f"nightshift-{story.tag}",
         id=f"{story.tag}-{each['number']:04d}",
         name=f"{each['number']:04d} {each['outcome']}",
         group=story.tag,
         tags=[each["outcome"]],
-        notes=private.text(clean(each["description"])),
+        notes=clean(each["changes"]),
         dir=folder,
         config=_config(story, each),
         settings=settings,

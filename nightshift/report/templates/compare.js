@@ -1,6 +1,6 @@
 // Two experiments beside each other: numbers, settings, curves, and the answers that flipped. Drawn from the page's data.
 
-const startComparison = (state, data) => {
+const startComparison = (data) => {
   const picks = ["a", "b"].map((name) => document.getElementById(`compare-${name}`));
   const place = document.getElementById("compared");
   const numbers = Object.keys(data.experiments).sort((a, b) => a - b);
@@ -61,7 +61,6 @@ const startComparison = (state, data) => {
 
   const show = () => {
     const [a, b] = picks.map((pick) => pick.value);
-    [state.a, state.b] = [a, b];
     const drawn = plots(data, [[a, "a"], [b, "b"]]);
     const legend = make("p", { class: "legend" }, ...[["a", a], ["b", b]].map(([kind, number]) =>
       make("span", {}, make("span", { class: `swatch ${kind}` }), `${named(number)} ${data.experiments[number].figures[0]}`)),
@@ -79,7 +78,7 @@ const startComparison = (state, data) => {
   const kept = [...document.querySelectorAll("#kept .chain a.run")].map((link) => String(Number(link.textContent)));
   const first = kept.find((number) => numbers.includes(number)) ?? numbers[0];
   const last = kept.reverse().find((number) => numbers.includes(number) && number !== first) ?? numbers.findLast((number) => number !== first);
-  picks[0].value = numbers.includes(state.a) ? state.a : first;
-  picks[1].value = numbers.includes(state.b) ? state.b : last;
+  picks[0].value = first;
+  picks[1].value = last;
   show();
 };

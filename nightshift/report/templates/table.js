@@ -1,5 +1,5 @@
 // The table of experiments: sorted, filtered, searched, opened, its columns chosen, and as CSV.
-// Without it the page still shows everything. `state` is kept when the table is replaced: see start.js.
+// Without it the page still shows everything.
 
 const csv = (rows) => {
   // A spreadsheet takes a text that begins so for a formula. Numbers are our own.
@@ -11,7 +11,8 @@ const csv = (rows) => {
   return "\ufeff" + rows.map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
 };
 
-const startTable = (state, data) => {
+const startTable = (data) => {
+  const state = { group: "", key: "", search: "", columns: null };
   const table = document.querySelector("table.experiments");
   const bodies = [...table.tBodies];
   const keyFilter = document.getElementById("key-filter");
@@ -25,7 +26,6 @@ const startTable = (state, data) => {
     body.querySelector("button.open").setAttribute("aria-expanded", String(wanted));
     body.querySelector("tr.detail").hidden = !wanted;
     body.classList.toggle("opened", wanted);
-    state.opened[wanted ? "add" : "delete"](body.dataset.number);
     const curves = body.querySelector("div.curves");
     if (wanted && curves && data && !curves.querySelector("svg")) curves.append(...plots(data, [[body.dataset.number, "a"]]));
   };
@@ -64,8 +64,7 @@ const startTable = (state, data) => {
     return number(body.dataset[name]);
   };
 
-  const sort = () => {
-    const [name, descending] = state.sort;
+  const sort = (name, descending) => {
     const sign = descending ? -1 : 1;
     const known = new Map(bodies.map((body) => [body, value(body, name)]));
     bodies.sort((a, b) => {
@@ -125,8 +124,7 @@ const startTable = (state, data) => {
     button.addEventListener("click", () => {
       const now = button.closest("th").getAttribute("aria-sort");
       const largestFirst = ["score", "strict", "effect", "then", "helps"].includes(button.dataset.sort);
-      state.sort = [button.dataset.sort, now ? now === "ascending" : largestFirst];
-      sort();
+      sort(button.dataset.sort, now ? now === "ascending" : largestFirst);
     });
   }
   for (const button of groupButtons) {
@@ -162,11 +160,7 @@ const startTable = (state, data) => {
     open(body, body.querySelector("tr.detail").hidden);
   });
 
-  if (![...keyFilter.options].some((option) => option.value === state.key)) state.key = "";
-  if (!groupButtons.some((button) => button.dataset.group === state.group)) state.group = "";
-  if (state.sort[0] !== "number" || state.sort[1]) sort();
   filter();
   showColumns();
-  for (const body of bodies) if (state.opened.has(body.dataset.number)) open(body, true);
   return { followLink, showColumns };
 };
