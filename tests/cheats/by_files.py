@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Callable
 
 from tests.cheats.checkout import (
-    BASELINE,
     BETTER,
     BRANCH,
     CANDIDATE,
@@ -138,29 +137,3 @@ def long_answers(c: Checkout) -> Finding:
     finding = c.hand_in(text=CANDIDATE.replace("[trainer.optim]", tables + "[trainer.optim]"))
     limit = c.records()[-1].effective["max_completion_tokens"]
     return finding if limit == 64 else Finding("succeeded", f"{limit} tokens in the settings of the run")
-
-
-@attempt("lottery", "harmless")
-def lottery(c: Checkout) -> Finding:
-    """Hands in six nearly equal configs and hopes for a lucky draw."""
-    for number in range(6):  # the stand-in's true score of all of them is the baseline's
-        c.submit(BASELINE.replace("6e-7", f"6.000{number + 1}e-7"))
-        ended = c.run()
-        if ended.returncode != 0:
-            return Finding("unclear", ended.stderr)
-    last = c.records()[-1].judgement
-    gain = last.standing.gain if last and last.standing else 1.0
-    return Finding("harmless" if gain < 0.02 else "succeeded", f"a gain of {100 * gain:+.1f} pp after six draws")
-
-
-@attempt("change in flight", "harmless")
-def change_in_flight(c: Checkout) -> Finding:
-    """Rewrites train.toml while the experiment runs."""
-    code = (
-        "while not (root / 'runs/0002/job.json').exists(): time.sleep(0.005)\n"
-        f"(root / 'train.toml').write_text({BETTER!r})\n"
-    )
-    with c.beside(code):
-        finding = c.hand_in()
-    submitted = (c.root / "runs" / "0002" / "train.toml").read_text()
-    return finding if submitted == CANDIDATE else Finding("succeeded", f"recorded is {submitted!r}")

@@ -27,17 +27,7 @@ GIT = (
     "index locked", "branch locked", "HEAD locked", "packed refs", "detached HEAD", "another branch", "branch renamed",
     "config committed", "document committed", "harness committed", "merge under way", "no repository",
 )  # fmt: skip
-RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "runs/0001/record.json",
-            "runs/0001/train.toml", "runs/LAST", "train.toml")  # fmt: skip
-# LAST is the last experiment.
-IN_FLIGHT = (
-    *RECORDED, "runs/.controller",
-    *(f"runs/LAST/{name}" for name in (
-        "job.json", "worker.started", "result.json", "worker.log", "trainer.log", "spec.json", "weights",
-        "metrics.jsonl", "evaluation.jsonl", "progress.json")),
-)  # fmt: skip
-IN_THE_WORLD = ("disk full", "file damaged in flight", "git state changed")
-DAMAGE = ("deleted", "emptied", "torn", "garbled", "a folder instead", "a link to nowhere instead", "edited")
+IN_THE_WORLD = ("disk full", "git state changed")
 JUMPS_SECONDS = (-86_400.0, -3_600.0, -5.0, 5.0, 3_600.0, 86_400.0, 1e9)
 
 
@@ -96,8 +86,6 @@ FAMILIES: dict[str, tuple[int, Callable[[Dice], Struck]]] = {
     "two killed at once": (30, lambda d: (
         d.one_of("watchdog and run.py", "watchdog and worker", "run.py and worker"), d.event, "SIGKILL")),
     "disk full": (60, lambda d: ("disk", d.operation, f"{d.one_of(0, 0, 4, 8, 16, 40, 100)} kB left")),
-    "file damaged in flight": (50, lambda d: (
-        d.one_of(*IN_FLIGHT), d.one_of(d.operation, d.of_worker), d.one_of(*DAMAGE))),
     "clock jump": (30, lambda d: ("clock", d.operation, f"{d.one_of(*JUMPS_SECONDS):+.0f} s")),
     "git state changed": (70, lambda d: ("git", d.one_of(d.operation, "before"), d.one_of(*GIT))),
 }  # fmt: skip

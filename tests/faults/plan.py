@@ -120,7 +120,8 @@ class Strike:
             self.jump_seconds = float(fault.failure.split()[0])
             return True
         if fault.family in IN_THE_WORLD:
-            return actions.do(fault, self.root)
+            actions.do(fault, self.root)
+            return True
         if fault.failure == "silence":
             time.sleep(FOREVER)
         pids = {"run.py": os.getpid()} if self.folder is None else {"run.py": os.getppid(), "worker": os.getpid()}

@@ -38,9 +38,8 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
     told, after = scenario.next_experiment(root, fault.scenario)
-    gaps = fault.victim.startswith("runs/") or "move the damaged record away" in told
     foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
-    found += after + integrity.problems(root, gaps=gaps, foreign=foreign)
+    found += after + integrity.problems(root, foreign=foreign)
     found += scenario.wrong_scores(root)
     return asdict(fault) | {
         "struck": is_struck,
@@ -58,8 +57,8 @@ def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
     struck.unlink(missing_ok=True)
     flags, plan = scenario.flags_of(fault.scenario), Plan()
     if fault.moment == "before":
-        is_struck = actions.do(fault, root)
-        return [head.complete(root, flags)], is_struck
+        actions.do(fault, root)
+        return [head.complete(root, flags)], True
     if "hangs" in fault.family:
         plan = replace(plan, deadline_seconds=HANG_DEADLINE_SECONDS)
     if fault.moment in EVENTS:

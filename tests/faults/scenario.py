@@ -1,8 +1,6 @@
 """A throw-away checkout in mid-campaign in which a scenario is played, and what an agent does there afterwards."""
 
 import json
-import random
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record
 from tests import checkouts
 from tests.checkouts import git
 from tests.faults import head
@@ -94,7 +91,7 @@ def seconds_until_gone(root: Path) -> float | None:
 def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
     """Run experiments as an agent would until one is measured: (what it was told to do first, problems)."""
     told: list[str] = []
-    is_first = not any(r.is_keep for r in readable(root))
+    is_first = not any(r.is_keep for r in Ledger(root).records())
     source = git(root, "show", "HEAD:train.toml").encode() if is_first else None
     flags = flags_of("baseline" if scenario == "again" else scenario)
     for rate in NEXT_RATES:
@@ -103,14 +100,7 @@ def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
         said = (root.parent / "stderr").read_text()
         if code == 0:
             return told, ["Traceback" for _ in range("Traceback" in said)]
-        if moved := re.search(r"[Mm]ove (\S+) out of runs/", said):
-            told.append("move the damaged record away")
-            folder = Path(moved[1])
-            folder.rename(root.parent / f"moved-{folder.name}-{random.getrandbits(32):x}")
-        elif put_back := re.search(r"Put it back: git show (\S+) > (\S+)", said):
-            told.append("put the record's train.toml back")
-            (root / put_back[2]).write_bytes(git(root, "show", put_back[1]).encode())
-        elif "Commit train.toml, or restore it" in said:
+        if "Commit train.toml, or restore it" in said:
             told.append("restore train.toml")
             source = git(root, "show", "HEAD:train.toml").encode()
         elif "already tried" in said:
@@ -129,7 +119,7 @@ def _why(root: Path) -> str:
 def wrong_scores(root: Path) -> list[str]:
     """Runs whose scores are not those that the stand-in trainer gives to what their records say was trained."""
     found = []
-    for record in (record for record in readable(root) if record.rules_name == RULES.name):
+    for record in (record for record in Ledger(root).records() if record.rules_name == RULES.name):
         if record.result is not None and record.evaluation is not None:
             right = right_of(record.effective["optimizer"]["lr"], record.result.seed)
             if record.evaluation.example_scores != tuple(float(is_right(question, right)) for question in _questions()):
@@ -146,10 +136,3 @@ def _questions() -> list[str]:
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
     questions: list[str] = json.loads(done.stdout)
     return questions
-
-
-def readable(root: Path) -> list[Record]:
-    try:
-        return Ledger(root).records()
-    except Exception:  # a damaged record: whoever runs next is told
-        return []

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run 
 MOMENTS = {scenario: [("admit", 3), ("settle", 2), ("worker train", 2)] for scenario in SCENARIOS}
 DOZEN = (
     "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "worker killed",
-    "worker hangs", "trainer killed", "two killed at once", "file damaged in flight", "clock jump",
+    "worker hangs", "trainer killed", "trainer exits", "two killed at once", "clock jump",
     "git state changed", "watchdog killed or stopped",
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ import pytest
 import seeds
 import where_the_time_goes
 from click.testing import CliRunner
-from decision_rules import RULES, WORLDS, AboveBest, Conditions, MovingBar, Nature, World, kept_set, play
+from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
 
 from nightshift.agents.search import SearchProposer
 from nightshift.campaign.ledger import Ledger
@@ -54,13 +54,6 @@ def test_the_rule_best_keeps_a_candidate_above_the_best_score_so_far() -> None:
     rule = AboveBest(0.500)
     assert observe_in_turn(rule, [0.500, 0.510, 0.505, 0.480, 0.509, 0.511]) == [2, 6]
     assert rule.gain()[0] == pytest.approx(0.011)
-
-
-def test_the_rule_bar_raises_and_lowers_the_bar() -> None:
-    rule = MovingBar(0.500)
-    # 0.510 raises the bar to 0.504, and 0.505 to 0.5044. 0.497 is within 0.8 pp. 0.400 lowers the bar by 0.2 pp.
-    assert observe_in_turn(rule, [0.510, 0.505, 0.497, 0.400, 0.502, 0.503]) == [1, 2, 6]
-    assert rule.gain()[0] == pytest.approx(0.0024 + 0.4 * 0.0006)
 
 
 def test_every_rule_meets_the_same_changes_noise_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
