@@ -33,7 +33,7 @@ JUMPS_SECONDS = (-86_400.0, -3_600.0, -5.0, 5.0, 3_600.0, 86_400.0, 1e9)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One draw. `family` is the row of the table that it counts in."""
+    """One draw from the matrix."""
 
     number: int
     family: str

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,34 +21,24 @@ Codes = list[int | None]
 
 def play(fault: Fault, slot: Path, templates: Path) -> Row:
     """One fault, from a fresh checkout to the next experiment; its row."""
-    began = time.monotonic()
     disk = _mounted(slot / "disk") if fault.family == "disk full" else None
     if fault.family == "disk full" and disk is None:
         return asdict(fault) | {"skipped": "mounting a small file system needs root"}
     root = (disk or slot) / "checkout"
     scenario.set_up(fault.scenario, templates, root)
     codes, is_struck = _strike(fault, root, slot / "struck")
-    gone_seconds = scenario.seconds_until_gone(root)
+    all_gone = scenario.wait_until_gone(root)
     said = (root.parent / "stderr").read_text()
     found = [f"exit code {code}" for code in codes if code not in _expected(fault, is_struck)]
     found += ["a traceback"] if "Traceback" in said else []
     found += ["it hung"] if None in codes else []
-    found += [f"processes were left: {fault.failure}"] if gone_seconds is None else []
+    found += [f"processes were left: {fault.failure}"] if not all_gone else []
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
-    told, after = scenario.next_experiment(root, fault.scenario)
     foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
-    found += after + integrity.problems(root, foreign=foreign)
+    found += scenario.next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign)
     found += scenario.wrong_scores(root)
-    return asdict(fault) | {
-        "struck": is_struck,
-        "exit_codes": codes,
-        "told": told,
-        "problems": found,
-        "said": said.splitlines()[-1:] if found else [],
-        "gone_seconds": gone_seconds,
-        "seconds": time.monotonic() - began,
-    }
+    return asdict(fault) | {"struck": is_struck, "problems": found + said.splitlines()[-1:] if found else []}
 
 
 def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
@@ -70,7 +59,7 @@ def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
         return [code], is_struck
     codes = [head.complete(root, flags, replace(plan, fault=fault, struck=str(struck)))]
     if fault.family == "run.py killed twice":
-        scenario.seconds_until_gone(root)
+        scenario.wait_until_gone(root)
         codes.append(head.complete(root, flags, Plan(last=int(fault.failure.split()[5]))))
     return codes, struck.exists()
 

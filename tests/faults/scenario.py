@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -78,19 +77,17 @@ def flags_of(scenario: str) -> tuple[str, ...]:
     return (*FLAGS, "--again") if scenario == "again" else FLAGS
 
 
-def seconds_until_gone(root: Path) -> float | None:
-    """Until no process of the checkout is left; None if some stay, and are killed."""
-    began = time.monotonic()
+def wait_until_gone(root: Path) -> bool:
+    """Wait until no process of the checkout is left. False if some stay; they are killed."""
     if checkouts.wait_for(lambda: not checkouts.leftovers(root.parent), GONE_SECONDS):
-        return time.monotonic() - began
+        return True
     for process in checkouts.leftovers(root.parent):
         process.kill()
-    return None
+    return False
 
 
-def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
-    """Run experiments as an agent would until one is measured: (what it was told to do first, problems)."""
-    told: list[str] = []
+def next_experiment(root: Path, scenario: str) -> list[str]:
+    """Run experiments as an agent would, who does as the messages say, until one is measured. Return problems."""
     is_first = not any(r.is_keep for r in Ledger(root).records())
     source = git(root, "show", "HEAD:train.toml").encode() if is_first else None
     flags = flags_of("baseline" if scenario == "again" else scenario)
@@ -99,16 +96,14 @@ def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
         code = head.complete(root, flags)
         said = (root.parent / "stderr").read_text()
         if code == 0:
-            return told, ["Traceback" for _ in range("Traceback" in said)]
+            return ["Traceback" for _ in range("Traceback" in said)]
         if "Commit train.toml, or restore it" in said:
-            told.append("restore train.toml")
             source = git(root, "show", "HEAD:train.toml").encode()
         elif "already tried" in said:
-            told.append("repeat it with --again")
             flags = (*flags, "--again")
         else:
-            return told, [f"the next experiment ended with {code}: {_why(root) or said.splitlines()[-1:]}"]
-    return told, [f"no experiment was measured in {len(NEXT_RATES)} tries"]
+            return [f"the next experiment ended with {code}: {_why(root) or said.splitlines()[-1:]}"]
+    return [f"no experiment was measured in {len(NEXT_RATES)} tries"]
 
 
 def _why(root: Path) -> str:
