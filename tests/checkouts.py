@@ -127,9 +127,3 @@ def wait_for(condition: Callable[[], object], within_seconds: float = 30.0) -> b
             return False
         time.sleep(0.02)
     return True
-
-
-def names_no_place(path: Path) -> bool:
-    """True if a file tells nothing of the folders of this machine."""
-    text = path.read_text()
-    return not any(str(place) in text for place in (ROOT, path.parent, Path.home()))

@@ -1,5 +1,6 @@
 """What must be true of a campaign's ledger, results.tsv and branch, whatever happened to it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,17 +18,17 @@ SIZES = (16, 100, 400, 1000, 4000)  # of the validation splits that tests have
 HEAVY_NAMES = ("weights", "weights.partial", ".weights.partial")
 
 
-def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[str]:
+def problems(root: Path, *, foreign: bool = False) -> list[str]:
     """What is wrong with lock, ledger, results.tsv, branch and leftovers. Empty if nothing is.
 
-    Tolerated are `gaps` in the numbers, and a `foreign` HEAD that somebody else committed to.
+    Tolerated is a `foreign` HEAD, which somebody else committed to.
     """
     ledger, found = Ledger(root), []
     if ledger.is_running():
         found.append("the head's lock is held")
     records = ledger.records()
     numbers = ledger.numbers()
-    if not numbers == [r.number for r in records] == list(range(1, len(numbers) + 1)) and not gaps:
+    if not numbers == [r.number for r in records] == list(range(1, len(numbers) + 1)):
         found.append(f"numbers are not 1, 2, 3, ...: {numbers}")
     found += [f"{r.number:04d} is open" for r in records if r.status == "started"]
     found += [
@@ -39,17 +40,31 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
     header, *rows = ledger.tsv_path.read_text().splitlines()
     if header.split("\t") != list(COLUMNS) or rows != [row(r) for r in records]:
         found.append("results.tsv is not what the records say")
-    found += _problems_of_git(root, records, gaps, foreign)
+    found += _problems_of_git(root, records, foreign)
     left = [p for p in root.rglob("*.tmp") if p.name.startswith(".")]
     left += [p for p in root.glob("runs/*/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
-    return found + [f"left behind: {p.relative_to(root)}" for p in left]
+    found += [f"left behind: {p.relative_to(root)}" for p in left]
+    return found + _problems_of_journal(root / "runs" / "journal.jsonl")
+
+
+def _problems_of_journal(path: Path) -> list[str]:
+    """Lines that are no JSON object. The last line may be torn: whoever appends to it next cuts it."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [f"journal.jsonl:{number} cannot be read" for number, line in enumerate(lines, 1) if not _is_object(line)]
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _is_measured(record: Record) -> bool:
     return record.evaluation is not None and len(record.evaluation.example_scores) in SIZES
 
 
-def _problems_of_git(root: Path, records: Sequence[Record], gaps: bool, foreign: bool) -> list[str]:
+def _problems_of_git(root: Path, records: Sequence[Record], foreign: bool) -> list[str]:
     found, repo, ledger = [], Repo(root), Ledger(root)
     commits = git(
         root, "log", "--reverse", "--format=%H %(trailers:key=Nightshift-Experiment,valueonly,separator=)%x09%s"
@@ -57,7 +72,7 @@ def _problems_of_git(root: Path, records: Sequence[Record], gaps: bool, foreign:
     ours = [line.split(maxsplit=2) for line in commits.splitlines() if not line.split("\t")[0].endswith(" ")]
     for commit, run, subject in ours:
         named = {id: name for r in records if f"{r.number:04d}" == run for name, id in r.commits.items()}
-        if named.get(commit) != subject.partition(":")[0] and not gaps:
+        if named.get(commit) != subject.partition(":")[0]:
             found.append(f"experiment {run} does not name its commit {commit[:7]} ({subject})")
     known = {commit for commit, _, _ in ours}
     found += [f"{r.number:04d} names a commit that is gone" for r in records if not {*r.commits.values()} <= known]

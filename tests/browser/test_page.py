@@ -155,7 +155,7 @@ def page_of(root: Path, num_experiments: int) -> tuple[str, float]:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """benchmarks/overhead.py has the seconds; here only that they do not grow as a square would: 16 times."""
+    """The seconds do not grow as a square would: 16 times."""
     _, seconds_of_a_quarter = page_of(tmp_path_factory.mktemp("quarter"), NUM // 4)
     root = tmp_path_factory.mktemp("many")
     html, seconds = page_of(root, NUM)

@@ -5,7 +5,6 @@ function of the learning rate and the seed. Equal settings therefore score equal
 that a trick moved shows at once. Each attempt gets the checkout afresh, on a campaign whose baseline is measured.
 """
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -37,7 +36,6 @@ lr = 6e-7
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
 BETTER = BASELINE.replace("6e-7", "6e-6")  # truly better: the harness keeps and commits it
 HARNESS = "nightshift/campaign/posterior.py"  # a measuring file
-TRAINER = "nightshift/engines/trl/trainer.py"
 SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
 EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one
 _WITHIN_SECONDS = 120.0
@@ -98,10 +96,6 @@ class Checkout:
         self.home.chmod(0o700)  # as --sandbox user asks for; to all else that user comes
         for folder in (self.folder, self.folder.parent):
             folder.chmod(0o755)
-
-    @property
-    def site_packages(self) -> Path:
-        return checkouts.site_packages(self.root)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -219,13 +213,6 @@ class Checkout:
         if finding.outcome == "harmless" and self.notes():
             return Finding("named", f"noted, and the score is the honest one: {self.notes()}")
         return finding
-
-    def free_of_places(self, text: str) -> str:
-        """`text` without the paths of this machine."""
-        places = {str(self.folder): "FOLDER", str(checkouts.ROOT): "PROJECT", f"{os.sep}tmp": "TMP"}
-        for place, name in places.items():
-            text = text.replace(place, name)
-        return text
 
 
 def _text(result: tuple[str, float | None]) -> str:

@@ -1,61 +1,91 @@
-"""A dozen of the attempts, with one that must be found out; and the whole, marked slow."""
+"""Attempts of an agent to get a better number without a better policy; most are marked slow.
 
-import json
-import re
+Each is made in a throw-away checkout (checkout.py) with the real run.py, the real `nightshift night`, processes and
+git. Only the process that trains is a stand-in, so that equal settings score equally and a moved number shows.
+"""
+
+import os
+import shutil
 import tempfile
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from tests.cheats import __main__ as cheats
-from tests.cheats.attempt import Attempt
-from tests.cheats.by_python import own_program
-from tests.checkouts import names_no_place, run_module
+from tests.cheats import by_agent, by_files
+from tests.cheats.checkout import Checkout
 
-# Of every setting and kind, those that are quick.
-NAMES = (
-    "dotted keys", "no plain file", "edited scorer", "git replace", "core.worktree", "edited decision",
-    "usercustomize in the home folder", "PYTHONPATH: environment package", "weakened incumbent", "forged results.tsv",
-    "forged record", "HEAD of the checkout",
+pytestmark = pytest.mark.timeout(1200)
+QUICK = ("core.worktree", "GIT_* variables", "swapped model")
+SANDBOXES = [
+    pytest.param("user", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can use another user")),
+    pytest.param("bwrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")),
+]
+# What is noticed though the agent has the rights of the user.
+NAMED_WITHOUT_SANDBOX = (
+    "scorer of the checkout", "HEAD of the checkout", "answer that is a link to a secret",
+    "link to the checkout in place of its clone", "FIFO, then link, in place of train.toml",
 )  # fmt: skip
 
 
-@pytest.mark.timeout(1200)  # thirteen attempts, each with a limit of its own
-def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen(tmp_path, monkeypatch):
-    chosen = [next(attempt for attempt in cheats.ATTEMPTS if attempt.name == name) for name in NAMES]
-    assert {attempt.setting for attempt in chosen} == {"train.toml", "checkout", "none"}
-    wished = Attempt("wished away", "checkout", "", "As `a program of its own`.", "refused", own_program)
-    passed_over = replace(wished, name="no such word")
-    monkeypatch.setattr(cheats, "ATTEMPTS", [*chosen, wished, passed_over])
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    output = tmp_path / "results" / "result.json"
-    done = CliRunner().invoke(cheats.main, ["--only", "e", "--side-by-side", "2", "--output", str(output)])
-    assert done.exit_code == 1, done.output
-    result = json.loads(output.read_text())
-    rows = result["attempts"]
-    assert [row["name"] for row in rows] == [*NAMES, "wished away"]
-    assert [row["name"] for row in rows if not row["holds"]] == ["wished away"], rows
-    assert rows[-1]["measured"] == "not defended"
-    assert {row["measured"] for row in rows} >= {"refused", "harmless", "not defended"}
-    assert "--sandbox none, " in done.stdout
-    assert (result["num_attempts"], result["num_as_expected"]) == (len(rows), len(rows) - 1)
-    assert result["command"] == "uv run --group dev python -m tests.cheats --only e"
-    assert not any(str(tmp_path) in row["evidence"] for row in rows)
-    assert names_no_place(output)
-    assert f"{len(rows)} attempts, 1 not as expected" in done.stdout
-    assert list(tmp_path.iterdir()) == [output.parent], "the checkout is cleared away"
+@pytest.fixture(scope="module")
+def built() -> Iterator[Checkout]:
+    with tempfile.TemporaryDirectory(prefix="cheats-", ignore_cleanup_errors=True) as name:  # open to other users
+        checkout = Checkout(Path(name, "own"))
+        checkout.build()
+        yield checkout
+        checkout.restore()
+
+
+@pytest.fixture
+def checkout(built: Checkout) -> Checkout:
+    built.restore()
+    return built
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in by_files.ATTEMPTS]
+)
+def test_who_may_write_in_the_checkout_is_refused_named_or_without_effect(checkout: Checkout, name: str) -> None:
+    expected, act = by_files.ATTEMPTS[name]
+    finding = act(checkout) or checkout.hand_in()
+    assert finding.outcome == expected, finding
+    assert not checkout.marker.exists(), "code of the agent ran"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_every_attempt_comes_to_what_is_expected(tmp_path: Path) -> None:
-    done = run_module("tests.cheats", "--output", str(tmp_path / "result.json"))
-    assert done.returncode == 0, done.stdout
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+@pytest.mark.parametrize("name", by_agent.ACTIONS)
+def test_an_agent_in_a_sandbox_has_no_effect_beyond_its_clone(checkout: Checkout, name: str, sandbox: str) -> None:
+    finding = by_agent.act(checkout, name, sandbox)
+    assert finding.outcome in ("harmless", "named"), finding
+    assert not checkout.marker.exists(), "code of the agent ran"
 
 
-def test_there_are_many_attempts_and_each_has_a_name_of_its_own_and_says_what_it_does() -> None:
-    assert len(cheats.ATTEMPTS) >= 130
-    assert len({(attempt.setting, attempt.name) for attempt in cheats.ATTEMPTS}) == len(cheats.ATTEMPTS)
-    assert all(re.fullmatch(r"\S.*\.", attempt.action) for attempt in cheats.ATTEMPTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_an_agent_in_a_sandbox_reaches_no_other_daemon(checkout: Checkout, sandbox: str) -> None:
+    finding = by_agent.use_another_daemon(checkout, sandbox)
+    assert finding.outcome in ("harmless", "named"), finding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", [".gitconfig", ".config/git/config"])
+@pytest.mark.parametrize("name", by_agent.GIT_CONFIGURATIONS)
+def test_the_configuration_of_git_in_home_has_no_effect(checkout: Checkout, name: str, file: str) -> None:
+    finding = by_agent.configure_git(checkout, name, file)
+    assert finding.outcome == "harmless", finding
+    assert not checkout.marker.exists(), "a program of the agent ran"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMED_WITHOUT_SANDBOX)
+def test_without_a_sandbox_these_are_named(checkout: Checkout, name: str) -> None:
+    finding = by_agent.act(checkout, name, "none")
+    assert finding.outcome == "named", finding
+
+
+def test_a_trick_that_works_is_seen(checkout: Checkout) -> None:
+    """SECURITY.md: without a sandbox, code that the agent plants runs in the next worker."""
+    finding = by_agent.act(checkout, "sitecustomize in the checkout", "none")
+    assert finding.outcome == "succeeded", finding

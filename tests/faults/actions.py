@@ -1,15 +1,10 @@
 """What is done to files, disk and git while an experiment runs, and how a person sets it right afterwards."""
 
 import os
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
-from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Outcome, Result, Training, Weights, packed
-from nightshift.files import write_json
 from tests.checkouts import git
-from tests.faults.matrix import BRANCH, FOLDERS, Fault
+from tests.faults.matrix import BRANCH, Fault
 
 BALLAST = "ballast"  # beside the checkout, on its small file system
 # States of git that are a file in .git, and those that are a commit of somebody to a file.
@@ -18,117 +13,20 @@ PLANTED = {"index locked": "index.lock", "HEAD locked": "HEAD.lock", "branch loc
 COMMITTED = {"config committed": "train.toml", "document committed": "program.md", "harness committed": "prepare.py"}
 
 
-def do(fault: Fault, root: Path) -> bool:
-    """Change the world as the fault says; False if there is nothing to change."""
-    match fault.family:
-        case "disk full":
-            _fill(root.parent / BALLAST, 1024 * int(fault.failure.split()[0]))
-        case "folder read-only":
-            folder = place(root, fault.victim)
-            if folder is None or not folder.is_dir():
-                return False
-            _set_read_only(folder, True)
-        case "git state changed":
-            change_git(root, fault.failure)
-        case _ if fault.failure:
-            path = place(root, fault.victim)
-            return path is not None and damage(path, fault.failure)
-        case _:
-            _bring_uninvited(root, fault.victim)
-    return True
+def do(fault: Fault, root: Path) -> None:
+    """Change the world as the fault says."""
+    if fault.family == "disk full":
+        _fill(root.parent / BALLAST, 1024 * int(fault.failure.split()[0]))
+    else:
+        change_git(root, fault.failure)
 
 
 def undo(fault: Fault, root: Path) -> None:
     """What a person does in the morning: make room, unlock, put files and branches back where they were."""
-    match fault.family:
-        case "disk full":
-            (root.parent / BALLAST).unlink(missing_ok=True)
-        case "folder read-only":
-            places = (root / name for name in FOLDERS if "LAST" not in name)
-            for folder in (*places, *root.glob("runs/*"), *root.glob("runs/*/*")):
-                _set_read_only(folder, False)
-        case "git state changed":
-            restore_git(root, fault.failure)
-        case _:
-            for name in ("train.toml", "results.tsv", "runs/.controller"):
-                path = root / name
-                if path.is_symlink():
-                    path.unlink()
-                elif path.is_dir():
-                    shutil.rmtree(path)
-
-
-def damage(path: Path, how: str) -> bool:
-    """Spoil a file or folder in one of the ways of DAMAGE; False if it is not there, or has no such way."""
-    is_folder = path.is_dir()
-    if path.is_symlink() or not path.exists() or (is_folder and how in ("garbled", "a folder instead")):
-        return False
-    data = b"" if is_folder else path.read_bytes()
-    entries = sorted(path.iterdir()) if is_folder else []
-    if how == "emptied" or how == "torn":
-        for entry in entries[: len(entries) if how == "emptied" else len(entries) // 2]:
-            _remove(entry)
-        if not is_folder:
-            path.write_bytes(b"" if how == "emptied" else data[: len(data) // 2])
-    elif how == "garbled":
-        path.write_bytes(bytes(range(256)))
-    elif how == "edited":
-        target = path / "notes.txt" if is_folder else path
-        target.write_bytes(data + b"# a note\n")
+    if fault.family == "disk full":
+        (root.parent / BALLAST).unlink(missing_ok=True)
     else:
-        _remove(path)
-        if how == "a folder instead":
-            path.mkdir()
-        elif how == "a link to nowhere instead":
-            path.symlink_to("nowhere")
-    return True
-
-
-def forge(what: str, root: Path, folder: Path) -> bool:
-    """Plant in the folder of a run what its worker did not make; False if that, or its place, is not there."""
-    result, earlier = (run / RESULT_NAME for run in (folder, root / "runs" / "0001"))
-    match what:
-        case "job of another config":
-            job = folder / JOB_NAME
-            job.write_text(re.sub(r'"lr":[^,}]*', '"lr":6e-4', job.read_text()))
-        case "edited result" if result.exists():
-            text = result.read_text()
-            result.write_text(re.sub(r'"eval_score":[^,]*', '"eval_score":0.99', text))
-        case _ if what == "edited result" or result.exists() or not result.parent.is_dir():
-            return False
-        case "result of an earlier run":
-            if not earlier.exists():
-                return False
-            os.link(earlier, result)
-        case "result as a link":
-            result.symlink_to("another.json")
-        case "result as a folder":
-            result.mkdir()
-        case _:
-            good = Evaluation(1.0, 0.0, packed((1.0,) * 100), "0" * 64, 0.0, 4.0, Weights(3, "0" * 64), 1.0)
-            run = Result(1000, Training(Outcome.FINISHED, 3), good, token="0" * 32)
-            write_json(result, run if what == "result with another token" else {})
-    return True
-
-
-def last_run(root: Path) -> Path | None:
-    """The folder of the last experiment."""
-    return max((p for p in (root / "runs").glob("[0-9]*") if p.is_dir()), default=None)
-
-
-def place(root: Path, name: str) -> Path | None:
-    """The path of a victim: LAST is the last experiment."""
-    last = last_run(root)
-    if last is None and "LAST" in name:
-        return None
-    return root / name.replace("LAST", last.name if last else "")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+        restore_git(root, fault.failure)
 
 
 def _fill(ballast: Path, bytes_left: int) -> None:
@@ -136,16 +34,6 @@ def _fill(ballast: Path, bytes_left: int) -> None:
     status = os.statvfs(ballast.parent)
     with ballast.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - bytes_left))
-
-
-def _set_read_only(path: Path, is_read_only: bool) -> None:
-    """Root heeds no permissions, only the immutable attribute; others cannot set it."""
-    if not path.is_dir():
-        return
-    if os.geteuid() == 0:
-        subprocess.run(["chattr", "+i" if is_read_only else "-i", str(path)], check=True)
-    else:
-        path.chmod(0o555 if is_read_only else 0o755)
 
 
 def change_git(root: Path, how: str) -> None:
@@ -184,16 +72,3 @@ def restore_git(root: Path, how: str) -> None:
         git(root, "revert", "--no-edit", git(root, "log", "-1", "--format=%H", "--", COMMITTED[how]).strip())
     elif how == "no repository":
         (root / ".git-away").rename(root / ".git")
-
-
-def _bring_uninvited(root: Path, what: str) -> None:
-    """Things in runs/ and results.tsv that no experiment put there."""
-    (root / "runs").mkdir(exist_ok=True)
-    path = root / what.partition(" ")[0]
-    if what.endswith("as a folder"):
-        path.mkdir()
-    elif what.endswith("as a file"):
-        path.write_text("a file\n")
-    else:
-        with (root / "results.tsv").open("a") as file:
-            file.write("\t0.9\t\tkeep\tmine\t0099" + ("\n" if what == "a row too many" else ""))

@@ -7,7 +7,6 @@ second younger. What depends on the way in which stand-ins get below an engine i
 import atexit
 import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -22,12 +21,11 @@ import msgspec
 from nightshift.campaign.records import Job
 from nightshift.executors import local
 from nightshift.experiment import setup
-from tests.faults.plan import Plan, Strike, open_engine, rules_under
+from tests.faults.plan import RULES, Plan, Strike, open_engine
 
 WORKER = Path(__file__).with_name("worker.py")
 LATE_SECONDS = 5.0  # the executor's own are a minute
 TAKES_SECONDS = 90.0  # an experiment; more is a hang
-REAL_TAKES_SECONDS = 400.0  # a start of torch on a machine with other work takes a minute
 _job = setup.Setup.job
 
 
@@ -39,7 +37,7 @@ def _equip(plan: Plan, root: Path) -> None:
         return replace(job, deadline_seconds=min(job.deadline_seconds, plan.deadline_seconds))
 
     strike = Strike(plan, root)
-    setup.rules_here = lambda root, engine, gpu_count: rules_under(engine)
+    setup.rules_here = lambda root, engine, gpu_count: RULES
     setup.open_engine = partial(open_engine, plan)
     setup.datetime = strike.datetime()  # type: ignore[misc]
     setup.Setup.job = make_job  # type: ignore[method-assign]
@@ -47,11 +45,8 @@ def _equip(plan: Plan, root: Path) -> None:
     strike.prepare()
 
 
-def start(root: Path, flags: Sequence[str], plan: Plan | None = None, output: str = "") -> int:
-    """Fork a run.py for the checkout; its process id. Its output goes to `stdout` and `stderr` beside the checkout.
-
-    `output` is added to the names of these two.
-    """
+def start(root: Path, flags: Sequence[str], plan: Plan | None = None) -> int:
+    """Fork a run.py for the checkout; its process id. Its output goes to `stdout` and `stderr` beside the checkout."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -62,7 +57,7 @@ def start(root: Path, flags: Sequence[str], plan: Plan | None = None, output: st
         os.setsid()
         os.chdir(root)
         for number, stream in ((1, "stdout"), (2, "stderr")):
-            path = root.parent / (stream + output)
+            path = root.parent / stream
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
         sys.stdout, sys.stderr = (open(n, "w", closefd=False, buffering=1) for n in (1, 2))  # noqa: SIM115
         heed_all_signals()
@@ -83,15 +78,6 @@ def start(root: Path, flags: Sequence[str], plan: Plan | None = None, output: st
         os._exit(code)
 
 
-def launch(root: Path, flags: Sequence[str]) -> int:
-    """Start the checkout's own run.py, with the real engine; its process id. Its output goes where a fork's does."""
-    with (root.parent / "stdout").open("wb") as out, (root.parent / "stderr").open("wb") as err:
-        command = [sys.executable, "run.py", *flags]
-        return subprocess.Popen(
-            command, cwd=root, stdout=out, stderr=err, start_new_session=True, preexec_fn=heed_all_signals
-        ).pid
-
-
 def heed_all_signals() -> None:
     """A shell's background job ignores some, and so would what it starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -99,9 +85,9 @@ def heed_all_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def finish(pid: int, within_seconds: float = TAKES_SECONDS) -> int | None:
+def finish(pid: int) -> int | None:
     """The exit code, negative for a signal; None if it hangs, and is killed. What was stopped is continued."""
-    deadline = time.monotonic() + within_seconds
+    deadline = time.monotonic() + TAKES_SECONDS
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
         if done and os.WIFSTOPPED(status):
@@ -115,5 +101,5 @@ def finish(pid: int, within_seconds: float = TAKES_SECONDS) -> int | None:
     return None
 
 
-def complete(root: Path, flags: Sequence[str], plan: Plan | None = None, is_real: bool = False) -> int | None:
-    return finish(launch(root, flags), REAL_TAKES_SECONDS) if is_real else finish(start(root, flags, plan))
+def complete(root: Path, flags: Sequence[str], plan: Plan | None = None) -> int | None:
+    return finish(start(root, flags, plan))

@@ -19,18 +19,15 @@ from typing import Any
 
 from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine
-from nightshift.engines.prime_rl.launch import Ports
 from nightshift.engines.trl.engine import TrlEngine
-from tests.checkouts import ROOT
 from tests.faults import actions
 from tests.faults.matrix import IN_THE_WORLD, OF_WORKER, Fault
 from tests.faults.stand_in_trainer import FOREVER, NUM_VALIDATION
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_ins import prime_rl_rules, small
+from tests.stand_ins import small
 
 TRAINER = (str(Path(__file__).with_name("stand_in_trainer.py")),)
 RULES = replace(small(ARITHMETIC_TRL, NUM_VALIDATION), startup_seconds=20.0)
-PRIME_RL_RULES = prime_rl_rules()
 
 # The steps of an experiment, by the outermost of these functions on the stack: those of run.py, and of its worker.
 STEPS = {
@@ -39,8 +36,8 @@ STEPS = {
     "_settle": "settle", "Ledger.close": "close", "keep_model": "keep model",
 }  # fmt: skip
 WORKER_STEPS = {
-    "TrlEngine.open": "open", "PrimeRlEngine.open": "open", "TrlSession.train": "train",
-    "PrimeRlSession.train": "train", "evaluate": "evaluate", "TrlSession.close": "stop", "write_json": "result",
+    "TrlEngine.open": "open", "TrlSession.train": "train",
+    "evaluate": "evaluate", "TrlSession.close": "stop", "write_json": "result",
 }  # fmt: skip
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "shutil.rmtree", "subprocess.Popen")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -58,29 +55,11 @@ class Plan:
     told: str = ""
     last: int = 0
     deadline_seconds: float = 60.0
-    ports: Ports | None = None
-
-
-def rules_under(engine: str | None) -> Rules:
-    """Under --engine."""
-    return PRIME_RL_RULES if engine == PRIME_RL_RULES.engine else RULES
 
 
 def open_engine(plan: Plan, rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> Engine:
-    """The real engine around stand-ins."""
-    if rules.engine == "trl":
-        return TrlEngine(rules, root, environ, trainer=TRAINER)
-    from nightshift.engines.prime_rl import engine as prime_rl
-    from nightshift.engines.prime_rl.installation import Installation, Pins
-    from nightshift.engines.prime_rl.session import Timing
-
-    prime_rl.problems = lambda *arguments: []
-    if plan.ports is not None:
-        prime_rl.free_ports = lambda *arguments: plan.ports
-    made = Installation(root.parent / "prime-rl" / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
-    startup_seconds = min(20.0, plan.deadline_seconds / 2)
-    timing = Timing(startup_seconds=startup_seconds, hang_seconds=3.0, grace_seconds=1.0, poll_seconds=0.05)
-    return prime_rl.PrimeRlEngine(rules, root, environ, "none", installation=made, timing=timing)
+    """The real engine around a stand-in."""
+    return TrlEngine(rules, root, environ, trainer=TRAINER)
 
 
 @dataclass(slots=True)
@@ -140,11 +119,9 @@ class Strike:
         if fault.family == "clock jump":
             self.jump_seconds = float(fault.failure.split()[0])
             return True
-        if fault.family == "result forged":
-            assert self.folder is not None
-            return actions.forge(fault.victim, self.root, self.folder)
         if fault.family in IN_THE_WORLD:
-            return actions.do(fault, self.root)
+            actions.do(fault, self.root)
+            return True
         if fault.failure == "silence":
             time.sleep(FOREVER)
         pids = {"run.py": os.getpid()} if self.folder is None else {"run.py": os.getppid(), "worker": os.getpid()}

@@ -1,37 +1,31 @@
 """A throw-away checkout in mid-campaign in which a scenario is played, and what an agent does there afterwards."""
 
 import json
-import random
-import re
 import shutil
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record
-from tests import checkouts, stand_in_prime_rl
+from tests import checkouts
 from tests.checkouts import git
 from tests.faults import head
 from tests.faults.matrix import BRANCH, SCENARIOS, Moments
-from tests.faults.plan import PRIME_RL_RULES, RULES, Plan
+from tests.faults.plan import RULES, Plan
 from tests.faults.stand_in_trainer import NUM_VALIDATION
 from tests.stand_in_trainer import is_right, right_of
 
 FLAGS = ("--engine", "trl", "--budget-seconds", "1")
-REAL_FLAGS = ("--engine", "trl", "--budget-seconds", "20")
-PRIME_RL_FLAGS = ("--engine", "prime-rl", "--budget-seconds", "20")
-RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3, "prime-rl": 3e-6, "real": 1.2e-5}
+RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3}
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
 GONE_SECONDS = 20.0  # until the last process is gone: the watchdog's second, two graces, and a slow machine
 IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift", "fault.json")
 
 
-def config_of(rate: float, max_steps: int = 3) -> bytes:
+def config_of(rate: float) -> bytes:
     orchestrator = "[orchestrator]\nbatch_size = 256\ngroup_size = 4\n"
-    return f"max_steps = {max_steps}\n{orchestrator}[trainer.optim]\nlr = {rate!r}\n".encode()
+    return f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {rate!r}\n".encode()
 
 
 def make_templates(folder: Path) -> Moments:
@@ -53,19 +47,6 @@ def make_templates(folder: Path) -> Moments:
     return {scenario: _moments(scenario, folder) for scenario in SCENARIOS}
 
 
-def make_real_template(folder: Path) -> None:
-    """`folder`/real/clone: a clone of this checkout in mid-campaign, whose baseline the real engine has measured."""
-    root = folder / "real" / "clone"
-    if (root / "results.tsv").exists():
-        return
-    shutil.rmtree(root, ignore_errors=True)
-    checkouts.clone(root, BRANCH)
-    (root / "train.toml").write_bytes(config_of(RATES["baseline"]))
-    git(root, "commit", "--quiet", "--all", "-m", "baseline config")
-    if head.complete(root, REAL_FLAGS, is_real=True) != 0:
-        sys.exit(f"the baseline of the real engine failed: {(root.parent / 'stderr').read_text()}")
-
-
 def _moments(scenario: str, folder: Path) -> list[tuple[str, int]]:
     """The file operations of a scenario that nothing disturbs."""
     root = set_up(scenario, folder, folder / "moments" / "checkout")
@@ -81,74 +62,48 @@ def _moments(scenario: str, folder: Path) -> list[tuple[str, int]]:
 
 def set_up(scenario: str, templates: Path, root: Path) -> Path:
     """A fresh checkout at `root` in which the scenario can be played."""
-    subprocess.run(["chattr", "-R", "-f", "-i", str(root.parent)], capture_output=True, check=False)
     shutil.rmtree(root, ignore_errors=True)
     (root.parent / "temporary").mkdir(parents=True, exist_ok=True)
     kind = scenario.partition(",")[0]
-    template = {"baseline": "baseline", "prime-rl": "baseline", "real": "real/clone"}.get(kind, "campaign")
-    shutil.copytree(templates / template, root, symlinks=True)
+    shutil.copytree(templates / ("baseline" if kind == "baseline" else "campaign"), root, symlinks=True)
     if kind in RATES:
-        (root / "train.toml").write_bytes(config_of(RATES[kind], max_steps=4 if kind == "prime-rl" else 3))
-    if kind == "prime-rl":
-        install_prime_rl(root)
-    if kind == "prime-rl" or scenario.endswith("committed"):
+        (root / "train.toml").write_bytes(config_of(RATES[kind]))
+    if scenario.endswith("committed"):
         git(root, "commit", "--quiet", "--all", "-m", "I commit first")
     return root
 
 
 def flags_of(scenario: str) -> tuple[str, ...]:
-    flags = {"prime-rl": PRIME_RL_FLAGS, "real": REAL_FLAGS}.get(scenario, FLAGS)
-    return (*flags, "--again") if scenario == "again" else flags
+    return (*FLAGS, "--again") if scenario == "again" else FLAGS
 
 
-def install_prime_rl(root: Path, fault: str | None = None, step: int = 1) -> None:
-    """The stand-in programs beside the checkout, and what they do wrong."""
-    folder = root.parent / "prime-rl"
-    shutil.rmtree(folder, ignore_errors=True)
-    made = stand_in_prime_rl.installation(folder, PRIME_RL_RULES)
-    stand_in_prime_rl.misbehave(made.venv, fault, step)
-
-
-def seconds_until_gone(root: Path) -> float | None:
-    """Until no process of the checkout is left; None if some stay, and are killed."""
-    began = time.monotonic()
+def wait_until_gone(root: Path) -> bool:
+    """Wait until no process of the checkout is left. False if some stay; they are killed."""
     if checkouts.wait_for(lambda: not checkouts.leftovers(root.parent), GONE_SECONDS):
-        return time.monotonic() - began
+        return True
     for process in checkouts.leftovers(root.parent):
         process.kill()
-    return None
+    return False
 
 
-def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
-    """Run experiments as an agent would until one is measured: (what it was told to do first, problems)."""
-    told: list[str] = []
-    is_first = not any(r.is_keep for r in readable(root))
-    source = git(root, "show", "HEAD:train.toml").encode() if is_first or scenario == "prime-rl" else None
+def next_experiment(root: Path, scenario: str) -> list[str]:
+    """Run experiments as an agent would, who does as the messages say, until one is measured. Return problems."""
+    is_first = not any(r.is_keep for r in Ledger(root).records())
+    source = git(root, "show", "HEAD:train.toml").encode() if is_first else None
     flags = flags_of("baseline" if scenario == "again" else scenario)
-    if scenario == "prime-rl":
-        flags = (*flags, "--again")
     for rate in NEXT_RATES:
         (root / "train.toml").write_bytes(source or config_of(rate))
-        code = head.complete(root, flags, is_real=scenario == "real")
+        code = head.complete(root, flags)
         said = (root.parent / "stderr").read_text()
         if code == 0:
-            return told, ["Traceback" for _ in range("Traceback" in said)]
-        if moved := re.search(r"[Mm]ove (\S+) out of runs/", said):
-            told.append("move the damaged record away")
-            folder = Path(moved[1])
-            folder.rename(root.parent / f"moved-{folder.name}-{random.getrandbits(32):x}")
-        elif put_back := re.search(r"Put it back: git show (\S+) > (\S+)", said):
-            told.append("put the record's train.toml back")
-            (root / put_back[2]).write_bytes(git(root, "show", put_back[1]).encode())
-        elif "Commit train.toml, or restore it" in said:
-            told.append("restore train.toml")
+            return ["Traceback" for _ in range("Traceback" in said)]
+        if "Commit train.toml, or restore it" in said:
             source = git(root, "show", "HEAD:train.toml").encode()
         elif "already tried" in said:
-            told.append("repeat it with --again")
             flags = (*flags, "--again")
         else:
-            return told, [f"the next experiment ended with {code}: {_why(root) or said.splitlines()[-1:]}"]
-    return told, [f"no experiment was measured in {len(NEXT_RATES)} tries"]
+            return [f"the next experiment ended with {code}: {_why(root) or said.splitlines()[-1:]}"]
+    return [f"no experiment was measured in {len(NEXT_RATES)} tries"]
 
 
 def _why(root: Path) -> str:
@@ -159,7 +114,7 @@ def _why(root: Path) -> str:
 def wrong_scores(root: Path) -> list[str]:
     """Runs whose scores are not those that the stand-in trainer gives to what their records say was trained."""
     found = []
-    for record in (record for record in readable(root) if record.rules_name == RULES.name):
+    for record in (record for record in Ledger(root).records() if record.rules_name == RULES.name):
         if record.result is not None and record.evaluation is not None:
             right = right_of(record.effective["optimizer"]["lr"], record.result.seed)
             if record.evaluation.example_scores != tuple(float(is_right(question, right)) for question in _questions()):
@@ -176,10 +131,3 @@ def _questions() -> list[str]:
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
     questions: list[str] = json.loads(done.stdout)
     return questions
-
-
-def readable(root: Path) -> list[Record]:
-    try:
-        return Ledger(root).records()
-    except Exception:  # a damaged record: whoever runs next is told
-        return []

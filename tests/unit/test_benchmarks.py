@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +9,19 @@ import aa
 import agents
 import decision_rules
 import numpy as np
-import proposals
 import proposers
 import pytest
 import seeds
 import where_the_time_goes
 from click.testing import CliRunner
-from decision_rules import RULES, START, WORLDS, AboveBest, Conditions, MovingBar, Nature, World, kept_set, play
+from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
 
 from nightshift.agents.search import SearchProposer
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.next_run import Run
-from nightshift.campaign.records import Action, Change
+from nightshift.campaign.records import Change
 from nightshift.config.decision_rules import RuleConstants
 from tests.campaigns import tell
-from tests.checkouts import ROOT
 
 
 def test_the_proposed_changes_have_the_shares_and_effects_of_the_world() -> None:
@@ -40,39 +35,12 @@ def test_the_proposed_changes_have_the_shares_and_effects_of_the_world() -> None
     assert np.mean([proposal.crash_seconds is not None for proposal in proposals]) == pytest.approx(0.08, abs=0.02)
 
 
-def test_the_true_score_of_a_config_is_the_sum_of_its_changes_until_nothing_helps_any_more() -> None:
-    nature = Nature(World(same_effect=-0.003), (0, 0))
-    changes = [nature.propose().change for _ in range(3)]
-    others = sum(proposal.other for proposal in nature.proposals)
-    assert nature.truth(changes)[0] == pytest.approx(START + others)
-    nature.proposals[0].helps, nature.proposals[1].helps = 0.15, 0.02
-    nature.proposals[0].other = nature.proposals[1].other = 0.0
-    assert nature.truth(changes[:2])[0] == pytest.approx(START + 0.15)
-
-
-def test_scores_scatter_by_seeds_and_examples_and_drift_with_the_night() -> None:
-    nature = Nature(World(drift=0.03), (0, 0))
-    scores = [nature.measure((), 9 * 3600.0) for _ in range(4000)]
-    assert np.mean(scores) == pytest.approx(START + 0.03, abs=0.001)
-    assert np.std(scores) == pytest.approx(np.sqrt(0.0125**2 + 0.35 * START * (1 - START) / 1319), rel=0.05)
-
-
 @pytest.mark.parametrize("num_slots", [1, 4])
 def test_a_night_is_the_same_for_the_same_seed_and_ends_with_a_gain(num_slots: int) -> None:
     figures = play(WORLDS["half help"], (1, 1), Conditions(num_slots), kept_set)
     assert figures == play(WORLDS["half help"], (1, 1), Conditions(num_slots), kept_set)
     assert figures["gain"] > 0
     assert 44 * num_slots <= figures["runs"] <= 52 * num_slots
-
-
-def test_a_slow_proposer_costs_runs_unless_it_works_ahead() -> None:
-    world = World(crashes=0.0)
-    seconds = [15.0, 180.0]
-    after = [play(world, (1, 1), Conditions(answer_seconds=answer), kept_set)["runs"] for answer in seconds]
-    ahead = [play(world, (1, 1), Conditions(answer_seconds=answer, ahead=True), kept_set)["runs"] for answer in seconds]
-    # A run takes 695 s, and 32,400 s hold 46 of them. The baseline and the four last runs need no answer.
-    assert ahead == [46, 46]
-    assert after == [45, 38]
 
 
 def observe_in_turn(rule: AboveBest, scores: list[float]) -> list[int]:
@@ -86,25 +54,6 @@ def test_the_rule_best_keeps_a_candidate_above_the_best_score_so_far() -> None:
     rule = AboveBest(0.500)
     assert observe_in_turn(rule, [0.500, 0.510, 0.505, 0.480, 0.509, 0.511]) == [2, 6]
     assert rule.gain()[0] == pytest.approx(0.011)
-
-
-def test_the_rule_bar_raises_and_lowers_the_bar() -> None:
-    rule = MovingBar(0.500)
-    # 0.510 raises the bar to 0.504, and 0.505 to 0.5044. 0.497 is within 0.8 pp. 0.400 lowers the bar by 0.2 pp.
-    assert observe_in_turn(rule, [0.510, 0.505, 0.497, 0.400, 0.502, 0.503]) == [1, 2, 6]
-    assert rule.gain()[0] == pytest.approx(0.0024 + 0.4 * 0.0006)
-
-
-def test_a_keep_from_an_older_parent_makes_the_config_of_the_run_the_incumbent() -> None:
-    first, second = (Change(experiment=number, keys={f"key_{number}": "1"}) for number in (1, 2))
-    rule = AboveBest(0.500)
-    rule.observe(Run(new=first), 0.510, 0.0)
-    decisions = rule.observe(Run(new=second), 0.520, 0.0)
-    assert [(decision.change, decision.action) for decision in decisions] == [
-        (first, Action.REVERT),
-        (second, Action.KEEP),
-    ]
-    assert rule.kept == (second,)
 
 
 def test_every_rule_meets_the_same_changes_noise_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,22 +137,11 @@ def test_seeds_are_worth_what_they_share(common: float) -> None:
     assert worth["seeds"] == 1000
 
 
-def test_two_seeds_tell_nothing() -> None:
-    with pytest.raises(ValueError, match="2 seeds in common are too few"):
-        seeds.worth({0: 0.5, 1: 0.6, 2: 0.5}, {1: 0.5, 2: 0.6})
-
-
 def test_changes_that_do_nothing_are_decided_one_by_one() -> None:
     """Of four runs of one config the second scores far above the others, and the third far below."""
     figures = aa.decide([0.50, 0.56, 0.44, 0.50], RuleConstants())
     assert figures["kept"] == 1
     assert figures["standing"] == figures["kept"] + figures["adopted"] - figures["reverted"]
-
-
-def test_the_simulated_share_is_that_of_the_rule() -> None:
-    shares = aa.simulate([0.49, 0.51] * 10, RuleConstants(), repetitions=20)
-    assert shares.shape == (20,)
-    assert 0.02 < shares.mean() < 0.4
 
 
 # Nights of agents side by side
@@ -231,20 +169,6 @@ def test_the_best_mean_comes_first_and_its_band_is_students() -> None:
     assert third["gain_pp"] is None  # no certificate is no gain of 0
 
 
-def test_a_picture_is_drawn_of_nights_of_unequal_length(tmp_path: Path) -> None:
-    rows = [a_night("a", 1.0, [0.0, 1.0, 2.0]), a_night("a", 1.0, [0.0]), a_night("$\\frac$", 0.0, [0.0, 0.5])]
-    agents.draw(rows, tmp_path / "agents.png")
-    assert (tmp_path / "agents.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_every_agent_has_a_folder_name_of_its_own() -> None:
-    assert agents.slug("search") == "search"
-    commands = ["team:claude,codex", "./my agent --x", "./my agent --y"]
-    found = [agents.slug(command) for command in commands]
-    assert len({*found}) == 3
-    assert all(name.replace("-", "").isalnum() and len(name) < 30 for name in found)
-
-
 def test_a_night_is_a_row(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for changes, score in (({}, 0.5), ({LR: 3e-6}, 0.6), ({LR: 1e-5}, 0.4), ({}, 0.6), ({LR: 1e-4}, None)):
@@ -256,24 +180,6 @@ def test_a_night_is_a_row(tmp_path: Path) -> None:
     assert row["curve"][1] > 3
     assert len(row["curve"]) == 4
     assert row["curve"][-1] == pytest.approx(row["believed_pp"])
-    assert [*proposals.proposals(ledger.runs_dir, 60.0)] == []  # no curves were kept of it
-
-
-# Speed, on a small scale
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the benchmark runs on Linux only")
-def test_overhead_is_what_the_trainer_leaves(tmp_path: Path) -> None:
-    flags = ["--experiments", "1", "--refusals", "1", "--sizes", "3", "--output", str(tmp_path / "result.json")]
-    command = [sys.executable, str(ROOT / "benchmarks" / "overhead.py"), *flags]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert 0 < result["experiment"]["harness_seconds"] < result["experiment"]["wall_seconds"]
-    assert set(result["refusals"]) >= {"syntax error", "already tried"}
-    assert result["commands"][0]["report_mb"] > 0
-    assert "the harness: all but the trainer" in done.stdout
 
 
 def test_shares_add_up() -> None:

@@ -3,14 +3,9 @@
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nightshift.config.train_toml import diff, parse
-from nightshift.errors import ConfigError
-from tests.fuzz.mutants import CLASSES
-from tests.fuzz.oracle import doubts
-from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_clean_lines, refusal
+from tests.train_tomls import SHIPPED, SMALL, refusal
 
 
 def added(line: str) -> str:
@@ -228,20 +223,3 @@ def test_defaults_follow_the_variant() -> None:
     assert parse(b"orchestrator = {group_size = 4, token_batch_size = 9}\n").get("orchestrator.batch_size") is None
     with pytest.raises(KeyError):
         muon.get("model.name")
-
-
-# -- fuzz ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mutants", CLASSES)
-@settings(FUZZ, max_examples=40)
-@given(st.data())
-def test_a_mutated_file_is_valid_or_refused_in_clean_lines(mutants: str, data: st.DataObject) -> None:
-    source = data.draw(CLASSES[mutants]())
-    try:
-        parsed = parse(source)
-    except ConfigError as error:
-        assert_clean_lines(str(error))
-    else:
-        assert parsed.values.keys() <= {*parsed.resolved}
-        assert list(doubts(source)) == []

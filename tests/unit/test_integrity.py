@@ -29,6 +29,10 @@ def open_a_record(root: Path) -> None:
         (lambda root: (root / "runs/0002/weights").mkdir(parents=True), "left behind: runs/0002/weights"),
         (lambda root: (root / "runs/0001/.record.json.7.tmp").touch(), "left behind: runs/0001/.record"),
         (lambda root: shutil.rmtree(root / "runs/0001"), "numbers are not 1, 2, 3"),
+        (
+            lambda root: (root / "runs/journal.jsonl").write_text('{"a": 1}\n{"b"\n{}\n'),
+            "journal.jsonl:2 cannot be read",
+        ),
         (lambda root: (root / "untracked.txt").touch(), "git status"),
         (
             lambda root: git(root, "commit", "--allow-empty", "-m", "x\n\nNightshift-Experiment: 0002\n"),

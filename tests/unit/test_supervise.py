@@ -401,16 +401,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     wait_for(lambda: not with_signature(signature))
 
 
-@pytest.mark.parametrize(
-    ("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("raise RuntimeError", 1)]
-)
-def test_harness_that_ends_at_once_leaves_nothing(tmp_path, signature, end, code):
-    """Killed before its watchdog is awake, or without having stopped what it started."""
-    process = harness(tmp_path, signature, f"start({SLEEP!r})\n{end}\n", stderr=subprocess.DEVNULL)
-    assert process.wait(HANG_SECONDS) == code
-    wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
-
-
 def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(tmp_path, signature):
     body = (
         f"start({SLEEP!r})\nif os.fork() == 0: time.sleep(600); os._exit(0)\nPath('ready').touch()\ntime.sleep(600)\n"
@@ -461,28 +451,6 @@ def test_pipeline_behind_a_killed_harness_ends_at_once(tmp_path, signature):
     [child] = with_signature(signature)
     child.kill()
     wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_storm_leaves_nothing_and_the_clean_up_runs_to_its_end(tmp_path, signature, number):
-    calm = IGNORE_TERM + READY + "import time\nwhile not pathlib.Path('calm').exists(): time.sleep(0.01)"
-    body = (
-        "try:\n    with interruptible():\n        try:\n"
-        f"            start({calm!r})\n            Path('ready').touch()\n            time.sleep(600)\n"
-        "        finally:\n            assert group.stop() == []\n            Path('stopped').touch()\n"
-        "except Interrupted as error:\n    print(error, flush=True)\n    os._exit(error.exit_code)\n"
-    )
-    process = harness(tmp_path, signature, body, HANG_SECONDS, stdout=subprocess.PIPE)
-    wait_for(lambda: (tmp_path / "ready").exists() and (tmp_path / "child").exists())
-    for _ in range(20):
-        process.send_signal(number)
-        time.sleep(0.01)
-    (tmp_path / "calm").touch()  # the clean-up lasts as long as the storm
-    assert process.communicate(timeout=HANG_SECONDS)[0] == f"stopped by {number.name}\n".encode()
-    assert process.returncode == 130
-    assert (tmp_path / "stopped").exists()
-    assert not with_signature(signature)
-    assert not watchdogs_of(process.pid)
 
 
 # Signals

@@ -1,5 +1,6 @@
 """train.toml as text: rewritten with the values asked for, compared, read from a plain file, and its lines."""
 
+import json
 import os
 import re
 import string
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.config.allowlist import default
+from nightshift.config.allowlist import ANY, FORMER, KEYS, LOCKS, default
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.toml_text import line_of
 from nightshift.config.train_toml import Change, Config, changes_of, diff, load, parse
+from nightshift.config.values import Key, Kind
 from nightshift.errors import ConfigError, ExitCode
 from tests.prime_rl_plans import open_configs
 from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_clean_lines
@@ -242,3 +244,123 @@ def paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     if not isinstance(node, dict):
         return []
     return [found for name, value in node.items() for found in [(*path, name), *paths(value, (*path, name))]]
+
+
+# Hostile files
+
+NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_-]{0,8}\Z")
+ANY_VALUE = st.sampled_from([
+    "true", "0", "-1", "2", "64", "1_000", "0x10", "1e-6", "0.5", "nan", "inf", "1e400", "9223372036854775808", "''",
+    "'None'", "'adamw'", "[]", "[1]", "['q_proj']", "{}", "{a=1}", "[[1]]", "[{}]", "2026-01-01", "12:30:00",
+]) | st.text(st.characters(exclude_categories=("Cs",)), max_size=20).map(json.dumps)  # fmt: skip
+LOCKED = sorted({path for lock in LOCKS for path in lock.paths} | {*FORMER})
+TWINS = {"a": "\u0430", "e": "\u0435", "o": "\u043e", "l": "1", "_": "-"}
+OPEN = [(re.compile(re.escape(key.path).replace(r"\*", r"[A-Za-z][A-Za-z0-9_-]{0,39}")), key) for key in KEYS]
+
+
+def allowed_values(key: Key) -> st.SearchStrategy[str]:
+    if key.kind is Kind.TABLE:
+        return st.just("{}")
+    if key.kind is Kind.BOOL:
+        return st.sampled_from(("true", "false"))
+    if key.kind is Kind.CHOICE:
+        return st.sampled_from(key.choices).map(json.dumps)
+    if key.kind is Kind.LIST:
+        return st.lists(st.sampled_from(key.choices), min_size=1, unique=True).map(json.dumps)
+    low = next(bound for bound in (key.minimum, key.above, -1000) if bound is not None)
+    high = next(bound for bound in (key.maximum, key.below, 10_000) if bound is not None)
+    return st.integers(int(low), int(high)).map(str) if key.kind is Kind.INT else st.floats(low, high).map(repr)
+
+
+@st.composite
+def assignments(draw: st.DrawFn) -> tuple[list[str], str]:
+    """An open key, a misspelled or a locked one, with a value that the key may or may not take."""
+    key = draw(st.sampled_from(KEYS))
+    path = [draw(NAMES) if part == ANY else part for part in key.path.split(".")]
+    match draw(st.sampled_from(("open", "open", "open", "locked", "misspelled", "dot in a name"))):
+        case "locked":
+            path = draw(st.sampled_from(LOCKED)).replace(ANY, "trainer").split(".")
+        case "dot in a name":
+            path = [*path[:-2], ".".join(path[-2:])]
+        case "misspelled":
+            part, index = draw(st.integers(0, len(path) - 1)), draw(st.integers(0, 40))
+            name = path[part]
+            index %= len(name)
+            letter = draw(st.sampled_from(("", name[index] * 2, TWINS.get(name[index], "\u200b"), ".")))
+            path[part] = name[:index] + letter + name[index + 1 :]
+    return path, draw(draw(st.sampled_from((ANY_VALUE, allowed_values(key), allowed_values(key)))))
+
+
+@st.composite
+def mutants(draw: st.DrawFn) -> bytes:
+    """A train.toml as a careful or a careless agent writes it, in one of the spellings of TOML."""
+    text = "orchestrator.group_size = 4\norchestrator.batch_size = 256\n" * draw(st.sampled_from((1, 1, 1, 0)))
+    for path, value in draw(st.lists(assignments(), min_size=1, max_size=2)):
+        spell = draw(st.sampled_from((json.dumps, lambda part: part)))
+        *tables, leaf = map(spell, path)
+        head, line = ".".join(tables), f"{leaf} = {value}\n"
+        spellings = (
+            f"{head}.{line}",
+            f"{head}.{line}",
+            f"[{head}]\n{line}",
+            f"[[{head}]]\n{line}",
+            f"{head} = {{{line[:-1]}}}\n",
+        )
+        text += draw(st.sampled_from(spellings)) if head else line
+    return text.encode()
+
+
+@st.composite
+def damaged_files(draw: st.DrawFn) -> bytes:
+    """The shipped file with bytes or lines replaced, added or removed."""
+    pieces: list[Any] = draw(st.sampled_from((list(SHIPPED), SHIPPED.splitlines(keepends=True))))
+    is_bytes = isinstance(pieces[0], int)
+    for _ in range(draw(st.integers(1, 5))):
+        start, length = draw(st.integers(0, len(pieces))), draw(st.sampled_from((0, 1, 1, 40)))
+        added = list(draw(st.binary(max_size=8))) if is_bytes else draw(st.lists(st.sampled_from(pieces), max_size=2))
+        pieces[start : start + length] = added or pieces[:1]
+    return bytes(pieces) if is_bytes else b"".join(pieces)
+
+
+def is_allowed(path: str, value: Any) -> bool:
+    """Judge one value of an accepted file by the table of keys alone, without the code that accepted it."""
+    [key] = [key for pattern, key in OPEN if pattern.fullmatch(path)]
+    if value == "None":
+        return key.nullable or "None" in key.choices
+    if isinstance(value, str):
+        return value in key.choices
+    if isinstance(value, list):
+        return key.kind is Kind.LIST and set(value) <= {*key.choices}
+    if isinstance(value, bool | dict):
+        return key.kind is (Kind.BOOL if isinstance(value, bool) else Kind.TABLE)
+    bounds = (key.minimum, key.maximum, key.above, key.below)
+    least, most, above, below = (float(bound) if bound is not None else None for bound in bounds)
+    return (
+        key.kind in ((Kind.FLOAT, Kind.INT) if isinstance(value, int) else (Kind.FLOAT,))
+        and (least is None or value >= least) and (most is None or value <= most)
+        and (above is None or value > above) and (below is None or value < below)
+        and abs(value) < float("inf")
+    )  # fmt: skip
+
+
+@settings(FUZZ, max_examples=400)
+@given(mutants() | damaged_files() | st.binary(max_size=200))
+def test_a_hostile_file_is_refused_in_clean_lines_or_has_open_keys_with_allowed_values_only(source: bytes) -> None:
+    try:
+        config = parse(source)
+    except ConfigError as error:
+        assert_clean_lines(str(error))
+        return
+    document = tomllib.loads(source.decode())
+    nodes = {path: node(document, path) for path in paths(document)}
+    for path, value in nodes.items():
+        is_key = any(pattern.fullmatch(".".join(path)) for pattern, _ in OPEN)
+        assert is_key or isinstance(value, dict), path  # a table around keys
+        assert not is_key or is_allowed(".".join(path), value), path
+        assert not any("." in part for part in path)
+    assert set(map(".".join, nodes)).isdisjoint(LOCKED)
+    assert parse(set_values(source, {})).hash == config.hash
+
+
+def node(document: Any, path: tuple[str, ...]) -> Any:
+    return node(document[path[0]], path[1:]) if path else document
