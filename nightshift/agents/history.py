@@ -26,10 +26,10 @@ from nightshift.text import clean
 
 UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
 RUNS_TITLE = """\
-All runs (difference: from the expected score of the same run without its new change, ± half of the 95 % interval):
+All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
 run | score | difference | steps | verdict: change"""
 KEYS_TITLE = """\
-Scores by key and value (difference: from the baseline's value, less what the other changes of these runs add):
+Scores by key and value (difference: to the baseline's value of the key, adjusted for the other changes of these runs):
 value | runs | mean score | difference"""
 
 
@@ -108,7 +108,7 @@ class KeyHistory:
         rows = [row for row in self.values if row.difference is not None and not row.others]
         names = f"baseline {self.baseline}, incumbent {self.now}"
         if len(rows) > 1:
-            names += f", highest difference {max(rows, key=lambda row: row.difference or 0.0).value}"
+            names += f", best by difference {max(rows, key=lambda row: row.difference or 0.0).value}"
         return [f"{self.key}: {names}", *(f"  {row}" for row in self.values)]
 
 

@@ -67,13 +67,13 @@ def test_it_holds_everything_that_the_next_proposal_needs(tmp_path: Path) -> Non
         "This run also re-tests 0005, unless you set one of its keys:\n"
         f"| 0005 {retest}, P(it helps) {percent(retest.p_helps)} %: trainer.optim.lr = 9e-6\n",
         "The kept changes with their current estimates, the most certain first:\n| 0002 +",
-        f"two runs differ by {100 * 2**0.5 * standing.run_sd:.1f} pp",
+        f"of the difference of two runs {100 * 2**0.5 * standing.run_sd:.1f} pp",
         "Health of experiment 0005, the last one:\n| entropy fell 5\n",
         "Problems that 0005 fixed and broke against its parent:\n| arithmetic: 12 fixed",
         "| 0001 | 35.0 % | | 40 | keep: the baseline\n",
         f"| 0003 | 55.0 % | {differences[3]} | 40 | discard: orchestrator.group_size 4 -> 8\n",
         ": +trainer.optim.weight_decay 0.1 (default 0.01) (also re-testing 0003)\n",
-        "| trainer.optim.lr: baseline 6e-7, incumbent 3e-6, highest difference 3e-6\n| 6e-7 | 1 | 35.0 % | 0 ",
+        "| trainer.optim.lr: baseline 6e-7, incumbent 3e-6, best by difference 3e-6\n| 6e-7 | 1 | 35.0 % | 0 ",
         "| 0003 larger groups | lesson: too few prompts\n",
         "| predicted +5 pp\n",
         "Keys that no run changed:\n| ",
@@ -215,7 +215,7 @@ def test_a_wave_asks_for_changes_of_different_keys(tmp_path: Path) -> None:
     assert "hypothesis.txt" not in brief
     one = compose(context_of(tmp_path / "one", ["3e-6"]))
     assert "proposal-1" not in one
-    assert "Edit train.toml only" in one
+    assert "Edit train.toml, the incumbent's config" in one
 
 
 def test_foreign_text_forges_no_line(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_the_text_has_both_tables() -> None:
         "trainer.optim.lr 3e-6 -> 4e-6 [start 2 of this config]",
         "",
         "value | runs | mean score | difference",
-        "trainer.optim.lr: baseline 3e-6, incumbent 4e-6, highest difference 4e-6",
+        "trainer.optim.lr: baseline 3e-6, incumbent 4e-6, best by difference 4e-6",
         "  3e-6 | 1 | 50.0 % | 0 (the baseline's value)",
         "  4e-6 | 1 | 53.0 % | +3.1 ± 2.0 pp",
         "",
@@ -337,5 +337,5 @@ def test_nightshift_history_prints_it(tmp_path: Path) -> None:
     assert shown.startswith("kept, the most certain first:\n  0003  +")
     assert "\n0002 | 40.0 % | -1" in shown
     assert (
-        "\ntrainer.optim.lr: baseline 3e-6, incumbent 3e-6, highest difference 3e-6\n  3e-6 | 1 | 50.0 % | 0 " in shown
+        "\ntrainer.optim.lr: baseline 3e-6, incumbent 3e-6, best by difference 3e-6\n  3e-6 | 1 | 50.0 % | 0 " in shown
     )
