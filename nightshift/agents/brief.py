@@ -261,5 +261,6 @@ def steps(context: Context) -> str:
     halfwidth = num_steps * Z95 * log_sd
     return (
         f"a run with this train.toml is expected to complete {num_steps:.0f} ± {halfwidth:.0f} steps within its "
-        "budget; a schedule ends at max_steps, so write that, warmup_steps and decay_steps to fit; a constant one needs none"
+        "budget; a schedule ends at max_steps, so write that, warmup_steps and decay_steps to fit; a constant schedule "
+        "needs none"
     )
