@@ -45,7 +45,6 @@ class Event(NamedTuple):
     text: str
     is_error: bool
     status: int | None = None  # HTTP
-    details: str = ""  # more of the error, for programs rather than people
     retry_after: str = ""  # the HTTP header
 
 
@@ -134,16 +133,13 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         row.get("message") if kind == "error" else None,
         inner.get("message") if inner.get("type") == "error" else None,
         (row.get("result") or row.get("subtype")) if is_failure else None,
+        row.get("error") if kind in (None, "error", "result") else None,
     )
     if text:
-        details = (error.get("type"), error.get("name"), error.get("code"), data.get("responseBody"), text)
-        return Event(
-            _unwrapped(text),
-            True,
-            _status(row.get("api_error_status"), data.get("statusCode"), error.get("code")),
-            " ".join(detail for detail in details if isinstance(detail, str)),
-            str(mapping(data.get("responseHeaders")).get("retry-after", "")),
-        )
+        statuses = (row.get("api_error_status"), data.get("statusCode"), error.get("code"))
+        status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
+        retry_after = str(mapping(data.get("responseHeaders")).get("retry-after", ""))
+        return Event(_unwrapped(text), True, status, retry_after)
     answer = _first_text(
         row.get("result") if kind == "result" else None,
         row.get("response"),
@@ -213,10 +209,6 @@ def _unwrapped(text: str) -> str:
 def _first_text(*values: Any) -> str:
     """Return the first value that is a text and not blank; "" if none is."""
     return next((value for value in values if isinstance(value, str) and value.strip()), "")
-
-
-def _status(*values: Any) -> int | None:
-    return next((value for value in values if type(value) is int and 400 <= value < 600), None)
 
 
 def _content(message: Mapping[str, Any]) -> str:

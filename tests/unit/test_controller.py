@@ -101,12 +101,15 @@ def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, 
     ledger.sweep()  # no controller any more
 
 
-def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOLCK, "No locks available"), (errno.ENOSYS, "Function not implemented")]
+)
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, number, reason):
     def refuse(descriptor: int, kind: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).controller():
+    with pytest.raises(NightshiftError, match=reason), Ledger(tmp_path).controller():
         pass
     assert not Ledger(tmp_path).is_running()
 
