@@ -18,7 +18,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from nightshift.agents.usage import Event, Output, is_stack, mapping, read_event, read_output, summarize
+from nightshift.agents.usage import Event, Output, is_stack, mapping, read_event, read_output, summary_of
 from nightshift.files import read_file
 from nightshift.text import clean
 
@@ -83,8 +83,7 @@ def read_ending(output: str, exit_code: int | None, now: datetime, *, is_edited:
         exit_code: None if nightshift stopped the process.
         is_edited: the process changed train.toml.
     """
-    printed = read_output(output)
-    words, cost = summarize(printed)
+    printed, (words, cost) = read_output(output), summary_of(output)
     is_working, error = _read_course(printed, cost.tokens_out)
     if exit_code in (126, 127):
         return Availability(Meaning.PROGRAM, words)
@@ -177,7 +176,7 @@ def classify(text: str, status: int | None = None) -> Availability | None:
     number = status or (int(next(filter(None, match.groups()))) if match else 0)
     by_number = Meaning.OVERLOADED if number >= 500 else _STATUSES.get(number)
     meaning = meaning or by_number
-    return None if meaning is None else Availability(meaning, shown)
+    return Availability(meaning, shown) if meaning else None
 
 
 def _moment(value: Any, now: datetime) -> datetime | None:

@@ -53,7 +53,6 @@ class Output(NamedTuple):
 
     rows: list[Mapping[str, Any]]
     lines: list[str]
-    is_cut: bool  # its beginning is not known
 
 
 class Log:
@@ -92,18 +91,14 @@ def read_output(output: str) -> Output:
     ends = [number for number, line in enumerate(lines) if line.rstrip() == "}" and begins and number > begins[0]]
     if ends and isinstance(value := decode("\n".join(lines[begins[0] : ends[0] + 1])), dict):
         rows.append(value)
-    return Output(rows, plain, len(output) >= MAX_LOG_BYTES)
+    return Output(rows, plain)
 
 
 def summary_of(output: str) -> Summary:
     """Return the last words and the cost. Without known JSON: the last line that tells something, and no cost."""
-    return summarize(read_output(output))
-
-
-def summarize(printed: Output) -> Summary:
-    """Do what `summary_of` does, with an output that was read."""
+    rows, lines = read_output(output)
     words, num_conversations, costs = "", 0, dict[tuple[str | None, str | int], Cost]()  # by kind and conversation
-    for number, row in enumerate(printed.rows):
+    for number, row in enumerate(rows):
         kind, session, event, cost = row.get("type"), row.get("session_id"), read_event(row), _read_cost(row)
         words = event.text if event else words
         num_conversations += kind in ("thread.started", "init")
@@ -113,9 +108,9 @@ def summarize(printed: Output) -> Summary:
             conversation = session if isinstance(session, str) else num_conversations
             costs[kind, conversation if kind in _TOTALS else number] = cost
     total = together(costs.values()) or Cost()
-    if printed.is_cut and any(kind in _STEPS for kind, _ in costs):
+    if len(output) >= MAX_LOG_BYTES and any(kind in _STEPS for kind, _ in costs):
         total = replace(total, at_least=FIGURES)  # the steps before are not known
-    return Summary(clean(words or last_line(printed.lines), MAX_WORDS), total)
+    return Summary(clean(words or last_line(lines), MAX_WORDS), total)
 
 
 def read_event(row: Mapping[str, Any]) -> Event | None:
