@@ -2,7 +2,7 @@
 checkout, the controller (run.py, a night, certify). A record is whole or absent.
 
 The controller holds the lock of the file `runs/.lock`, which the kernel releases when the process dies.
-`runs/.controller` names the last process that held the lock.
+`runs/.controller` names the process for the refusal of a second start; a killed process leaves the file.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Ledger:
     @contextmanager
     def controller(self) -> Iterator[None]:
         """Be the controller of this checkout. UsageError, which names the holder, while another process is."""
-        path = self.runs_dir.absolute() / LOCK_NAME
+        path, holder_path = self.runs_dir.absolute() / LOCK_NAME, self.runs_dir / HOLDER_NAME
         lock = FileLock(path, timeout=_PATIENCE_SECONDS, fallback_to_soft=False)
         try:
             self.runs_dir.mkdir(exist_ok=True)
@@ -119,10 +119,12 @@ class Ledger:
             raise disk_error(error, path) from None
         with hold:
             try:
-                write_json(self.runs_dir / HOLDER_NAME, Holder.here())
+                write_json(holder_path, Holder.here())
                 yield
             finally:
                 del _held[path]
+                with suppress(OSError):
+                    holder_path.unlink()  # the command may contain secrets, for example in --notify
 
     def _contention(self) -> UsageError:
         holder = None

@@ -62,6 +62,7 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
         assert Ledger(tmp_path).is_running()
         assert f"process {os.getpid()} (" in refusal(tmp_path)
     assert not Ledger(tmp_path).is_running()
+    assert not (tmp_path / "runs" / HOLDER_NAME).exists()
 
 
 def test_the_refusal_names_a_holder_on_another_host(tmp_path: Path) -> None:
