@@ -18,7 +18,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from nightshift.agents.usage import Event, Output, is_stack, mapping, read_event, read_output, summarize
+from nightshift.agents.usage import Event, Output, is_stack, mapping, read_event, read_output, summary_of
 from nightshift.files import read_file
 from nightshift.text import clean
 
@@ -83,8 +83,7 @@ def read_ending(output: str, exit_code: int | None, now: datetime, *, is_edited:
         exit_code: None if nightshift stopped the process.
         is_edited: the process changed train.toml.
     """
-    printed = read_output(output)
-    words, cost = summarize(printed)
+    printed, (words, cost) = read_output(output), summary_of(output)
     is_working, error = _read_course(printed, cost.tokens_out)
     if exit_code in (126, 127):
         return Availability(Meaning.PROGRAM, words)
@@ -92,7 +91,7 @@ def read_ending(output: str, exit_code: int | None, now: datetime, *, is_edited:
         return _of_answer(printed, words, bool(cost.tokens_out), is_edited)
     result, rejection = None, _rejection(printed)
     if error is not None:
-        result = classify(error.text, error.status, error.details)
+        result = classify(error.text, error.status)
     elif exit_code is not None or not is_working:
         result = _of_lines(printed.lines)
     if result is None and rejection is not None:
@@ -161,13 +160,12 @@ def codex_reset(home: Path, now: datetime) -> datetime | None:
     return None
 
 
-def classify(text: str, status: int | None = None, details: str = "") -> Availability | None:
+def classify(text: str, status: int | None = None) -> Availability | None:
     """Say what the text of one error means; None if it belongs to no family.
 
     Args:
         text: the sentence for people, read up to _MAX_TEXT characters.
         status: HTTP.
-        details: codes and bodies, which decide only if the sentence does not.
     """
     plain = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split())
     meaning, shown = _family(plain), clean(text[:_MAX_TEXT], MAX_SHOWN)
@@ -177,8 +175,8 @@ def classify(text: str, status: int | None = None, details: str = "") -> Availab
     match = _STATUS.search(plain)
     number = status or (int(next(filter(None, match.groups()))) if match else 0)
     by_number = Meaning.OVERLOADED if number >= 500 else _STATUSES.get(number)
-    meaning = meaning or _family(" ".join(details[:_MAX_TEXT].split())) or by_number
-    return None if meaning is None else Availability(meaning, shown)
+    meaning = meaning or by_number
+    return Availability(meaning, shown) if meaning else None
 
 
 def _moment(value: Any, now: datetime) -> datetime | None:

@@ -1,16 +1,12 @@
 """Reads the output of a coding agent: its last words, and the tokens and dollars that it reports.
 
-The JSON formats are recognised by their fields, whichever program prints them:
+Rows of JSON are recognised by their fields, whichever program prints them. Three kinds of rows report a cost:
 
-    Claude Code  `stream-json`, and `json`, its last line: `type` "result" with `result`, `session_id`, `usage`
-                 (`input_tokens` excludes cached tokens) and `total_cost_usd`, a running total of the session
-    Qwen Code    the same as an array; `stats` as in Gemini CLI
-    Codex        a line an event: `turn.completed` with the `usage` of the thread so far, cached tokens included;
-                 `turn.failed` with the `error`; before 0.44 `msg.type` "token_count" and "error"
-    Gemini CLI   one object on many lines: `response`, `error` and `stats.models.NAME.tokens`; its `stream-json` has
-                 `stats.input_tokens`
-    opencode     `step_finish` with the `part.tokens` and `part.cost` of one step; `error.data.message`
-    pi           `message_end` with the `usage` of one message; `agent_end` repeats all messages
+    the end of a conversation   Claude Code and Gemini CLI (`result`), Codex (`turn.completed`; before 0.44
+                                `msg.type` "token_count"): a running total, which replaces an earlier one
+    one step                    opencode (`step_finish`), pi (`message_end`): the steps are added up; pi's
+                                `agent_end` repeats all of them
+    `stats.models`              Gemini CLI and Qwen Code, once for each process
 
 The output is hostile: a bounded end of it is read, only sane numbers are believed, and an absent figure is None.
 """
@@ -28,9 +24,12 @@ from nightshift.text import ANSI, clean
 MAX_LOG_BYTES = 1_000_000  # that a log keeps, and that are read of the end of an output
 MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; a larger number is not believed
 MAX_WORDS = 300  # characters
-_CLAUDE_INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-_STACK = re.compile(r"[{}\[\])^~|]{1,80}$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): ")
-_NODE_ERROR = re.compile(r"(?:Uncaught )?\w{0,60}Error(?: \[\w+\])?: ")
+# Input tokens that were not cached, and those that were. The `input_tokens` of Codex and Gemini CLI include both.
+_TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_STEP_IN = ("input", "read", "write", "cacheRead", "cacheWrite")  # opencode, pi
+_STEPS = ("step_finish", "message_end")
+_TOTALS = ("result", "turn.completed", None)
+_STACK = re.compile(r"\s+at |\s*(?:[{}\[\])^~|]{1,80}\s*$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): )")
 
 
 class Summary(NamedTuple):
@@ -46,7 +45,6 @@ class Event(NamedTuple):
     text: str
     is_error: bool
     status: int | None = None  # HTTP
-    details: str = ""  # more of the error, for programs rather than people
     retry_after: str = ""  # the HTTP header
 
 
@@ -55,7 +53,6 @@ class Output(NamedTuple):
 
     rows: list[Mapping[str, Any]]
     lines: list[str]
-    is_cut: bool  # its beginning is not known
 
 
 class Log:
@@ -94,42 +91,35 @@ def read_output(output: str) -> Output:
     ends = [number for number, line in enumerate(lines) if line.rstrip() == "}" and begins and number > begins[0]]
     if ends and isinstance(value := decode("\n".join(lines[begins[0] : ends[0] + 1])), dict):
         rows.append(value)
-    return Output(rows, plain, len(output) >= MAX_LOG_BYTES)
+    return Output(rows, plain)
 
 
 def summary_of(output: str) -> Summary:
     """Return the last words and the cost. Without known JSON: the last line that tells something, and no cost."""
-    return summarize(read_output(output))
-
-
-def summarize(printed: Output) -> Summary:
-    """Do what `summary_of` does, with an output that was read."""
-    rows, lines, is_cut = printed
-    words, num_threads, costs = "", 0, dict[tuple[str, object], Cost]()  # by program and conversation
+    rows, lines = read_output(output)
+    words, num_conversations, costs = "", 0, dict[tuple[str | None, str | int], Cost]()  # by kind and conversation
     for number, row in enumerate(rows):
-        event = read_event(row)
+        kind, session, event, cost = row.get("type"), row.get("session_id"), read_event(row), _read_cost(row)
         words = event.text if event else words
-        num_threads += row.get("type") == "thread.started"
-        program, cost = _read_cost(row)
-        session = row.get("session_id")
-        keys = {"claude": session if isinstance(session, str) else None, "codex": num_threads}
-        if program == "pi":
-            costs = {key: value for key, value in costs.items() if key[0] != "message"}
+        num_conversations += kind in ("thread.started", "init")
+        if kind == "agent_end":
+            costs = {key: cost for key, cost in costs.items() if key[0] != "message_end"}
         if cost is not None:
-            costs[program, keys.get(program, number)] = cost
+            conversation = session if isinstance(session, str) else num_conversations
+            costs[kind, conversation if kind in _TOTALS else number] = cost
     total = together(costs.values()) or Cost()
-    if is_cut and any(program in ("opencode", "message") for program, _ in costs):
+    if len(output) >= MAX_LOG_BYTES and any(kind in _STEPS for kind, _ in costs):
         total = replace(total, at_least=FIGURES)  # the steps before are not known
     return Summary(clean(words or last_line(lines), MAX_WORDS), total)
 
 
 def read_event(row: Mapping[str, Any]) -> Event | None:
     """Return what a row says: the error, if it holds one, else the answer; None for rows about the work itself."""
-    kind, inner = row.get("type"), mapping(row.get("msg")) or mapping(row.get("message"))
+    kind, inner = row.get("type"), _inner(row)
     item, part, error = (mapping(row.get(name)) for name in ("item", "part", "error"))
-    data = mapping(error.get("data"))
     if kind not in (None, "error", "result", "turn.failed"):  # of a tool, or of one try
-        error = data = {}
+        error = {}
+    data = mapping(error.get("data"))
     is_failure = kind == "result" and (row.get("is_error") is True or str(row.get("subtype")).startswith("error"))
     text = _first_text(
         data.get("message"),
@@ -137,20 +127,14 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         inner.get("errorMessage"),
         row.get("message") if kind == "error" else None,
         inner.get("message") if inner.get("type") == "error" else None,
-        row.get("result") if is_failure else None,
+        (row.get("result") or row.get("subtype")) if is_failure else None,
         row.get("error") if kind in (None, "error", "result") else None,
-        row.get("subtype") if is_failure else None,
-        error.get("type"),
     )
     if text:
-        details = (error.get("type"), error.get("name"), error.get("code"), data.get("responseBody"), text)
-        return Event(
-            _unwrapped(text),
-            True,
-            _status(row.get("api_error_status"), data.get("statusCode"), error.get("code")),
-            " ".join(detail for detail in details if isinstance(detail, str)),
-            str(mapping(data.get("responseHeaders")).get("retry-after", "")),
-        )
+        statuses = (row.get("api_error_status"), data.get("statusCode"), error.get("code"))
+        status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
+        retry_after = str(mapping(data.get("responseHeaders")).get("retry-after", ""))
+        return Event(_unwrapped(text), True, status, retry_after)
     answer = _first_text(
         row.get("result") if kind == "result" else None,
         row.get("response"),
@@ -173,48 +157,38 @@ def decode(text: str) -> Any:
 
 def is_stack(line: str) -> bool:
     """Return True for a line of a Node.js stack trace that says nothing: a frame, a brace, the version."""
-    text = line.strip()
-    return (text.startswith("at ") and line[0].isspace()) or _STACK.match(text) is not None
+    return _STACK.match(line) is not None
 
 
 def last_line(lines: list[str]) -> str:
-    """Return the last line that says something: of a Node.js stack trace, the line with the error."""
-    texts = [text for line in lines if (text := line.rstrip())]
-    if texts and is_stack(texts[-1]):
-        telling = next((text for text in reversed(texts) if _NODE_ERROR.match(text)), "")
-        telling = telling or next((text for text in reversed(texts) if not is_stack(text)), "")
-        texts.append(telling or texts[-1])
-    return next((text for line in reversed(texts) if (text := clean(line, MAX_WORDS))), "")
+    """Return the last line that says something; a line of a stack trace only if there is no other line."""
+    telling = [line for line in lines if line.strip() and not is_stack(line)] or lines
+    return next((text for line in reversed(telling) if (text := clean(line, MAX_WORDS))), "")
 
 
-def _read_cost(row: Mapping[str, Any]) -> tuple[str, Cost | None]:
-    """Return the program that printed a row, and the cost that the row reports."""
-    kind, inner = row.get("type"), mapping(row.get("msg")) or mapping(row.get("message"))
-    stats, part = mapping(row.get("stats")), mapping(row.get("part"))
-    models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
-    if any(models):  # Gemini CLI, Qwen Code
-        return "gemini", Cost(_sum(models, "prompt", "tool"), _sum(models, "candidates", "thoughts"))
-    if "input_tokens" in stats:
-        return "gemini", Cost(_sum([stats], "input_tokens"), _sum([stats], "output_tokens"))
-    if kind == "result" and ("usage" in row or "total_cost_usd" in row):
-        usage, dollars = mapping(row.get("usage")), _dollars(row.get("total_cost_usd"))
-        return "claude", Cost(_sum([usage], *_CLAUDE_INPUT), _sum([usage], "output_tokens"), dollars)
-    usage = mapping(row.get("usage")) or mapping(mapping(inner.get("info")).get("total_token_usage"))
-    if kind == "turn.completed" or (inner.get("type") == "token_count" and usage):
-        return "codex", Cost(_sum([usage], "input_tokens"), _sum([usage], "output_tokens"))
-    if kind == "step_finish":
-        tokens = mapping(part.get("tokens"))
+def _read_cost(row: Mapping[str, Any]) -> Cost | None:
+    """Return the cost that a row reports; None for other rows."""
+    kind, inner, part, stats = row.get("type"), _inner(row), mapping(row.get("part")), mapping(row.get("stats"))
+    if kind in _STEPS:
+        tokens = mapping(part.get("tokens")) or mapping(inner.get("usage"))
         both = [tokens, mapping(tokens.get("cache"))]
-        tokens_in, tokens_out = _sum(both, "input", "read", "write"), _sum(both, "output", "reasoning")
-        return "opencode", Cost(tokens_in, tokens_out, _dollars(part.get("cost")))
-    messages = row.get("messages") if kind == "agent_end" else [inner] if kind == "message_end" else []
-    costs = []
-    for message in messages if isinstance(messages, list) else []:
-        if usage := mapping(mapping(message).get("usage")):
-            tokens_in = _sum([usage], "input", "cacheRead", "cacheWrite")
-            dollars = mapping(usage.get("cost")).get("total")
-            costs.append(Cost(tokens_in, _sum([usage], "output"), _dollars(dollars)))
-    return "pi" if kind == "agent_end" else "message", together(costs)
+        dollars = part.get("cost", mapping(tokens.get("cost")).get("total"))
+        cost = Cost(_sum(both, *_STEP_IN), _sum(both, "output", "reasoning"), _dollars(dollars))
+        return cost if part or tokens else None
+    if kind == "agent_end" and isinstance(messages := row.get("messages"), list):
+        return together(_read_cost({"type": "message_end", "message": message}) for message in messages)
+    models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
+    if any(models) and kind in (None, "result"):
+        return Cost(_sum(models, "prompt", "tool"), _sum(models, "candidates", "thoughts"))
+    usage = mapping(row.get("usage")) or stats or mapping(mapping(inner.get("info")).get("total_token_usage"))
+    if kind in ("result", "turn.completed") or (kind is None and inner.get("type") == "token_count" and usage):
+        dollars = _dollars(row.get("total_cost_usd"))
+        return Cost(_sum([usage], *_TOKENS_IN), _sum([usage], "output_tokens"), dollars)
+    return None
+
+
+def _inner(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping(row.get("msg")) or mapping(row.get("message"))
 
 
 def _unwrapped(text: str) -> str:
@@ -230,10 +204,6 @@ def _unwrapped(text: str) -> str:
 def _first_text(*values: Any) -> str:
     """Return the first value that is a text and not blank; "" if none is."""
     return next((value for value in values if isinstance(value, str) and value.strip()), "")
-
-
-def _status(*values: Any) -> int | None:
-    return next((value for value in values if type(value) is int and 400 <= value < 600), None)
 
 
 def _content(message: Mapping[str, Any]) -> str:

@@ -1,9 +1,8 @@
 """`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one process that works in a
 checkout, the controller (run.py, a night, certify). A record is whole or absent.
 
-The controller holds a lock on the folder runs/ itself, so that deleting a file lets no second controller in.
-`runs/.controller` names the process and is locked as well: NFS and Lustre lock a folder for one host only, a file for
-all hosts. The kernel drops both locks when the process dies.
+The controller holds the lock of the file `runs/.lock`, which the kernel releases when the process dies.
+`runs/.controller` names the process for the refusal of a second start; a killed process leaves the file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import re
 import shlex
 import socket
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from typing import Any
 
 import msgspec
 import psutil
+from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
 from nightshift.campaign.git import CONFIG_NAME, Head
@@ -36,9 +35,9 @@ from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
     VERSION,
-    as_json,
     disk_error,
     nesting_limit,
+    open_regular,
     read_file,
     read_json,
     remove_tree,
@@ -53,19 +52,15 @@ STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
 DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
-HOLDER_NAME = ".controller"
+HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
 _RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 _PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
-_POLL_SECONDS = 0.01
 _MAX_COMMAND = 200  # characters that are shown
-# Some file systems lock no folders. An emulation of flock by locks on byte ranges refuses a descriptor that was opened
-# for reading (EBADF).
-_NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # Environment variables that change how a worker trains.
 FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-_held: dict[Path, int] = {}  # descriptors of the folders runs/ whose lock this process holds
+_held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,44 +107,51 @@ class Ledger:
     @contextmanager
     def controller(self) -> Iterator[None]:
         """Be the controller of this checkout. UsageError, which names the holder, while another process is."""
-        path, lock_path = self.runs_dir.absolute(), self.runs_dir / HOLDER_NAME
+        path, holder_path = self.runs_dir.absolute() / LOCK_NAME, self.runs_dir / HOLDER_NAME
+        lock = FileLock(path, timeout=_PATIENCE_SECONDS, fallback_to_soft=False)
         try:
-            path.mkdir(exist_ok=True)
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            self.runs_dir.mkdir(exist_ok=True)
+            hold = lock.acquire()
+            _held[path] = path.stat()
+        except Timeout:
+            raise self._contention() from None
         except OSError as error:
-            raise disk_error(error, lock_path) from None
-        file = None
-        try:
-            file = _acquire(folder, lock_path)
-            _held[path] = folder
-            yield
-        finally:
-            if _held.pop(path, None) == folder and _is_at(folder, path):
-                lock_path.unlink(missing_ok=True)
-            for descriptor in (file, folder):
-                if descriptor is not None:
-                    os.close(descriptor)
+            raise disk_error(error, path) from None
+        with hold:
+            try:
+                write_json(holder_path, Holder.here())
+                yield
+            finally:
+                del _held[path]
+                with suppress(OSError):
+                    holder_path.unlink()  # the command may contain secrets, for example in --notify
+
+    def _contention(self) -> UsageError:
+        holder = None
+        with suppress(UsageError):
+            holder = read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
+        cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
+        return UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
-        for path, flags in ((self.runs_dir, os.O_DIRECTORY), (self.runs_dir / HOLDER_NAME, 0)):
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
-            except OSError:
-                return False
-            try:
-                if not _flock(descriptor, fcntl.LOCK_SH, is_required=False):
-                    return True
-            finally:
-                os.close(descriptor)
+        try:
+            with open_regular(self.runs_dir / LOCK_NAME) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
         return False
 
     def require_in_place(self) -> None:
         """Raise UsageError if this process is the controller and runs/ was moved away."""
-        path = self.runs_dir.absolute()
-        if path in _held and not _is_at(_held[path], path):
-            cause = f"{path} was moved away or replaced while this process worked in it"
-            raise UsageError(cause, "Put the folder back, then repeat the command.")
+        path = self.runs_dir.absolute() / LOCK_NAME
+        with suppress(OSError):
+            if path not in _held or os.path.samestat(_held[path], path.stat()):
+                return
+        cause = f"{path.parent} or its {path.name} was moved away or replaced while this process worked in it"
+        raise UsageError(cause, "Put the folder back, then repeat the command.")
 
     def numbers(self) -> list[int]:
         """Return the numbers of all experiments in order. Links and other names are no experiments."""
@@ -369,58 +371,3 @@ def require_same_setup(
         cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
         fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
         raise UsageError(f"{cause} {now or 'unset'}", fix)
-
-
-def _acquire(folder: int, path: Path) -> int:
-    """Lock the folder and the file `path`, and write this process into the file. Return the file's descriptor."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            file = _lock_file(path) if _flock(folder, fcntl.LOCK_EX, is_required=False) else None
-        except OSError as error:
-            raise disk_error(error, path) from None
-        if file is not None:
-            return file
-        if time.monotonic() >= deadline:
-            holder = None
-            with suppress(UsageError):
-                holder = read_json(path, Holder, "", 64 * 1024)
-            cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
-            raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
-        time.sleep(_POLL_SECONDS)
-
-
-def _lock_file(path: Path) -> int | None:
-    """Lock the file, and write this process into it. None while another process holds the lock."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
-    is_ours = False
-    try:
-        # The last controller may have removed the file before this process locked it.
-        if _flock(file, fcntl.LOCK_EX) and _is_at(file, path):
-            os.ftruncate(file, 0)
-            os.pwrite(file, as_json(Holder.here()) + b"\n", 0)
-            is_ours = True
-    finally:
-        if not is_ours:
-            os.close(file)
-    return file if is_ours else None
-
-
-def _flock(descriptor: int, kind: int, *, is_required: bool = True) -> bool:
-    """Try to lock; False if another process holds the lock. A file system without such locks is an OSError, unless the
-    lock is not required."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if is_required or error.errno not in _NO_LOCK:
-            raise
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False

@@ -124,7 +124,7 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(ro
     assert leftovers(root) == []
 
 
-def test_deleting_or_replacing_the_file_lets_no_second_controller_in(root: Path) -> None:
+def test_deleting_or_replacing_the_file_that_names_the_holder_lets_no_second_controller_in(root: Path) -> None:
     fault(root, "hold", once=False)
     first = start_run(root, "--engine", "trl")
     until_training(root, first)
@@ -157,6 +157,6 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
     others = ("comparing", "experiment 0001", "0001", "this machine may fall asleep")
     told = [line for line in stderr.splitlines() if not line.startswith(others)]
     assert len(told) == 1, stderr
-    assert told[0].startswith(f"{root}/runs was moved away or replaced while this process worked in it. Put the folder")
+    assert told[0].startswith(f"{root}/runs or its .lock was moved away or replaced while this process worked in it. ")
     assert not make_anew or list((root / "runs").iterdir()) == []
     assert leftovers(root) == []

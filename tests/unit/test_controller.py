@@ -3,28 +3,23 @@
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
-from nightshift.campaign.ledger import HOLDER_NAME, Ledger
+from nightshift.campaign.ledger import HOLDER_NAME, LOCK_NAME, Ledger
 from nightshift.errors import NightshiftError, UsageError
 
 HOLD = """
-import errno, fcntl, os, stat, sys
+import os, sys
 from pathlib import Path
 from nightshift.campaign.ledger import Ledger
-flock = fcntl.flock
-def on_nfs(descriptor, kind):
-    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-    flock(descriptor, kind)
-if sys.argv[1] == "nfs":
-    fcntl.flock = on_nfs
 sys.argv = ["/somewhere/nightshift", "night", "--agent", "tpe"]
 with Ledger(Path(os.environ["ROOT"])).controller():
     print("held", flush=True)
@@ -33,9 +28,9 @@ with Ledger(Path(os.environ["ROOT"])).controller():
 
 
 @contextmanager
-def another_controller(root: Path, file_system: str = "local") -> Iterator[subprocess.Popen[bytes]]:
+def another_controller(root: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock until the end of the block."""
-    command = [sys.executable, "-c", HOLD, file_system]
+    command = [sys.executable, "-c", HOLD]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "ROOT": str(root)}) as process:
         try:
@@ -51,87 +46,84 @@ def refusal(root: Path) -> str:
     return str(refused.value)
 
 
-def no_folder(descriptor: int) -> None:
-    """What flock does on NFS: it refuses LOCK_EX on a descriptor that is open for reading only."""
-    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-
-def any_folder(descriptor: int) -> None:
-    """What flock does on NFS for another host: a folder is locked for one host only."""
-
-
-def stand_in_flock(monkeypatch: pytest.MonkeyPatch, lock_folder: Callable[[int], None]) -> None:
-    """Lock files as ever, and folders by a stand-in."""
-    flock: Callable[[int, int], None] = fcntl.flock
-
-    def stand_in(descriptor: int, kind: int) -> None:
-        if Path(f"/proc/self/fd/{descriptor}").is_dir():
-            lock_folder(descriptor)
-        else:
-            flock(descriptor, kind)
-
-    monkeypatch.setattr(fcntl, "flock", stand_in)
+def replace_file(path: Path) -> None:
+    path.with_name("new").touch()
+    path.with_name("new").rename(path)
 
 
 def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
-    with another_controller(tmp_path):
-        pass  # killed, so that the file still names it
-    assert (tmp_path / "runs" / HOLDER_NAME).exists()
+    with another_controller(tmp_path) as first:
+        assert Ledger(tmp_path).is_running()
+        assert f"works in this checkout: process {first.pid} (uv run nightshift night --agent tpe), since " in refusal(
+            tmp_path
+        )
     assert not Ledger(tmp_path).is_running()
     with Ledger(tmp_path).controller():
         assert Ledger(tmp_path).is_running()
-        assert f'"pid":{os.getpid()}' in (tmp_path / "runs" / HOLDER_NAME).read_text()
+        assert f"process {os.getpid()} (" in refusal(tmp_path)
+    assert not Ledger(tmp_path).is_running()
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
 
 
-@pytest.mark.parametrize(("lock_folder", "other"), [(no_folder, "nfs"), (any_folder, "local")])
-def test_where_no_folder_keeps_others_out_the_file_does(tmp_path, monkeypatch, lock_folder, other):
-    stand_in_flock(monkeypatch, lock_folder)
-    ledger = Ledger(tmp_path)
-    assert not ledger.is_running()
-    with another_controller(tmp_path, other) as first:
-        assert ledger.is_running()
-        assert f"process {first.pid} (uv run nightshift night" in refusal(tmp_path)
-    assert not ledger.is_running()
-    with ledger.controller():
-        assert ledger.is_running()
-        assert f"process {os.getpid()} (" in refusal(tmp_path)
-    assert not ledger.is_running()
+def test_the_refusal_names_a_holder_on_another_host(tmp_path: Path) -> None:
+    with another_controller(tmp_path) as first:
+        path = tmp_path / "runs" / HOLDER_NAME
+        path.write_text(path.read_text().replace(socket.gethostname(), "elsewhere"))
+        assert f"process {first.pid} on elsewhere (uv run nightshift night" in refusal(tmp_path)
 
 
-def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(tmp_path, monkeypatch):
-    stand_in_flock(monkeypatch, no_folder)
-    path, flock, replaced = tmp_path / "runs" / HOLDER_NAME, fcntl.flock, list[Path]()
+def test_a_start_waits_while_status_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock, looks = tmp_path / "runs" / LOCK_NAME, fcntl.flock, list[TextIO]()
 
-    def slow(descriptor: int, kind: int) -> None:
-        if kind & fcntl.LOCK_EX and not replaced and path.exists():
-            path.rename(path.with_name("old"))
-            path.touch()
-            replaced.append(path)
+    def meet(descriptor: int, kind: int) -> None:
+        if not looks:
+            looks.append(path.open())
+            flock(looks[0], fcntl.LOCK_SH)
+            assert not Ledger(tmp_path).is_running()  # two looks do not disturb each other
+            with pytest.raises(BlockingIOError):
+                flock(descriptor, kind)
+            looks[0].close()
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         flock(descriptor, kind)
 
-    monkeypatch.setattr(fcntl, "flock", slow)
+    monkeypatch.setattr(fcntl, "flock", meet)
     with Ledger(tmp_path).controller():
-        assert replaced
-        assert path.stat().st_size > 0  # the new file was locked, and names this process
         assert Ledger(tmp_path).is_running()
 
 
-def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damage", [Path.unlink, replace_file], ids=["deleted", "replaced"])
+def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, damage):
+    ledger = Ledger(tmp_path)
+    with Ledger(tmp_path).controller():
+        ledger.sweep()
+        damage(tmp_path / "runs" / LOCK_NAME)
+        with pytest.raises(UsageError, match="moved away or replaced"):
+            ledger.sweep()
+    ledger.sweep()  # no controller any more
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOLCK, "No locks available"), (errno.ENOSYS, "Function not implemented")]
+)
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, number, reason):
     def refuse(descriptor: int, kind: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).controller():
+    with pytest.raises(NightshiftError, match=reason), Ledger(tmp_path).controller():
         pass
     assert not Ledger(tmp_path).is_running()
 
 
 def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
-    path = tmp_path / "runs" / HOLDER_NAME
-    path.parent.mkdir()
+    folder = tmp_path / "runs"
+    folder.mkdir()
     (tmp_path / "private").write_text("mine")
-    path.symlink_to(tmp_path / "private")
-    with pytest.raises(NightshiftError, match=HOLDER_NAME), Ledger(tmp_path).controller():
+    (folder / HOLDER_NAME).symlink_to(tmp_path / "private")
+    with Ledger(tmp_path).controller():
+        assert not (folder / HOLDER_NAME).is_symlink()
+    (folder / LOCK_NAME).unlink()
+    (folder / LOCK_NAME).symlink_to(tmp_path / "private")
+    with pytest.raises(NightshiftError, match=LOCK_NAME), Ledger(tmp_path).controller():
         pass
     assert (tmp_path / "private").read_text() == "mine"
