@@ -103,7 +103,7 @@ def clone_of_environments(folder: Path) -> Path:
 
 
 def copy_environments(installation: Installation, root: Path) -> None:
-    Installer(installation, root, ARITHMETIC_TRL, (), {}, lambda line: None)._copy_environments(root)
+    Installer(installation, root, ARITHMETIC_TRL, (), {}, lambda line: None).copy_environments()
 
 
 def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Installation, tmp_path: Path) -> None:

@@ -358,27 +358,14 @@ def _version(site_packages: Path, name: str) -> str | None:
 
 
 def _read_git(root: Path, *arguments: str) -> str:
-    """What a reading git command prints, whatever the user's git configuration says. EngineError if it fails."""
-    environ = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-    }
-    # A checkout that another user installed for all: nothing of it is executed here.
-    safe = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-    command = ["git", "--no-optional-locks", *safe, "-C", os.fspath(root), *arguments]
+    """Return what a reading git command prints, whatever the user's git configuration is. EngineError if it fails."""
+    environ = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+    # Another user may have installed the checkout for all: nothing of it is executed here.
+    safe = ("--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
+    command = ["git", *safe, "-C", os.fspath(root), *arguments]
     try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-        )
+        result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        said = " ".join(str(getattr(error, "stderr", None) or error).split())[:200]
-        raise EngineError(f"git {arguments[0]} fails in {root}: {said}", PREPARE) from None
-    return done.stdout.strip("\n")
+        cause = " ".join(str(getattr(error, "stderr", None) or error).split())[:200]
+        raise EngineError(f"git {arguments[0]} fails in {root}: {cause}", PREPARE) from None
+    return result.stdout.strip("\n")

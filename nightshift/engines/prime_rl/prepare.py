@@ -2,12 +2,11 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -16,9 +15,10 @@ from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Engine, Note
 from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl.install import Installer, pin_model
-from nightshift.engines.prime_rl.installation import MIN_DRIVER, Installation, model_problem
+from nightshift.engines.prime_rl.installation import MIN_DRIVER, cache_dir, model_problem
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.gpus import gpu_problems, gpu_warnings
+from nightshift.files import disk_error
 
 # Whatever comes first on a box starts with cold caches: vLLM, Triton and the trainer, within its first step, compile
 # everything, and Python all that was installed. Not measured on GPUs.
@@ -55,18 +55,17 @@ def prepare(
         raise problem
     for warning in gpu_warnings(installer.gpus, MIN_DRIVER):
         note(f"warning: {warning}")
-    installer.install()
     runs_dir = installation.state_dir / "runs"
-    if smoke:
-        with _alone(installation):
+    with _lock(installer.environ):
+        installer.install()
+        if smoke:
             tiny = smoke_rules(installer.root, rules)
             rehearse(under(tiny), smoke_config(config), runs_dir / tiny.name, note)
-        return
-    model = prepare_model(installer.root, rules, note)
-    prepare_data(installer.root, rules, sources or {}, note)
-    if model_problem(installation, rules) is not None:
-        pin_model(installation, rules, model)
-    with _alone(installation):
+            return
+        model = prepare_model(installer.root, rules, note)
+        prepare_data(installer.root, rules, sources or {}, note)
+        if model_problem(installation, rules) is not None:
+            pin_model(installation, rules, model)
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
@@ -76,14 +75,16 @@ def prepare(
             mark.write_text(said + "\n")
 
 
-@contextmanager
-def _alone(installation: Installation) -> Iterator[None]:
-    """One prepare.py at a time fills the caches of an installation. UsageError while another does."""
+def _lock(environ: Mapping[str, str]) -> AcquireReturnProxy:
+    """Let one prepare.py of a user work at a time. Raises UsageError while another one is at work."""
+    folder = cache_dir(environ) / "locks"
     try:
-        with FileLock(installation.state_dir / "prepare.lock", timeout=0):
-            yield
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / "prepare.lock").acquire(timeout=0)
     except Timeout:
-        raise UsageError(f"another prepare.py is at work in {installation.root}", "Wait for it.") from None
+        raise UsageError("another prepare.py of yours is at work", "Wait for it.") from None
+    except OSError as error:
+        raise disk_error(error, folder) from None
 
 
 def warm_up_rules(rules: Rules) -> Rules:
