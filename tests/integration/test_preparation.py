@@ -75,7 +75,7 @@ class _NoInstaller(Installer):
     """Clone and sync have tests of their own (test_installation.py)."""
 
     def install(self) -> None:
-        self.copy_environments()
+        self.installation.copy_environments(self.root, self.rules)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from nightshift.engines.prime_rl.installation import (
     environments_problem,
     model_folder,
     packages_problem,
-    write_copy,
 )
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import Gpu
@@ -67,15 +66,11 @@ class Installer:
             if packages_problem(it, has_gpus=bool(self.gpus)):
                 self._sync_packages()
             if environments_problem(it, self.root, self.rules):
-                self.copy_environments()
+                it.copy_environments(self.root, self.rules)
         except OSError as error:
             raise disk_error(error, it.root) from None
         if problem := packages_problem(it, has_gpus=bool(self.gpus)) or environments_problem(it, self.root, self.rules):
             raise problem
-
-    def copy_environments(self) -> None:
-        """Copy the environments of the rules into the installation."""
-        write_copy(self.installation.environments_dir(self.root, self.rules).parent, self.root, self.rules)
 
     def _clone(self) -> None:
         """Clone with submodules, at the pinned commit. SSH addresses of .gitmodules are read as HTTPS ones.

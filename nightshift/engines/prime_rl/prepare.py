@@ -3,10 +3,11 @@
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
@@ -70,12 +71,12 @@ def prepare(
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
-            said = rehearse(under(cold), config, runs_dir / cold.name, note)
+            line = rehearse(under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
-            mark.write_text(said + "\n")
+            mark.write_text(line + "\n")
 
 
-def _lock(environ: Mapping[str, str]) -> AcquireReturnProxy:
+def _lock(environ: Mapping[str, str]) -> AbstractContextManager[object]:
     """Let one prepare.py of a user work at a time. Raises UsageError while another one is at work."""
     folder = cache_dir(environ) / "locks"
     try:
@@ -120,33 +121,26 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
     """
-    rules = engine.rules
+    rules, began = engine.rules, time.monotonic()
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     (run_dir / "train.toml").write_bytes(config.source)
     try:
-        said = _run(engine, config, run_dir, note)
+        engine.prepare_at_start(note)
+        settings = engine.validate(config).settings
+        with closing(engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)) as session:
+            startup_seconds = time.monotonic() - began
+            training = session.train(rules.budget_seconds, lambda reading: None)
+            if not training.outcome.is_success or training.num_steps < 1:
+                raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s")
+            weights = session.load_final_weights()
+            session.complete([_PROBE], rules.decoding, lambda reading: None)
+        proof = engine.prove(run_dir, weights, note)
     except EngineError as error:
         raise EngineError(f"{rules.name}: {error.cause}", f"{error.fix} Read the logs in {run_dir}.".lstrip()) from None
-    note(said)
-    shutil.rmtree(run_dir)
-    return said
-
-
-def _run(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
-    rules, began = engine.rules, time.monotonic()
-    engine.prepare_at_start(note)
-    session = engine.open(engine.validate(config).settings, rules.seed(0), run_dir, rules.deadline_seconds)
-    startup_seconds = time.monotonic() - began
-    try:
-        training = session.train(rules.budget_seconds, lambda reading: None)
-        if not training.outcome.is_success or training.num_steps < 1:
-            raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s")
-        weights = session.load_final_weights()
-        session.complete([_PROBE], rules.decoding, lambda reading: None)
-    finally:
-        session.close()
     steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
-    said = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
-    proof = engine.prove(run_dir, weights, note)
-    return f"{said}; {proof}" if proof else said
+    line = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
+    line = f"{line}; {proof}" if proof else line
+    note(line)
+    shutil.rmtree(run_dir)
+    return line
