@@ -6,7 +6,8 @@ complete, and a mark stays until all packages are installed. Nothing else is wri
 
 import shlex
 import shutil
-import subprocess
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,16 @@ from nightshift.engines.prime_rl.installation import (
 )
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import Gpu
+from nightshift.executors.process import ProcessGroup
 from nightshift.files import disk_error, free_disk_gb, write_atomically
+from nightshift.waiting import waiting
 
 # 274 packages: 4.1 GB of wheels of known size in uv.lock beside torch, vllm and flash-attn, about 6 GB in all.
 # Unpacked about twice that (an estimate), once more where uv's cache is on another file system, and a clone.
 INSTALL_DISK_GB = 20.0
-_STDERR = 2
+GRACE_SECONDS = 5.0  # git and uv clean up after themselves on SIGTERM
+NUM_QUOTED_LINES = 4
+_POLL_SECONDS = 0.5
 _FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT")  # of other projects
 
 
@@ -71,6 +76,12 @@ class Installer:
             raise disk_error(error, it.root) from None
         if problem := packages_problem(it, has_gpus=bool(self.gpus)) or environments_problem(it, self.root, self.rules):
             raise problem
+        self._log_path.unlink(missing_ok=True)
+
+    @property
+    def _log_path(self) -> Path:
+        """What the commands print; beside the installation until the installation is complete."""
+        return self.installation.root.with_name(f"{self.installation.root.name}.install.log")
 
     def _clone(self) -> None:
         """Clone with submodules, at the pinned commit. SSH addresses of .gitmodules are read as HTTPS ones.
@@ -83,7 +94,7 @@ class Installer:
         clone.parent.mkdir(parents=True, exist_ok=True)
         https = f"url.{pins.repository.rsplit('/', 2)[0]}/.insteadOf=git@github.com:"
         git: list[str | Path] = ["git", "-c", "core.hooksPath=/dev/null", "-c", https]
-        self._run([*git, "clone", "--no-checkout", pins.repository, clone])
+        self._run([*git, "clone", "--progress", "--no-checkout", pins.repository, clone])
         self._run([*git, "-C", clone, "checkout", "--detach", pins.commit])
         self._run([*git, "-C", clone, "submodule", "update", "--init", "--recursive", "--", *SUBMODULES])
         # Fills the indexes' times, without which every later check reads all files: 0.8 s instead of 0.01 s.
@@ -108,18 +119,26 @@ class Installer:
         it.unfinished_sync.unlink()
 
     def _run(self, argv: Sequence[str | Path]) -> None:
-        """Show a command and run it; what it prints goes to stderr. EngineError if it fails."""
+        """Show a command and run it to its end. EngineError with the last lines of its log if it fails."""
         command = shlex.join(map(str, argv))
         self.note(f"$ {command}")
         env = {name: value for name, value in self.environ.items() if name not in _FOREIGN}
         env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+        if shutil.which(argv[0], path=env.get("PATH")) is None:
+            raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.")
+        group = ProcessGroup(f"install-{uuid.uuid4().hex}", GRACE_SECONDS)
         try:
-            subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=_STDERR, check=True)
-        except FileNotFoundError:
-            raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.") from None
-        except subprocess.CalledProcessError as error:
-            cause = f"{command} ended with exit code {error.returncode}, its output is above"
-            raise EngineError(cause, "Fix that, then repeat: what is done stays done.") from None
+            child = group.start(command, argv, log_path=self._log_path, env=env, cwd=self._log_path.parent)
+            with waiting(lambda: " ".join(child.tail(1)) or command):
+                while child.poll() is None:
+                    group.check()
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            group.stop()
+        if child.poll() != 0:
+            lines = " | ".join(child.tail(NUM_QUOTED_LINES)) or "nothing"
+            cause = f"{command}: {child.exit_cause()}; its last lines: {lines}"
+            raise EngineError(cause, f"Fix that, then repeat: what is done stays done. All of it: {self._log_path}")
 
 
 def pin_model(installation: Installation, rules: Rules, snapshot: Path) -> None:
