@@ -9,7 +9,6 @@ prime-rl wrote; what is in the rows is made up, and no test takes it for a resul
 from __future__ import annotations  # the programs import none of what is annotated
 
 import json
-import mmap
 import os
 import shlex
 import shutil
@@ -17,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -352,8 +350,6 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
         say(f"{TRACEBACK}ValueError: No available memory for the cache blocks. Try increasing", CORE)
         say(CORE_FAILED, "(APIServer pid=30442) ")
         sys.exit(1)
-    if fault == "shares_memory":
-        share()
     if fault == "server_never_ready":
         time.sleep(600)
     if fault == "slow_start":
@@ -406,14 +402,6 @@ def reader(base: str, folder: str, fault: str | None) -> None:
     if fault == "reader_is_short":
         told["file"].pop()
     print(json.dumps(told))
-
-
-def share() -> None:
-    """Map a segment that nobody unlinks, and end at once when asked to."""
-    descriptor, path = tempfile.mkstemp(prefix="psm_nightshift_", dir="/dev/shm")
-    os.truncate(descriptor, 4096)
-    globals()["segment"] = mmap.mmap(descriptor, 4096)
-    print(f"shares {Path(path).name}", flush=True)
 
 
 def kill_engine() -> None:

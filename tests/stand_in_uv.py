@@ -21,6 +21,7 @@ SHOWN = (
 )
 PACKAGES = ("torch-2.11.0+cu128", "vllm-0.26.0+cu129", "flash_attn-2.8.3+cu128torch2.11")
 
+os.chdir(sys.argv[sys.argv.index("--directory") + 1])
 with Path(os.environ["UV_STAND_IN_LOG"]).open("a") as log:
     variables = {name: os.environ[name] for name in SHOWN if name in os.environ}
     log.write(json.dumps({"argv": sys.argv[1:], "cwd": str(Path.cwd()), "env": variables}) + "\n")

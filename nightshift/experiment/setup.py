@@ -129,7 +129,7 @@ class Setup:
 
 
 def sweep(root: Path, note: Callable[[str], None]) -> None:
-    """End what a killed controller left running; remove its weights and shared memory. Call as the controller."""
+    """End what a killed controller left running; delete its weights and rollouts. Call as the controller."""
     end_leftovers(root, note)
     remains.sweep(root / "runs")
 

@@ -15,7 +15,7 @@ from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import Installer
-from nightshift.engines.prime_rl.installation import Installation, Pins
+from nightshift.engines.prime_rl.installation import Installation, Pins, cache_dir
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
 from tests import stand_in_prime_rl
@@ -48,6 +48,7 @@ class Prepared:
         self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
         (self.installation.state_dir / "base").mkdir(parents=True)
         stand_in_prime_rl.install(self.installation.venv)
+        self.environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
         self.notes: list[str] = []
         self.opened: list[str] = []
 
@@ -55,7 +56,7 @@ class Prepared:
         stand_in_prime_rl.misbehave(self.installation.venv, fault)
 
     def prepare(self, *, smoke: bool = False) -> None:
-        installer = _NoInstaller(self.installation, self.root, RULES, PAIR, dict(os.environ), self.notes.append)
+        installer = _NoInstaller(self.installation, self.root, RULES, PAIR, self.environ, self.notes.append)
         preparation.prepare(self.engine(RULES).under, RULES, installer, CONFIG, smoke=smoke)
 
     def engine(self, rules: Rules) -> PrimeRlEngine:
@@ -74,7 +75,7 @@ class _NoInstaller(Installer):
     """Clone and sync have tests of their own (test_installation.py)."""
 
     def install(self) -> None:
-        self._copy_environments(self.root)
+        self.installation.copy_environments(self.root, self.rules)
 
 
 @pytest.fixture
@@ -125,8 +126,9 @@ def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(prepared, fault,
 
 
 def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> None:
-    lock = FileLock(prepared.installation.state_dir / "prepare.lock")
-    with lock, pytest.raises(UsageError, match=r"another prepare\.py is at work in"):
+    lock = FileLock(cache_dir(prepared.environ) / "locks" / "prepare.lock")
+    Path(lock.lock_file).parent.mkdir(parents=True)
+    with lock, pytest.raises(UsageError, match=r"another prepare\.py of yours is at work"):
         prepared.prepare()
 
 

@@ -136,14 +136,6 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
     assert rollout["problem"].startswith("2 + ")
 
 
-def test_shared_memory_of_killed_processes_goes_with_the_run(start: Open, engine: PrimeRlEngine) -> None:
-    session = start("shares_memory")
-    [name] = re.findall(r"^shares (\S+)$", session._children["inference"].log_path.read_text(), re.MULTILINE)
-    assert Path("/dev/shm", name).exists()
-    session.close()
-    assert not Path("/dev/shm", name).exists()
-
-
 def test_a_clock_that_is_set_back_takes_no_weights_away(start, train, monkeypatch):
     session, really = start(), time.time
     with monkeypatch.context() as patched:

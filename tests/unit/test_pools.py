@@ -7,13 +7,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import JOB_NAME, STARTED_NAME, Job, Outcome, Result, Training
-from nightshift.engines.prime_rl.remains import PRIME_DIR, TRACE_NAME, Remains, sweep
 from nightshift.errors import EngineError, ExitCode, Interrupted
 from nightshift.executors import local, slurm
 from nightshift.executors.local import LocalExecutor
@@ -280,19 +278,3 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(tmp_path
     for process in left:
         process.kill()
     assert (left, len(started)) == ([], 1)
-
-
-def test_what_lies_below_a_run_of_another_node_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shares the folder, and its process ids are not ours."""
-    prime_dir = folder_of(tmp_path) / PRIME_DIR
-    (prime_dir / "broadcasts").mkdir(parents=True)
-    Remains(prime_dir, False, time.monotonic).begin()
-    trace = prime_dir.parent / TRACE_NAME
-    told = msgspec.json.decode(trace.read_bytes())
-    dead = told | {"pid": 2**30}
-    write_json(trace, dead | {"node": "elsewhere", "boot": "another"})
-    sweep(tmp_path / "runs")
-    assert (prime_dir / "broadcasts").is_dir()
-    write_json(trace, dead | {"boot": "the one before"})  # a machine that was started again
-    sweep(tmp_path / "runs")
-    assert not (prime_dir / "broadcasts").exists()

@@ -10,9 +10,8 @@ import pytest
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import installation as checks
-from nightshift.engines.prime_rl import installation as copies
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.install import Installer, pin_model
+from nightshift.engines.prime_rl.install import pin_model
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from tests.prime_rl_plans import GPU
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -102,14 +101,10 @@ def clone_of_environments(folder: Path) -> Path:
     return folder
 
 
-def copy_environments(installation: Installation, root: Path) -> None:
-    Installer(installation, root, ARITHMETIC_TRL, (), {}, lambda line: None)._copy_environments(root)
-
-
 def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Installation, tmp_path: Path) -> None:
     root = clone_of_environments(tmp_path / "clone")
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is not None
-    copy_environments(installation, root)
+    installation.copy_environments(root, ARITHMETIC_TRL)
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
     folder = installation.environments_dir(root, ARITHMETIC_TRL)
     assert sorted(path.name for path in folder.iterdir()) == ["nightshift_arithmetic", "nightshift_gsm8k"]
@@ -120,7 +115,7 @@ def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Inst
     scoring = folder / "nightshift_gsm8k" / "scoring.py"
     scoring.write_bytes(scoring.read_bytes().replace(b"0.0", b"1.0"))
     assert "is not the copy of" in str(checks.environments_problem(installation, root, ARITHMETIC_TRL))
-    copy_environments(installation, root)
+    installation.copy_environments(root, ARITHMETIC_TRL)
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
     (folder / "nightshift_gsm8k" / "extra.py").write_text("")
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is not None
@@ -129,7 +124,7 @@ def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Inst
 def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(installation: Installation) -> None:
     environment(installation)
     rules = rules_of(ROOT, Chosen(environments=["math"]), "prime-rl", 2)
-    copies.write_copy(installation.state_dir / "environments", ROOT, rules)
+    installation.copy_environments(ROOT, rules)
     command = f"Run: uv pip install --python {installation.bin_dir / 'python'} math-verify==0.9.0"
     assert str(checks.environments_problem(installation, ROOT, rules)).endswith(command)
     there = installation.site_packages / "math_verify-0.8.0.dist-info"
@@ -143,7 +138,7 @@ def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(
 def test_environments_that_prepare_did_not_see_are_copied_before_a_run(installation, tmp_path):
     """Those of `transfer --to`, which rules.toml does not choose."""
     root = clone_of_environments(tmp_path / "clone")
-    copy_environments(installation, root)
+    installation.copy_environments(root, ARITHMETIC_TRL)
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
     engine = PrimeRlEngine(GSM8K_PRIME_RL, root, {}, "none", installation=installation)
     assert checks.environments_problem(installation, root, GSM8K_PRIME_RL) is not None

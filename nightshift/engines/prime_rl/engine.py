@@ -33,7 +33,6 @@ from nightshift.engines.prime_rl.installation import (
     machine_warnings,
     model_folder,
     problems,
-    write_copy,
 )
 from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
 from nightshift.engines.prime_rl.prepare import prepare
@@ -97,7 +96,7 @@ class PrimeRlEngine:
         copy = self.installation.environments_dir(self.root, self.rules)
         if self.installation.state_dir.is_dir() and not copy.exists():
             with suppress(OSError):  # `check` says what is not there
-                write_copy(copy.parent, self.root, self.rules)
+                self.installation.copy_environments(self.root, self.rules)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
         """The GPUs and their state, then each part of the installation."""

@@ -1,4 +1,4 @@
-"""Where prime-rl is installed, and whether it is what pyproject.toml pins. Never changes anything.
+"""Where prime-rl is installed, and whether it is what pyproject.toml pins. Writes copies of environments only.
 
 An installation is prime-rl's own checkout with its own environment in `.venv`. All that Nightshift adds
 lies in one folder of it, `.nightshift`: compile caches, the environments, the pinned model.
@@ -92,19 +92,6 @@ def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
     return files_of(packages) | written
 
 
-def write_copy(folder: Path, root: Path, rules: Rules) -> None:
-    """The files as they are now, below `folder` by the hash of their bytes; never a link to files that may change."""
-    files = environment_files(root, rules)
-    target = folder / environments_hash(files)
-    temporary = target.with_name(f"{target.name}.tmp")
-    for place in (temporary, target):
-        shutil.rmtree(place, ignore_errors=True)
-    for name, data in files.items():
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-        (temporary / name).write_bytes(data)
-    temporary.replace(target)
-
-
 def environments_hash(files: Mapping[str, bytes]) -> str:
     """16 hex digits over their names and bytes."""
     digest = hashlib.sha256()
@@ -191,10 +178,6 @@ class Installation:
         return self.root / ".nightshift"
 
     @property
-    def caches_dir(self) -> Path:
-        return self.state_dir / "caches"
-
-    @property
     def hub_dir(self) -> Path:
         """A Hugging Face cache whose only model is the pinned one, as its `main`: prime-rl has no revision key."""
         return self.state_dir / "hub"
@@ -211,20 +194,32 @@ class Installation:
         """
         return self.state_dir / "environments" / environments_hash(environment_files(root, rules))
 
+    def copy_environments(self, root: Path, rules: Rules) -> None:
+        """Copy the environments as they are now; never a link to files that may change."""
+        target = self.environments_dir(root, rules)
+        temporary = target.with_name(f"{target.name}.tmp")
+        for folder in (temporary, target):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name, data in environment_files(root, rules).items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(data)
+        temporary.replace(target)
+
     def warm_mark(self, gpus: Sequence[Gpu]) -> Path:
         """Exists once an unscored run has filled the compile caches for this kind of GPUs and driver."""
         kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus))
-        return self.caches_dir / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+        return self.state_dir / "caches" / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
 
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
         """Variables that make a process use this installation; `path` is the caller's PATH."""
+        caches = self.state_dir / "caches"
         return {
             "PATH": f"{self.bin_dir}{os.pathsep}{path}",
             "VIRTUAL_ENV": str(self.venv),
             "PYTHONPATH": str(self.environments_dir(root, rules)),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.caches_dir / "inductor"),
-            "TRITON_CACHE_DIR": str(self.caches_dir / "triton"),
-            "VLLM_CACHE_ROOT": str(self.caches_dir / "vllm"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            "VLLM_CACHE_ROOT": str(caches / "vllm"),
             "HF_HUB_CACHE": str(self.hub_dir),
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_OFFLINE": "1",
@@ -358,27 +353,14 @@ def _version(site_packages: Path, name: str) -> str | None:
 
 
 def _read_git(root: Path, *arguments: str) -> str:
-    """What a reading git command prints, whatever the user's git configuration says. EngineError if it fails."""
-    environ = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-    }
-    # A checkout that another user installed for all: nothing of it is executed here.
-    safe = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-    command = ["git", "--no-optional-locks", *safe, "-C", os.fspath(root), *arguments]
+    """Return what a reading git command prints, whatever the user's git configuration is. EngineError if it fails."""
+    environ = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+    # Another user may have installed the checkout for all: nothing of it is executed here.
+    safe = ("--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
+    command = ["git", *safe, "-C", os.fspath(root), *arguments]
     try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-        )
+        result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        said = " ".join(str(getattr(error, "stderr", None) or error).split())[:200]
-        raise EngineError(f"git {arguments[0]} fails in {root}: {said}", PREPARE) from None
-    return done.stdout.strip("\n")
+        cause = " ".join(str(getattr(error, "stderr", None) or error).split())[:200]
+        raise EngineError(f"git {arguments[0]} fails in {root}: {cause}", PREPARE) from None
+    return result.stdout.strip("\n")

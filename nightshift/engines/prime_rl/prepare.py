@@ -2,8 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from nightshift.config.train_toml import Config, parse
 from nightshift.engines.base import Engine, Note
 from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl.install import Installer, pin_model
-from nightshift.engines.prime_rl.installation import MIN_DRIVER, Installation, model_problem
+from nightshift.engines.prime_rl.installation import MIN_DRIVER, cache_dir, model_problem
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.gpus import gpu_problems, gpu_warnings
+from nightshift.files import disk_error
 
 # Whatever comes first on a box starts with cold caches: vLLM, Triton and the trainer, within its first step, compile
 # everything, and Python all that was installed. Not measured on GPUs.
@@ -55,35 +56,36 @@ def prepare(
         raise problem
     for warning in gpu_warnings(installer.gpus, MIN_DRIVER):
         note(f"warning: {warning}")
-    installer.install()
     runs_dir = installation.state_dir / "runs"
-    if smoke:
-        with _alone(installation):
+    with _lock(installer.environ):
+        installer.install()
+        if smoke:
             tiny = smoke_rules(installer.root, rules)
             rehearse(under(tiny), smoke_config(config), runs_dir / tiny.name, note)
-        return
-    model = prepare_model(installer.root, rules, note)
-    prepare_data(installer.root, rules, sources or {}, note)
-    if model_problem(installation, rules) is not None:
-        pin_model(installation, rules, model)
-    with _alone(installation):
+            return
+        model = prepare_model(installer.root, rules, note)
+        prepare_data(installer.root, rules, sources or {}, note)
+        if model_problem(installation, rules) is not None:
+            pin_model(installation, rules, model)
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
-            said = rehearse(under(cold), config, runs_dir / cold.name, note)
+            line = rehearse(under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
-            mark.write_text(said + "\n")
+            mark.write_text(line + "\n")
 
 
-@contextmanager
-def _alone(installation: Installation) -> Iterator[None]:
-    """One prepare.py at a time fills the caches of an installation. UsageError while another does."""
+def _lock(environ: Mapping[str, str]) -> AbstractContextManager[object]:
+    """Let one prepare.py of a user work at a time. Raises UsageError while another one is at work."""
+    folder = cache_dir(environ) / "locks"
     try:
-        with FileLock(installation.state_dir / "prepare.lock", timeout=0):
-            yield
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / "prepare.lock").acquire(timeout=0)
     except Timeout:
-        raise UsageError(f"another prepare.py is at work in {installation.root}", "Wait for it.") from None
+        raise UsageError("another prepare.py of yours is at work", "Wait for it.") from None
+    except OSError as error:
+        raise disk_error(error, folder) from None
 
 
 def warm_up_rules(rules: Rules) -> Rules:
@@ -119,33 +121,26 @@ def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
     """
-    rules = engine.rules
+    rules, began = engine.rules, time.monotonic()
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     (run_dir / "train.toml").write_bytes(config.source)
     try:
-        said = _run(engine, config, run_dir, note)
+        engine.prepare_at_start(note)
+        settings = engine.validate(config).settings
+        with closing(engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)) as session:
+            startup_seconds = time.monotonic() - began
+            training = session.train(rules.budget_seconds, lambda reading: None)
+            if not training.outcome.is_success or training.num_steps < 1:
+                raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s")
+            weights = session.load_final_weights()
+            session.complete([_PROBE], rules.decoding, lambda reading: None)
+        proof = engine.prove(run_dir, weights, note)
     except EngineError as error:
         raise EngineError(f"{rules.name}: {error.cause}", f"{error.fix} Read the logs in {run_dir}.".lstrip()) from None
-    note(said)
-    shutil.rmtree(run_dir)
-    return said
-
-
-def _run(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
-    rules, began = engine.rules, time.monotonic()
-    engine.prepare_at_start(note)
-    session = engine.open(engine.validate(config).settings, rules.seed(0), run_dir, rules.deadline_seconds)
-    startup_seconds = time.monotonic() - began
-    try:
-        training = session.train(rules.budget_seconds, lambda reading: None)
-        if not training.outcome.is_success or training.num_steps < 1:
-            raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s")
-        weights = session.load_final_weights()
-        session.complete([_PROBE], rules.decoding, lambda reading: None)
-    finally:
-        session.close()
     steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
-    said = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
-    proof = engine.prove(run_dir, weights, note)
-    return f"{said}; {proof}" if proof else said
+    line = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
+    line = f"{line}; {proof}" if proof else line
+    note(line)
+    shutil.rmtree(run_dir)
+    return line

@@ -37,7 +37,7 @@ from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_MET
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_rollouts, rollout_files
-from nightshift.engines.prime_rl.remains import EARLIER_DIR, Remains
+from nightshift.engines.prime_rl.remains import EARLIER_DIR, remove_heavy
 from nightshift.engines.prime_rl.served import WEIGHTS_NAME, Witness
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
@@ -180,7 +180,7 @@ class PrimeRlSession:
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._earlier = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
-        self._remains = Remains(launch.prime_dir, keep_all, timing.clock)
+        self._keep_all = keep_all
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         self._memory = PeakMemory(launch.gpu_ids, self._resources.enter_context(nvml_session()))
@@ -190,7 +190,6 @@ class PrimeRlSession:
 
         prime-rl's own validation runs while the server starts; `config` puts its errors into lines of train.toml.
         """
-        self._remains.begin()
         self._launch.write()
         self._start("server", "inference")
         self._validate(config)
@@ -285,7 +284,8 @@ class PrimeRlSession:
         finally:
             self._resources.close()
             keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
-            self._remains.remove()
+            if not self._keep_all:
+                remove_heavy(self._launch.prime_dir)
 
     def _start(self, group: str, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)
@@ -324,7 +324,6 @@ class PrimeRlSession:
                 cause = f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}"
                 raise EngineError(cause, log=self._children[name].log_path.name)
             self._memory.sample()
-            self._remains.look(self._groups.values())
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
@@ -360,7 +359,6 @@ class PrimeRlSession:
                 cause = f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs"
                 raise EngineError(cause, "Run it again; if it repeats, undo the last change.")
             self._memory.sample()
-            self._remains.look(self._groups.values())
             time.sleep(min(self._timing.poll_seconds, max(0.0, left)))
 
     def _settle(self) -> None:
@@ -399,7 +397,6 @@ class PrimeRlSession:
         return problem
 
     def _stop(self, *groups: str) -> None:
-        self._remains.look(self._groups.values(), now=True)
         left: list[str] = []
         pids = {process.pid for name in groups for process in self._groups[name].processes}
         for name in groups:
