@@ -138,7 +138,8 @@ def no_gradient(_: Values, steps: Steps, conditions: Conditions) -> str:
         return f"no gradient from step {rows[0].step} on: {[*causes, 'the gradient norm is 0'][0]}"
     if conditions.run.training.outcome is not Outcome.NO_GRADIENT:
         return ""
-    return f"no gradient after step {steps[-1].step}: {NO_GRADIENT_STEPS} batches in a row had no gradient"
+    text = f"no gradient after step {steps[-1].step}: {NO_GRADIENT_STEPS} batches in a row had equal rewards"
+    return f"{text} in every group"
 
 
 def fell(word: str, share: float, values: Values, steps: Steps, _: Conditions) -> str:

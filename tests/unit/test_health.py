@@ -351,4 +351,4 @@ def test_nine_steps_without_a_gradient_are_no_finding() -> None:
 def test_empty_batches_that_ended_a_run_are_told_with_the_last_step() -> None:
     ended = replace(USUAL, run=Result(1000, Training(Outcome.NO_GRADIENT, 100)))
     line = str(digest(healthy(1, 100), ended)[0])
-    assert line.startswith("no gradient after step 100: 10 batches in a row had no gradient [")
+    assert line.startswith("no gradient after step 100: 10 batches in a row had equal rewards in every group [")
