@@ -256,7 +256,7 @@ CHECKS = (
     Check("reward", "reward_mean", flat, (LR, GROUP, BATCH, TEMPERATURE), BROKEN),
     Check("entropy", "entropy", entropy, (LR, TEMPERATURE, KL_TAU, MASKS[1]), COSTLY),
     # Recorded: KL 1e-5 to 2e-4 a token when healthy, 0.003 to 0.04, in bursts, at ten times that learning rate.
-    Check("KL", "kl", above(0.005, "KL between trainer and server {:.1e}"), (LR, AGE, KL_TAU), COSTLY),
+    Check("KL", "kl", above(0.003, "KL between trainer and server {:.1e}"), (LR, AGE, KL_TAU), COSTLY),
     Check("masked", "masked_share", above(0.05, "{:.0%} of the tokens are masked out of the loss"), MASKS, COSTLY),
     # prime-rl aims at an age of 1 and drops rollouts beyond 8 by default; recorded: 1.1.
     Check("age", "off_policy_mean", above(4, "rollouts are {:.1f} policy versions old"), (AGE, INFLIGHT), COSTLY),
