@@ -146,7 +146,8 @@ def examine(record: Record, setup: Setup) -> str:
         return f"the curves were not examined: {error}"
     remarks = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
     conditions = Conditions(record.result, setup.rules, config.resolved, used_keys(setup.engine, config), remarks)
-    return digest(read_steps(setup.ledger.files_dir(record) / METRICS_NAME), conditions)
+    steps = read_steps(setup.ledger.files_dir(record) / METRICS_NAME)
+    return "\n".join(map(str, digest(steps, conditions)))
 
 
 def withdraw(number: int, cause: str, setup: Setup) -> None:

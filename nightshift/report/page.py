@@ -30,7 +30,7 @@ from nightshift.config.train_toml import Config
 from nightshift.config.values import Value, value_text
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
-from nightshift.report import text, timing
+from nightshift.report import text
 from nightshift.report.charts import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
 from nightshift.report.data import Experiment, Morning, counted, decided_by_user, gather
 from nightshift.report.markdown import summary
@@ -38,7 +38,7 @@ from nightshift.report.rows import Row, detailed, rows
 from nightshift.report.runs import CURVES
 from nightshift.report.slices import SelectionSet, shown_examples
 from nightshift.report.text import Headline
-from nightshift.report.timing import Night, Timeline, Use, nights, timeline
+from nightshift.report.timing import Night, Use, nights
 
 _MAX_TEXTS = 6000  # answers: with 150 experiments those to 40 examples
 _MAX_EXAMPLES = 200
@@ -161,7 +161,6 @@ class View:
     panels: tuple[Panel, ...]
     charts: tuple[Chart, ...]
     nights: tuple[Night, ...]
-    slots: Timeline | None
     compared: Markup  # JSON
     notebook: tuple[str, ...]  # its lines; none where it says nothing
     written: datetime
@@ -225,7 +224,6 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
         panels=tuple(key_panels(morning.experiments, morning.campaign.kept)),
         charts=tuple(chart for chart in charts if chart is not None),
         nights=tuple(nights([(row.experiment.record, row.uses) for row in found])),
-        slots=timeline([e.record for e in morning.experiments]),
         compared=data_block(found, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
         written=now,
@@ -270,7 +268,6 @@ def render(view: View, is_live: bool = False) -> str:
         "morning": view.morning,
         "panel_width": PANEL_WIDTH,
         "panel_height": PANEL_HEIGHT,
-        "timing": timing,
         "uses": list(Use),
         "style": Markup(style),
         "script": Markup(script),

@@ -9,7 +9,7 @@ from nightshift.campaign.records import Record, Verdict
 from nightshift.report.data import Experiment
 from nightshift.report.runs import Curves, Rollout, curves, lost_game, read_rollouts, sampled
 from nightshift.report.slices import SelectionSet, Slice
-from nightshift.report.timing import Use, split_experiment
+from nightshift.report.timing import Seconds, split_experiment
 
 # Of more experiments the details are those of keeps, of the last ones and of the largest differences: see page.py.
 _MAX_DETAILS = 150
@@ -22,7 +22,7 @@ class Row:
     None. `answers`: to the examples that `rows` was asked for, by (package, key)."""
 
     experiment: Experiment
-    uses: Mapping[Use, float]  # its seconds
+    uses: Seconds
     curves: Curves | None = None  # of its run
     rollouts: tuple[Rollout, ...] | None = None
     lost_game: Mapping[str, str] = field(default_factory=dict)

@@ -1,28 +1,18 @@
-"""Where the time went: every second of every run, the pauses between experiments, and what ran beside what.
+"""Where the time went: the seconds of every run by use, and the pauses between experiments."""
 
-Runs side by side are drawn as lanes: in which slot and when, and how much of the time each was in use.
-"""
-
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import accumulate, count
+from itertools import accumulate
 
 from nightshift.campaign.cost import own_run
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Record, Result
-from nightshift.report.charts import Text
-from nightshift.report.data import Span, counted, span
+from nightshift.report.data import span
 
-# A longer pause ends a night: nobody was working. Shorter ones are the proposer's time, and idle.
-NIGHT_GAP = timedelta(hours=2)
-_ROUNDING = 1.02  # parts measured by several clocks may exceed their whole by so much
-WIDTH, LEFT, LANE_HEIGHT = 720.0, 70.0, 18.0  # of the drawing of slots, in pixels
-_NUM_TICKS = 6
-
-_Member = tuple[Record, Span, Mapping["Use", float]]  # of a night
+NIGHT_GAP = timedelta(hours=2)  # a longer pause ends a night; shorter pauses are the proposer's time, and idle
+Seconds = Mapping["Use", float]
 
 
 class Use(StrEnum):
@@ -48,15 +38,23 @@ class Night:
     ended: datetime
     num_experiments: int
     num_unknown: int
-    seconds: Mapping[Use, float]
+    seconds: Seconds
 
     @property
     def length_seconds(self) -> float:
         return (self.ended - self.began).total_seconds()
 
 
-def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
-    """The seconds of one run by use; the window of training, in one piece without `steps`, from the trainer's side.
+def split_experiment(record: Record, steps: Sequence[Step]) -> Seconds:
+    """Return the seconds of an experiment by use: of its own run with its `steps`, and of the controller itself."""
+    run = own_run(record)
+    uses = _split_run(run, steps) if run else {}
+    run_seconds = run.total_seconds if run else 0.0
+    return _in_order({**uses, Use.OTHER: max(run_seconds, record.total_seconds or 0.0) - sum(uses.values())})
+
+
+def _split_run(run: Result, steps: Sequence[Step]) -> Seconds:
+    """Split the window of training by its steps, or leave it in one piece if they do not fit into it.
 
     Where generation runs beside training (prime-rl), it costs only the time that the trainer waits for rollouts.
     """
@@ -67,127 +65,42 @@ def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
         Use.TRANSFER: sum(step.broadcast_seconds or 0.0 for step in steps),
         Use.WAITING: sum(step.wait_for_rollouts_seconds or 0.0 for step in steps),
     }
-    if not 0 < sum(training.values()) <= window * _ROUNDING:
+    if not 0 < sum(training.values()) <= window * 1.02:  # several clocks measured the parts
         training = {Use.UNSPLIT: window}
     evaluation = run.evaluation.seconds if run.evaluation else 0.0
-    uses = {Use.STARTUP: run.startup_seconds or 0.0, **training, Use.EVALUATION: evaluation}
-    return total([uses, {Use.OTHER: run.total_seconds - sum(uses.values())}])
+    return {Use.STARTUP: run.startup_seconds or 0.0, **training, Use.EVALUATION: evaluation}
 
 
-def split_experiment(record: Record, steps: Sequence[Step]) -> dict[Use, float]:
-    """The seconds of an experiment by use: its own run with its `steps`, and what the controller itself took."""
-    run = own_run(record)
-    uses = split_run(run, steps) if run else {}
-    rest = (record.total_seconds or 0.0) - sum(uses.values())
-    return total([uses, {Use.OTHER: rest}])
+def _in_order(seconds: Seconds) -> Seconds:
+    """Return the uses that took any time, in the order of Use."""
+    return {use: seconds[use] for use in Use if seconds.get(use, 0.0) > 0}
 
 
-def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
-    """Seconds by use, in the order of Use; uses that took nothing are absent, and no part takes less than nothing."""
-    known = list(parts)
-    sums = {use: sum(max(part.get(use, 0.0), 0.0) for part in known) for use in Use}
-    return {use: seconds for use, seconds in sums.items() if seconds > 0}
-
-
-def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
-    """The experiments, each with its seconds by use, in groups."""
-    groups, latest = list[list[_Member]](), None
+def nights(experiments: Iterable[tuple[Record, Seconds]]) -> list[Night]:
+    """Return the nights of experiments that are in their order, each with its seconds by use."""
+    groups, latest = list[list[tuple[Record, Seconds]]](), None
     for record, uses in experiments:
-        ran = span(record.started, record.total_seconds)
-        if latest is None or ran[0] - latest > NIGHT_GAP:
+        began, ended = span(record.started, record.total_seconds)
+        if latest is None or began - latest > NIGHT_GAP:
             groups.append([])
-        groups[-1].append((record, ran, uses))
-        latest = max(latest or ran[1], ran[1])
-    return [_night(group) for group in groups]
+        groups[-1].append((record, uses))
+        latest = max(latest or ended, ended)
+    return [_night([record for record, _ in group], [uses for _, uses in group]) for group in groups]
 
 
-def _night(group: Sequence[_Member]) -> Night:
-    """With the pauses between its experiments, or, where several runs were under way at once, what slots stood idle."""
-    records, spans, uses = zip(*group, strict=True)
-    began, ends = spans[0][0], list(accumulate((ended for _, ended in spans), max))
-    seconds, num_slots = total(uses), num_at_once(records)
-    pauses = ((start - end).total_seconds() for (start, _), end in zip(spans[1:], ends, strict=False))
-    idle = sum(max(pause, 0.0) for pause in pauses)
-    if num_slots > 1:
-        idle = num_slots * (ends[-1] - began).total_seconds() - sum(seconds.values())
+def _night(records: Sequence[Record], uses: Sequence[Seconds]) -> Night:
+    """Add up the seconds by use; what is left of the night in as many slots as were in use at once was idle."""
+    spans = [span(record.started, record.total_seconds) for record in records]
+    began, ended = spans[0][0], max(ended for _, ended in spans)
+    seconds = {use: sum(part.get(use, 0.0) for part in uses) for use in Use}
+    seconds[Use.IDLE] = num_at_once(records) * (ended - began).total_seconds() - sum(seconds.values())
     num_unknown = sum(record.total_seconds is None for record in records)
-    return Night(began, ends[-1], len(group), num_unknown, total([seconds, {Use.IDLE: idle}]))
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    number: int
-    x: float
-    width: float
-    kind: str  # its experiment's verdict
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """One slot, or node. `used`: share of the time, 0..1."""
-
-    place: str
-    y: float
-    bars: tuple[Bar, ...]
-    used: float
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """All lanes over one axis of time. `zone`: of the clock's times."""
-
-    lanes: tuple[Lane, ...]
-    ticks: tuple[Text, ...]
-    zone: str
-    height: float
-
-
-def timeline(records: Sequence[Record]) -> Timeline | None:
-    """Of the runs that say where and when they were made; None where none does."""
-    placed = ((record, run) for record in records if (run := own_run(record)) and run.slot)
-    runs = [(record, run, span(run.started, run.total_seconds)) for record, run in placed]
-    if not runs:
-        return None
-    began, ended = min(ran[0] for *_, ran in runs), max(ran[1] for *_, ran in runs)
-    seconds = max((ended - began).total_seconds(), 1.0)
-    scale = (WIDTH - LEFT) / seconds
-    found = defaultdict[str, list[tuple[Record, Result, Span]]](list)
-    for one in sorted(runs, key=lambda one: one[2]):  # a node may hold several at once
-        names = (f"{one[1].slot} ({n})" if n > 1 else one[1].slot for n in count(1))
-        found[next(name for name in names if not found[name] or found[name][-1][2][1] <= one[2][0])].append(one)
-    lanes = []
-    for index, place in enumerate(sorted(found)):
-        bars = [
-            Bar(
-                record.number,
-                LEFT + scale * (ran[0] - began).total_seconds(),
-                max(scale * run.total_seconds, 1.0),
-                record.status,
-                f"{record.number:04d} {record.status}, {run.total_seconds:.0f} s, "
-                f"{counted(run.training.num_steps, 'step')}",
-            )
-            for record, run, ran in found[place]
-        ]
-        used = min(sum(run.total_seconds for _, run, _ in found[place]) / seconds, 1.0)
-        lanes.append(Lane(place, index * LANE_HEIGHT, tuple(bars), used))
-    bottom = len(lanes) * LANE_HEIGHT
-    ticks, zone = tuple(_ticks(began, seconds, bottom)), began.astimezone().strftime("%Z")
-    return Timeline(tuple(lanes), ticks, zone, bottom + 18.0)
+    return Night(began, ended, len(records), num_unknown, _in_order(seconds))
 
 
 def num_at_once(records: Iterable[Record]) -> int:
+    """Return how many runs were under way at once, at most; 1 without runs."""
     runs = [run for record in records if (run := own_run(record)) and run.started]
     spans = [span(run.started, run.total_seconds) for run in runs]
-    ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
-    now = most = 0
-    for _, change in ends:
-        now += change
-        most = max(most, now)
-    return most
-
-
-def _ticks(began: datetime, seconds: float, height: float) -> Iterable[Text]:
-    for index in range(_NUM_TICKS + 1):
-        moment = began + timedelta(seconds=seconds * index / _NUM_TICKS)
-        yield Text(LEFT + (WIDTH - LEFT) * index / _NUM_TICKS, height + 14.0, moment.astimezone().strftime("%H:%M"))
+    changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
+    return max([1, *accumulate(change for _, change in changes)])

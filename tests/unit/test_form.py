@@ -16,7 +16,7 @@ from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
-from nightshift.experiment.health import Conditions, examine
+from nightshift.experiment.health import Conditions, digest
 from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
@@ -88,7 +88,7 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 def test_the_digest_has_a_line_for_it() -> None:
     form = compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])).line
     run = measured(2, ONLY_FORM[1]).result
-    told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, ARITHMETIC_TRL, {}, None, (form,)))]
+    told = [str(finding) for finding in digest([Step(step=1)], Conditions(run, ARITHMETIC_TRL, {}, None, (form,)))]
     assert form in told
     assert form == (
         "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "

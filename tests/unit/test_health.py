@@ -15,7 +15,7 @@ from nightshift.campaign.metrics import Step, read_steps
 from nightshift.campaign.records import Evaluation, Outcome, Result, Training, Weights, packed
 from nightshift.config.allowlist import find_key
 from nightshift.experiment import health
-from nightshift.experiment.health import Conditions, Finding, Severity, digest, examine
+from nightshift.experiment.health import BROKEN, COSTLY, HINT, Conditions, Finding, digest
 from tests.rules import ARITHMETIC_TRL
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
@@ -61,14 +61,18 @@ def changed(steps: list[Step], **curves: Callable[[float], float]) -> list[Step]
     return [replace(step, **{name: curve(i / n) for name, curve in curves.items()}) for i, step in enumerate(steps)]
 
 
+def text(steps: list[Step], conditions: Conditions = USUAL) -> str:
+    return "\n".join(map(str, digest(steps, conditions)))
+
+
 def alarms(steps: list[Step], conditions: Conditions = USUAL) -> list[Finding]:
-    return [finding for finding in examine(steps, conditions) if finding.severity >= Severity.COSTLY]
+    return [finding for finding in digest(steps, conditions) if finding.severity >= COSTLY]
 
 
-def found(steps: list[Step], text: str, conditions: Conditions = USUAL) -> Finding:
-    """The one finding with `text`; the assertion shows the whole digest."""
-    matches = [finding for finding in examine(steps, conditions) if text in finding.text]
-    assert len(matches) == 1, digest(steps, conditions)
+def found(steps: list[Step], words: str, conditions: Conditions = USUAL) -> Finding:
+    """The one finding with `words`; the assertion shows the whole digest."""
+    matches = [finding for finding in digest(steps, conditions) if words in finding.text]
+    assert len(matches) == 1, text(steps, conditions)
     return matches[0]
 
 
@@ -99,74 +103,66 @@ def bursts(seed: int) -> Callable[[float], float]:
 
 
 # fault: text of its finding, severity, a key that it must point to, the faulty curves
-FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[float], float]]]]] = {
+FAULTS: dict[str, tuple[str, int, str, Callable[[int], dict[str, Callable[[float], float]]]]] = {
     "flat": (
-        "reward flat", Severity.BROKEN, "trainer.optim.lr",
+        "reward flat", BROKEN, "trainer.optim.lr",
         lambda seed: {"reward_mean": jitter(lambda x: 0.43, 0.04, seed)},
     ),
     "collapsed": (
-        "reward collapsed", Severity.BROKEN, "trainer.optim.lr",
+        "reward collapsed", BROKEN, "trainer.optim.lr",
         lambda seed: {"reward_mean": jitter(lambda x: 0.45 + 0.4 * x if x < 0.6 else 0.05, 0.05, seed)},
     ),
     "falling": (
-        "reward fell", Severity.COSTLY, "trainer.optim.lr",
+        "reward fell", COSTLY, "trainer.optim.lr",
         lambda seed: {"reward_mean": jitter(lambda x: 0.45 + min(0.6 * x, 0.6 - 0.6 * x), 0.05, seed)},
     ),
     "rising": (
-        "still rising", Severity.HINT, "trainer.optim.lr",
+        "still rising", HINT, "trainer.optim.lr",
         lambda seed: {"reward_mean": jitter(lambda x: 0.35 + 0.4 * x, 0.05, seed)},
     ),
     "too hard": (
-        "95% all wrong", Severity.COSTLY, "orchestrator.group_size",
+        "95% all wrong", COSTLY, "orchestrator.group_size",
         lambda seed: {"all_right_share": lambda x: 0.02, "all_wrong_share": lambda x: 0.95},
     ),
     "known or not": (
-        "60% all right", Severity.HINT, "orchestrator.group_size",
+        "60% all right", HINT, "orchestrator.group_size",
         lambda seed: {"all_right_share": lambda x: 0.6, "all_wrong_share": lambda x: 0.28},
     ),
     "truncated": (
-        "of the training completions at 64 tokens", Severity.COSTLY,
+        "of the training completions at 64 tokens", COSTLY,
         "orchestrator.train.sampling.max_completion_tokens",
         lambda seed: {"truncated_share": jitter(lambda x: 0.3 * x, 0.02, seed)},
     ),
     "no entropy left": (
-        "entropy collapsed", Severity.COSTLY, "orchestrator.train.sampling.temperature",
+        "entropy collapsed", COSTLY, "orchestrator.train.sampling.temperature",
         lambda seed: {"entropy": scaled(lambda x: 0.3 * math.exp(-5 * x), 0.1, seed)},
     ),
     "entropy explodes": (
-        "entropy rose", Severity.COSTLY, "trainer.optim.lr",
+        "entropy rose", COSTLY, "trainer.optim.lr",
         lambda seed: {"entropy": scaled(lambda x: 0.06 * math.exp(2 * x), 0.1, seed)},
     ),
-    "mismatch grows": (
-        "mismatch KL grows over the run", Severity.COSTLY, "orchestrator.max_off_policy_steps",
-        lambda seed: {"kl": scaled(lambda x: 1.5e-4 * math.exp(5 * x), 0.1, seed)},
-    ),
     "mismatch explodes late": (  # as of a server that computes with keys and values of older weights
-        "mismatch KL grows over the run", Severity.COSTLY, "trainer.optim.lr",
+        "KL between trainer and server", COSTLY, "trainer.optim.lr",
         lambda seed: {"kl": scaled(lambda x: 1e-4 if x < 0.85 else 0.05, 0.5, seed)},
     ),
     "mismatch": (
-        "KL between trainer and server", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        "KL between trainer and server", COSTLY, "orchestrator.max_off_policy_steps",
         lambda seed: {"kl": scaled(lambda x: 0.02, 0.5, seed)},
     ),
     "masked": (
-        "10% of the tokens are masked", Severity.COSTLY, "trainer.loss.dppo_mask_low",
+        "10% of the tokens are masked", COSTLY, "trainer.loss.dppo_mask_low",
         lambda seed: {"masked_share": lambda x: 0.1},
     ),
     "stale": (
-        "5.0 policy versions old", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        "5.0 policy versions old", COSTLY, "orchestrator.max_off_policy_steps",
         lambda seed: {"off_policy_mean": lambda x: min(10 * x, 5.0)},
     ),
     "failing": (
-        "10% of the rollouts failed", Severity.COSTLY, "orchestrator.concurrency.max_inflight",
+        "10% of the rollouts failed", COSTLY, "orchestrator.concurrency.max_inflight",
         lambda seed: {"error_share": lambda x: 0.1},
     ),
     "spikes": (
-        "gradient spikes", Severity.HINT, "trainer.optim.max_norm", lambda seed: {"grad_norm": bursts(seed)},
-    ),
-    "always clipped": (
-        "of the steps are clipped", Severity.HINT, "trainer.optim.max_norm",
-        lambda seed: {"grad_norm": scaled(lambda x: 3.0, 0.4, seed)},
+        "gradient spikes", HINT, "trainer.optim.max_norm", lambda seed: {"grad_norm": bursts(seed)},
     ),
 }  # fmt: skip
 
@@ -174,17 +170,17 @@ FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("num_steps", [60, 200])
 def test_each_fault_is_found(fault: str, num_steps: int) -> None:
-    text, severity, key, curves = FAULTS[fault]
+    words, severity, key, curves = FAULTS[fault]
     hits = 0
     for seed in SEEDS:
         steps = changed(healthy(seed, num_steps), **curves(seed))
-        matches = [finding for finding in examine(steps, USUAL) if text in finding.text]
-        hits += len(matches) == 1 and matches[0].severity is severity and key in matches[0].keys
-    assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {digest(steps, USUAL)}"
+        matches = [finding for finding in digest(steps, USUAL) if words in finding.text]
+        hits += len(matches) == 1 and matches[0].severity == severity and key in matches[0].keys
+    assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {text(steps, USUAL)}"
 
 
 def test_healthy_curves_give_no_alarm() -> None:
-    alarmed = {seed: digest(healthy(seed), USUAL) for seed in range(200) if alarms(healthy(seed))}
+    alarmed = {seed: text(healthy(seed), USUAL) for seed in range(200) if alarms(healthy(seed))}
     assert len(alarmed) <= 2, alarmed  # measured: 0 of 600
 
 
@@ -192,20 +188,20 @@ def test_a_saturated_curve_is_not_said_to_rise() -> None:
     hits = 0
     for seed in range(100):
         curve = jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.05, seed)
-        hits += "still rising" in digest(changed(healthy(seed), reward_mean=curve), USUAL)
+        hits += "still rising" in text(changed(healthy(seed), reward_mean=curve), USUAL)
     assert hits <= 2
 
 
 def test_all_well_is_one_line_with_numbers() -> None:
     steps = changed(healthy(3, 120), reward_mean=jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.02))
-    [finding] = examine(steps, USUAL)
+    [finding] = digest(steps, USUAL)
     assert finding.text.startswith("healthy: reward 0.")
     assert "120 steps of" in finding.text
 
 
 def test_nothing_measured_gives_no_finding() -> None:
-    assert examine([], USUAL) == []
-    [finding] = examine([Step(i + 1) for i in range(100)], replace(USUAL, values={}))
+    assert digest([], USUAL) == []
+    [finding] = digest([Step(i + 1) for i in range(100)], replace(USUAL, values={}))
     assert finding.text == "healthy: 100 steps"
 
 
@@ -218,65 +214,50 @@ def test_a_field_that_was_not_measured_is_never_an_alarm(name: str) -> None:
 def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None:
     names = ("collapsed", "no entropy left", "spikes", "truncated", "masked", "stale", "failing")
     curves = {name: curve for fault in names for name, curve in FAULTS[fault][3](0).items()}
-    findings = examine(changed(healthy(0, 100), **curves), USUAL)
+    findings = digest(changed(healthy(0, 100), **curves), USUAL)
     severities = [finding.severity for finding in findings]
     assert len(findings) == 5
     assert severities == sorted(severities, reverse=True)
     assert "reward collapsed" in findings[0].text
-    two = examine(changed(healthy(0, 100), **FAULTS["masked"][3](0)), USUAL)
+    two = digest(changed(healthy(0, 100), **FAULTS["masked"][3](0)), USUAL)
     assert two[-1].text.startswith("time: 100 steps of")
 
 
 def test_keys_that_the_engine_does_not_use_are_not_pointed_to() -> None:
     steps = changed(healthy(0, 100), **FAULTS["stale"][3](0))
-    conditions = replace(USUAL, used_keys=frozenset({"orchestrator.batch_size"}))
-    assert found(steps, "policy versions old", conditions).keys == ("orchestrator.batch_size",)
+    conditions = replace(USUAL, used_keys=frozenset({"orchestrator.concurrency.max_inflight"}))
+    assert found(steps, "policy versions old", conditions).keys == ("orchestrator.concurrency.max_inflight",)
 
 
 def test_every_key_that_is_pointed_to_is_open() -> None:
     nodes = ast.walk(ast.parse(Path(health.__file__).read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     named = {text for text in texts if re.fullmatch(r"(trainer|orchestrator|inference)[.][a-z0-9_.]+", text)}
-    assert len(named) > 20
+    assert len(named) > 15
     assert [name for name in named if find_key(name) is None] == []
 
 
 def test_what_the_budget_was_used_for() -> None:
-    steps = healthy(2, 100)
     finished = Result(1000, Training(Outcome.FINISHED, 100, training_seconds=90.0))  # of a wall clock, and others' too
     ended = replace(USUAL, run=finished, values={**VALUES, "max_steps": 100})
-    short = [replace(step, time=(step.time or 0) / 2) for step in steps]
+    short = [replace(step, time=(step.time or 0) / 2) for step in healthy(2, 100)]
     assert found(short, "30 s of the budget unused", ended).keys == ("max_steps",)
-    cosine = replace(USUAL, values={**VALUES, "max_steps": 400, "trainer.scheduler.type": "cosine"})
-    assert "the schedule was cut off" in found(steps, "step 100 of max_steps 400", cosine).text
-    assert not alarms(steps, cosine)
-    assert found(healthy(2, 6), "only 6 steps in 60 s").severity is Severity.COSTLY
-    failing = changed(steps, error_share=lambda x: 0.1)
-    assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(failing, timed(5.0, 20.0))
 
 
 @pytest.mark.parametrize(
-    ("written", "seq_len", "limit"),
-    [(512, 2048, "at 64 tokens in"), (None, None, "at 64 tokens in"), (32, 2048, "at 32 tokens in"),
-     (512, 96, "at 64 tokens or at seq_len = 96 in")],
-)  # fmt: skip
-def test_a_cut_names_the_limit_that_was_in_force(written: int | None, seq_len: int | None, limit: str) -> None:
+    ("written", "limit"), [(512, "at 64 tokens in"), (None, "at 64 tokens in"), (32, "at 32 tokens in")]
+)
+def test_a_cut_names_the_limit_that_was_in_force(written: int | None, limit: str) -> None:
     """512 is above what these rules allow, which is 64."""
-    values = VALUES | {"orchestrator.train.sampling.max_completion_tokens": written, "seq_len": seq_len}
+    values = VALUES | {"orchestrator.train.sampling.max_completion_tokens": written}
     steps = changed(healthy(4, 100), truncated_share=lambda x: 0.5)
-    assert limit in found(steps, "cut and so scored 0", replace(USUAL, values=values)).text
+    assert limit in found(steps, "cut: 50% of", replace(USUAL, values=values)).text
 
 
 def test_truncation_at_evaluation_alone_is_told() -> None:
     conditions = timed(5.0, 3.0, truncated_share=0.2)
-    assert "20% at evaluation" in found(healthy(4, 100), "cut and so scored 0", conditions).text
-    assert "at evaluation" not in digest(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
-
-
-def test_unclipped_spikes_weigh_more() -> None:
-    steps = changed(healthy(0, 200), **FAULTS["spikes"][3](0))
-    conditions = replace(USUAL, values={"trainer.optim.max_norm": None})
-    assert found(steps, "not all clipped", conditions).severity is Severity.COSTLY
+    assert "20% at evaluation" in found(healthy(4, 100), "cut: ", conditions).text
+    assert "at evaluation" not in text(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
 
 
 def test_real_trl_metrics() -> None:
@@ -289,10 +270,10 @@ def test_real_trl_metrics() -> None:
 
 def test_a_real_collapse() -> None:
     """lr 3e-5 instead of 3e-6 on the trl engine: the final weights scored 0.023, the base model 0.426."""
-    findings = examine(read_steps(FIXTURES / "trl-lr-x10.jsonl"), USUAL)
+    findings = digest(read_steps(FIXTURES / "trl-lr-x10.jsonl"), USUAL)
     assert findings[0].text.startswith("reward collapsed from 0.30 (about step 3) to 0.02")
     assert findings[0].keys[0] == "trainer.optim.lr"
-    assert findings[0].severity is Severity.BROKEN
+    assert findings[0].severity == BROKEN
     assert findings[1].text.startswith("entropy rose from 0.0672 to 0.247")
     assert "90% of the groups teach nothing in the last half (5% all right, 85% all wrong)" in findings[3].text
 
@@ -302,7 +283,7 @@ def test_real_prime_rl_metrics() -> None:
     steps = read_steps(FIXTURES / "prime-rl-40-steps.jsonl")
     assert not alarms(steps, conditions)
     # What beside generation takes a trainer's time, by its own clock; the orchestrator's is that of whole batches.
-    assert "40 steps of 3.8 s (waiting for rollouts 2.8 s, training 0.75 s)" in digest(steps, conditions)
+    assert "40 steps of 3.8 s (waiting for rollouts 2.8 s, training 0.75 s)" in text(steps, conditions)
     hot = read_steps(FIXTURES / "prime-rl-lr-x10.jsonl")
     assert [finding.text[:10] for finding in alarms(hot, conditions)] == ["KL between"]
 
@@ -320,19 +301,19 @@ def test_no_numbers_break_it(outcome: Outcome) -> None:
             Step(step, **{name: random.choice(values) for name in names})
             for step in sorted(random.sample(range(1000), random.randint(1, 40)))
         ]
-        lines = digest(steps, conditions).splitlines()
-        assert 1 <= len(lines) <= health.MAX_FINDINGS
+        lines = text(steps, conditions).splitlines()
+        assert 1 <= len(lines) <= 5
 
 
 FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("first", "figures", "text", "key"),
+    ("first", "figures", "cause", "key"),
     [
         (1, {"all_wrong_share": 1.0}, "every answer is wrong [", "orchestrator.group_size"),
-        (60, {"all_wrong_share": 1.0}, "every answer is wrong, unlike before [", "trainer.optim.lr"),
-        (60, {"all_right_share": 1.0}, "every answer is right [", "curriculum.sampler.type"),
+        (60, {"all_wrong_share": 1.0}, "every answer is wrong [", "trainer.optim.lr"),
+        (60, {"all_right_share": 1.0}, "every answer is right [", "orchestrator.group_size"),
         (60, {"all_right_share": 0.5, "all_wrong_share": 0.5}, "all rewards of each group are equal [", "temperature"),
         (
             60,
@@ -343,22 +324,20 @@ FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
         (60, {"all_right_share": None, "all_wrong_share": None, "equal_share": None}, "the gradient norm is 0 [", "lr"),
     ],
 )
-def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, text, key):
+def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, cause, key):
     """Also of a baseline, which trains on."""
     steps = [replace(step, all_right_share=0.3, all_wrong_share=0.3, equal_share=0.6) for step in healthy(1, 100)]
     shares = {"all_right_share": 0.0, "all_wrong_share": 0.0}
     dead = [replace(step, **(FLAT | shares | figures)) for step in steps[first - 1 :]]
-    line, *others = map(str, examine([*steps[: first - 1], *dead], USUAL))
-    if "right [" in text:  # the task is solved: less severe than what else is found
-        line = next(each for each in [line, *others] if each.startswith("no gradient"))
-    assert line.startswith(f"no gradient from step {first} on: {text}")
+    line, *others = map(str, digest([*steps[: first - 1], *dead], USUAL))
+    assert line.startswith(f"no gradient from step {first} on: {cause}")
     assert key in line
     assert not any("teach nothing" in each for each in others)
 
 
 def test_a_short_run_without_any_gradient_is_told() -> None:
     dead = [replace(step, **(FLAT | {"all_wrong_share": 1.0, "all_right_share": 0.0})) for step in healthy(1, 6)]
-    line, *others = map(str, examine(dead, USUAL))
+    line, *others = map(str, digest(dead, USUAL))
     assert line.startswith("no gradient from step 1 on: every answer is wrong [")
     assert not any("teach nothing" in other for other in others)
 
@@ -366,10 +345,10 @@ def test_a_short_run_without_any_gradient_is_told() -> None:
 def test_nine_steps_without_a_gradient_are_no_finding() -> None:
     steps = healthy(1, 100)
     steps = [*steps[:-9], *(replace(step, grad_norm=0.0) for step in steps[-9:])]
-    assert "no gradient" not in digest(steps, USUAL)
+    assert "no gradient" not in text(steps, USUAL)
 
 
 def test_empty_batches_that_ended_a_run_are_told_with_the_last_step() -> None:
     ended = replace(USUAL, run=Result(1000, Training(Outcome.NO_GRADIENT, 100)))
-    line = str(examine(healthy(1, 100), ended)[0])
+    line = str(digest(healthy(1, 100), ended)[0])
     assert line.startswith("no gradient after step 100: 10 batches in a row had equal rewards in every group [")

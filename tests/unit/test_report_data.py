@@ -1,4 +1,4 @@
-"""The numbers, words and lanes of the morning page: none that no record holds."""
+"""The numbers and words of the morning page: none that no record holds."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -17,7 +17,6 @@ from nightshift.campaign.records import (
     Failure,
     Judgement,
     Record,
-    Result,
     Run,
     Stage,
 )
@@ -31,18 +30,7 @@ from nightshift.report.page import data_block, render, view_of
 from nightshift.report.rows import detailed, rows
 from nightshift.report.slices import shown_examples
 from nightshift.report.text import certificate_line, counts, elsewhere_lines, headline, visible
-from nightshift.report.timing import (
-    LANE_HEIGHT,
-    LEFT,
-    NIGHT_GAP,
-    WIDTH,
-    Use,
-    nights,
-    num_at_once,
-    split_experiment,
-    split_run,
-    timeline,
-)
+from nightshift.report.timing import NIGHT_GAP, Use, nights, num_at_once, split_experiment
 from tests.browsing import NOW
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 from tests.stand_in_campaign import build
@@ -272,7 +260,8 @@ def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_seconds_of_a_run_sum_to_its_total(step, num_steps, told):
     """9 s start-up, 60.1 s training, 3 s evaluation, 75 s in all."""
-    uses = split_run(a_result(), [Step(number, **step) for number in range(num_steps)])
+    record = a_record(result=a_result(), total_seconds=75.0)
+    uses = split_experiment(record, [Step(number, **step) for number in range(num_steps)])
     assert sum(uses.values()) == pytest.approx(75.0)
     assert {use: uses[use] for use in told} == pytest.approx(told)
     assert list(uses)[: 1 + len(told)] == [Use.STARTUP, *told]
@@ -312,49 +301,33 @@ def test_a_markdown_cell_links_to_nowhere() -> None:
     assert markdown("www.evil.example, WWW.x, http://x") == r"www\.evil.example, WWW\.x, http:\//x"
 
 
-# Labels
+# Runs at once
 
 
 NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
 
 
-def a_run(began_seconds: float, seconds: float, place: str) -> Result:
+def a_run(number: int, began_seconds: float, seconds: float) -> Record:
     began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
-    return replace(a_result(0.5), started=began, total_seconds=seconds, slot=place)
+    result = replace(a_result(0.5), started=began, total_seconds=seconds)
+    return a_record(number=number, started=began, total_seconds=seconds, result=result)
 
 
-@pytest.fixture
-def record() -> Record:
-    return judged([0.5])[0]
+def test_a_slot_that_stands_idle_counts_while_another_is_in_use() -> None:
+    records = [a_run(1, 0, 60), a_run(2, 0, 40), a_run(3, 60, 40)]
+    assert num_at_once(records) == 2
+    [night] = nights([(record, {Use.TRAINING: record.total_seconds}) for record in records])
+    assert (night.length_seconds, night.seconds) == (100.0, {Use.TRAINING: 140.0, Use.IDLE: 60.0})
 
 
-def records_of(record: Record, *results: Result) -> list[Record]:
-    return [replace(record, number=number, result=result) for number, result in enumerate(results, 1)]
-
-
-def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
-    runs = (a_run(0, 60, "slot 1"), a_run(0, 40, "slot 2"), a_run(60, 40, "slot 1"))
-    found = timeline(records_of(record, *runs))
-    assert [(lane.place, lane.y, len(lane.bars), lane.used) for lane in found.lanes] == [
-        ("slot 1", 0.0, 2, 1.0),
-        ("slot 2", LANE_HEIGHT, 1, 0.4),
-    ]
-    first, second = found.lanes[0].bars
-    assert (first.x, first.width) == (LEFT, pytest.approx(0.6 * (WIDTH - LEFT)))
-    assert second.x == pytest.approx(first.x + first.width)
-
-
-def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> None:
-    adopted = replace(
-        record, result=a_run(-200_000, 60, "slot 1"), baseline=7, started=NIGHT.isoformat(), total_seconds=0.5
-    )
+def test_runs_that_a_campaign_began_with_took_no_time_of_it() -> None:
+    adopted = replace(a_run(1, -200_000, 60), baseline=7, started=NIGHT.isoformat(), total_seconds=0.5)
     uses = split_experiment(adopted, [])
     assert uses == {Use.OTHER: 0.5}
     [night] = nights([(adopted, uses)])
-    assert sum(night.seconds.values()) == night.length_seconds == 0.5
-    assert num_at_once([adopted]) == 0
-    found = timeline([adopted, replace(record, number=2, result=a_run(1, 60, "slot 1"))])
-    assert [(bar.number, bar.x) for lane in found.lanes for bar in lane.bars] == [(2, LEFT)]
+    assert night.seconds == {Use.OTHER: 0.5}
+    assert night.length_seconds == 0.5
+    assert num_at_once([adopted, a_run(2, 1, 60)]) == 1
 
 
 # The headline beside the certificate
