@@ -1,4 +1,4 @@
-"""Stand-ins for what a person gives as --notify: commands that work, fail, hang, flood or wait."""
+"""Stand-ins for what a person gives as --notify: commands that work, fail, hang or flood."""
 
 import json
 import os
@@ -34,9 +34,6 @@ if kind == "hangs":
 while kind == "floods":
     sys.stdout.write("all work and no play" * 5000 + chr(10))
     sys.stderr.write("all play" * 5000 + chr(10))
-if kind == "waits":
-    while not os.path.exists(f"{folder}/go"):
-        time.sleep(0.02)
 """
 
 
