@@ -7,14 +7,11 @@ not stored: a resumed night runs the command of its own flag.
 import os
 import re
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from threading import Event, Thread
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Thread
 from typing import Any
-
-import psutil
 
 from nightshift.agents.presets import program_words
 from nightshift.campaign.records import Record, Verdict
@@ -23,12 +20,10 @@ from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
 from nightshift.night.state import by_end
-from nightshift.text import clean
 from nightshift.waiting import waiting
 
 KEEP, REPEATED_CRASH, AGENT, END = "keep", "repeated crash", "agent unavailable", "end"
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
-_READ_BYTES = 64 * 1024  # of its output, as much as a pipe holds: a command that floods waits until its end
 
 
 class Notifier:
@@ -39,13 +34,15 @@ class Notifier:
         fix = "Install it, give its path, or leave --notify out."
         self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
-        self._threads, self._is_over = list[Thread](), Event()
+        self._threads = dict[str, Thread]()  # by the markers of their processes
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
         """Run the command beside the night and return at once."""
         if self._words:
-            self._threads.append(Thread(target=self._run, args=(event, as_json(message)), name="notify", daemon=True))
-            self._threads[-1].start()
+            marker = f"notify-{uuid.uuid4().hex}"
+            arguments = event, as_json(message), marker
+            self._threads[marker] = Thread(target=self._run, args=arguments, name="notify", daemon=True)
+            self._threads[marker].start()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -59,50 +56,41 @@ class Notifier:
         finally:
             try:
                 with waiting("waiting for the last notification of the night", seconds):
-                    for thread in self._threads:
+                    for thread in self._threads.values():
                         thread.join(seconds)
             finally:
-                self._is_over.set()
-                for thread in self._threads:
-                    thread.join(4 * _GRACE_SECONDS)
+                _end(marker for marker, thread in self._threads.items() if thread.is_alive())
+                for thread in self._threads.values():
+                    thread.join(2 * _GRACE_SECONDS)
 
-    def _run(self, event: str, message: bytes) -> None:
-        if problem := self._problem(message):
+    def _run(self, event: str, message: bytes, marker: str) -> None:
+        """Run the command, then end all that it started."""
+        try:
+            code = subprocess.run(
+                self._words,
+                input=message,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, MARKER_NAME: marker, **leftovers.mark()},
+                process_group=0,  # Ctrl-C in the terminal is not for the command
+                timeout=self._limit_seconds,
+            ).returncode
+            problem = f"exit code {code}" if code else ""
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        except subprocess.TimeoutExpired:
+            problem = f"no end after {self._limit_seconds:g} s"
+        if left := _end([marker]):
+            problem = f"could not be ended: {', '.join(left)}"
+        if problem:
             self._note(f"--notify: the notification of {event} failed: {problem}")
 
-    def _problem(self, message: bytes) -> str | None:
-        """Run the command, then end all that it started. Returns what went wrong in one line."""
-        ends_at, marker = time.monotonic() + self._limit_seconds, f"notify-{uuid.uuid4().hex}"
-        environment = {**os.environ, MARKER_NAME: marker, **leftovers.mark()}
-        pipe, errors = subprocess.PIPE, subprocess.STDOUT
-        try:  # in a process group of its own: Ctrl-C in the terminal is not for the command
-            child = subprocess.Popen(
-                self._words, stdin=pipe, stdout=pipe, stderr=errors, env=environment, process_group=0
-            )
-        except (OSError, ValueError) as error:
-            return str(error)
-        assert child.stdin is not None
-        assert child.stdout is not None
-        tree = ProcessTree(None, lambda process: False)
-        tree.markers.add(marker)
-        tree.seen.add(psutil.Process(child.pid))
-        with suppress(BrokenPipeError), child.stdin:  # a few kilobytes: a pipe holds them, read or not
-            child.stdin.write(message)
-        while child.poll() is None and time.monotonic() < ends_at:
-            if self._is_over.wait(0.1):
-                break
-        code = child.returncode
-        left = tree.end(_GRACE_SECONDS)
-        child.poll()
-        if left:
-            return f"could not be ended: {', '.join(left)}"
-        with child.stdout:
-            output = child.stdout.read(_READ_BYTES).decode(errors="replace")
-        if code == 0:
-            return None
-        problem = f"exit code {code}" if code is not None else "it took too long and was ended"
-        words = [line for line in (clean(line, 200) for line in output.splitlines()) if line]
-        return "; its last words: ".join([problem, *words[-1:]])
+
+def _end(markers: Iterable[str]) -> list[str]:
+    """End the processes with these markers. Returns those that cannot be ended."""
+    tree = ProcessTree(None, lambda process: False)
+    tree.markers.update(markers)
+    return tree.end(_GRACE_SECONDS)
 
 
 def event_of(record: Record, own: Sequence[Record]) -> str | None:

@@ -28,9 +28,9 @@ def test_a_command_gets_the_message_and_your_environment(folder: Path, monkeypat
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        ("fails", "exit code 1; its last words: no route to the phone"),
-        ("hangs", "it took too long and was ended"),
-        ("floods", "it took too long and was ended; its last words: "),
+        ("fails", "exit code 1"),
+        ("hangs", "no end after 2 s"),
+        ("floods", "no end after 2 s"),
     ],
 )
 def test_a_command_that_misbehaves_is_a_line_of_news_and_leaves_nothing(folder: Path, kind: str, cause: str) -> None:
@@ -40,8 +40,7 @@ def test_a_command_that_misbehaves_is_a_line_of_news_and_leaves_nothing(folder: 
         notifier.send(END, {"version": 1})
     assert len(heard(folder)) == 1
     [line] = news
-    assert line.startswith(f"--notify: the notification of end failed: {cause}")
-    assert len(line) < 400
+    assert line == f"--notify: the notification of end failed: {cause}"
     assert left(folder) == []
 
 
@@ -62,7 +61,7 @@ def test_after_ctrl_c_a_command_that_hangs_is_ended(folder: Path) -> None:
         notifier.send(END, {})
         wait_for(lambda: (folder / "children").exists())
         raise Interrupted("stopped by SIGINT")
-    assert news == ["--notify: the notification of end failed: it took too long and was ended"]
+    assert news == ["--notify: the notification of end failed: exit code -9"]
     assert left(folder) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "notify"]
 

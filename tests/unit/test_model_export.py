@@ -77,7 +77,7 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
     for said in (
         "# Experiment 0002 of test", "Base model: models/arithmetic-base. Its licence holds", "on arithmetic.",
         "steps: 40", "    trainer.optim.lr 6e-7 -> 3e-6", "0.6000, 95 % interval over its examples 0.5",
-        "Not certified: nothing was measured on the test split.", "library_name: transformers",
+        "Not certified yet: nothing was measured on the test split", "library_name: transformers",
     ):  # fmt: skip
         assert said in card.replace("\\", ""), said
     assert str(tmp_path) not in card
@@ -113,9 +113,10 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tm
 
 def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path: Path) -> None:
     with_certificate(ledger, certificate_for(ledger, estimate=Estimate(0.25, 0.1, 9.0, (0.1, 0.4))))
-    told = "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
-    assert told in card(ledger, tmp_path / "best")
-    assert "Not certified: its config is not" in card(ledger, tmp_path / "first", 1)
+    told = card(ledger, tmp_path / "best")
+    assert "- Certified on " in told
+    assert "+25.0 pp, 95 % interval +10.0 to +40.0 pp: better" in told
+    assert "Not certified: its config was not compared" in card(ledger, tmp_path / "first", 1)
 
 
 def test_weights_that_are_gone_are_told(ledger: Ledger, tmp_path: Path) -> None:

@@ -14,18 +14,19 @@ from pathlib import Path
 
 from nightshift.campaign.models import MODEL_NAME
 from nightshift.campaign.records import Record
+from nightshift.config.rules_toml import HUB_NAME
 from nightshift.config.train_toml import diff
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import nesting_limit, open_regular, whole_folder, write_atomically
 from nightshift.report.data import baseline_and_incumbent, gather
 from nightshift.report.export.story import Story
 from nightshift.report.markdown import markdown
+from nightshift.report.text import certificate_line
 
 _KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model")  # weights, configuration, tokenizers; no code, no pickle
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # in which any word may stand
 _CODE = ("auto_map", "custom_pipelines", "custom_generate")  # name code that transformers would fetch and run
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _AGAIN = "Train its train.toml again, on a branch of its own."
 
 
@@ -99,7 +100,7 @@ def card(story: Story, record: Record) -> str:
     """Return the card. It contains no free text and no path of this machine: the changes are of keys on the
     allow-list, and a base model outside of the checkout and of the hub has no name."""
     rules, evaluation = story.rules(record), record.evaluation
-    base = "not recorded" if rules is None else rules.model if _HUB_NAME.fullmatch(rules.model) else "a local folder"
+    base = "not recorded" if rules is None else rules.model if HUB_NAME.fullmatch(rules.model) else "a local folder"
     revision = f" at {rules.model_revision}" if rules and rules.model_revision else ""
     score = steps = "not measured"
     if evaluation is not None:
@@ -132,16 +133,8 @@ Changes to the baseline's train.toml:
 
 def certified(story: Story, record: Record) -> str:
     """What is certified, with its interval; else that nothing is."""
-    campaign, branch = story.shown.campaign, story.shown.branch
-    configs = baseline_and_incumbent(story.ledger, campaign)
-    if not campaign.kept or configs is None or record.config_hash != configs[1].hash:
-        return "Not certified: its config is not that of an incumbent with kept changes."
+    branch, configs = story.shown.branch, baseline_and_incumbent(story.ledger, story.shown.campaign)
     page = gather(story.ledger, branch, branch)
-    certificate = page.certificate
-    if certificate is None or page.obsolete is not None:
-        return "Not certified: nothing was measured on the test split."
-    low, high = (100 * min(max(end, -1.0), 1.0) for end in certificate.estimate.interval)
-    gain = (
-        f"{100 * certificate.estimate.difference:+.1f} pp over the baseline, 95 % interval {low:+.1f} to {high:+.1f} pp"
-    )
-    return f"Certified, {certificate.verdict}: its config gains {gain}, by fresh runs of both on the test split."
+    if page.obsolete or configs is None or record.config_hash != configs[1].hash:
+        return "Not certified: its config was not compared with the baseline's on the test split."
+    return markdown(certificate_line(page))
