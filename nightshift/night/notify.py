@@ -59,7 +59,8 @@ class Notifier:
                     for thread in self._threads.values():
                         thread.join(seconds)
             finally:
-                _end(marker for marker, thread in self._threads.items() if thread.is_alive())
+                if hanging := [marker for marker, thread in self._threads.items() if thread.is_alive()]:
+                    _end(hanging)
                 for thread in self._threads.values():
                     thread.join(2 * _GRACE_SECONDS)
 
