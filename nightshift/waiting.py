@@ -1,51 +1,42 @@
-"""What this process waits for, said by the code that waits; cli/progress.py shows it while it lasts.
+"""What this process waits for, said by the code that waits; cli/progress.py shows it.
 
-A process does one thing at a time, so there is one list of what it waits for, the innermost last, and nobody has to
-hand a terminal down to a lock, a download or an agent. Where nothing shows it, as in a worker, saying it costs nothing.
+A process does one thing at a time, so nobody has to hand a terminal down to a lock, a download or an agent. Where
+nothing shows it, as in a worker, saying it costs nothing.
 """
 
-from __future__ import annotations
-
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 from nightshift.text import clean
 
-_now: list[Wait] = []
-# Lines that cannot be printed where they are said: in a signal handler, which may have cut into a print. To put into
-# this queue is safe there (its `put` is reentrant). None wakes the reader.
-news: SimpleQueue[str | None] = SimpleQueue()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wait:
-    """One thing that is waited for: `what` says it, and how far it is. `at_most` seconds; None: nothing ends it."""
-
-    what: Callable[[], str]
-    at_most: float | None = None
-    began: float = field(default_factory=time.monotonic)
-
-    def __str__(self) -> str:
-        most = "" if self.at_most is None else f" of at most {lasted(self.at_most)}"
-        return f"{clean(self.what())}, {lasted(time.monotonic() - self.began)}{most}"
+waits: list[Callable[[], str]] = []  # what is waited for and how far it is, the innermost last
+watchers: list[Callable[[], None]] = []  # called by `look`
+# Lines that cannot be printed where they are said: in a signal handler, which may have cut into a print.
+news = deque[str]()
 
 
 @contextmanager
 def waiting(what: str | Callable[[], str], at_most: float | None = None) -> Iterator[None]:
-    """Say what is waited for inside: in words, or by what has them anew each time."""
-    wait = Wait(what if callable(what) else lambda: what, at_most)
-    _now.append(wait)
+    """Say what is waited for inside: in words, or by what has them anew each time. `at_most`: seconds, if any."""
+    began, most = time.monotonic(), "" if at_most is None else f" of at most {lasted(at_most)}"
+
+    def told() -> str:
+        return f"{clean(what() if callable(what) else what)}, {lasted(time.monotonic() - began)}{most}"
+
+    waits.append(told)
     try:
+        look()
         yield
     finally:
-        _now.remove(wait)
+        waits.remove(told)
 
 
-def innermost() -> Wait | None:
-    return next(iter(_now[-1:]), None)
+def look() -> None:
+    """Show again how far it is. Call it now and then where a wait is long."""
+    for watcher in watchers:
+        watcher()
 
 
 def lasted(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Stand-ins for what a person gives as --notify: commands that work, fail, hang, flood or wait."""
+"""Stand-ins for what a person gives as --notify: commands that work, fail, hang or flood."""
 
 import json
 import os
@@ -26,17 +26,13 @@ if kind == "fails":
     sys.exit("no route to the phone")
 if kind == "hangs":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    clean = {"PATH": os.environ["PATH"]}  # another session, without our mark
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env=clean)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     with open(f"{folder}/children", "a") as file:
         file.write(f"{child.pid}" + chr(10))
     time.sleep(600)
 while kind == "floods":
     sys.stdout.write("all work and no play" * 5000 + chr(10))
     sys.stderr.write("all play" * 5000 + chr(10))
-if kind == "waits":
-    while not os.path.exists(f"{folder}/go"):
-        time.sleep(0.02)
 """
 
 

@@ -26,7 +26,7 @@ _WIDEST = 120
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _INDENT = 4  # of what a line that is too long goes on with
 _IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
-_lock = threading.Lock()  # the ticker of the live line speaks beside the main thread
+_lock = threading.Lock()  # a notification that failed is told beside the main thread
 _drawn = ""  # what stands on the live line
 
 
@@ -121,12 +121,13 @@ def print_error(error: NightshiftError | str) -> None:
 
 
 def draw(text: str) -> None:
-    """Have the live line say this; empty: no live line. Call on a terminal only (`is_terminal`)."""
+    """Have the live line say as much of this as fits; empty: no live line. Call on a terminal only (`is_terminal`)."""
     global _drawn
+    text = text.encode("ascii", "replace").decode()[: (terminal_columns("stderr") or _STANDARD_WIDTH) - 1]
     with _lock:
         if text != _drawn:
-            _write("stderr", f"\r{text.ljust(len(_drawn))}\r", end="")  # its echo of Ctrl-C lands on the line itself
-            _drawn = text
+            before, _drawn = _drawn, text  # a signal may cut in
+            _write("stderr", f"\r{text.ljust(len(before))}\r", end="")  # its echo of Ctrl-C lands on the line itself
 
 
 def is_terminal() -> bool:

@@ -1,27 +1,22 @@
-"""What people see while they wait: on a terminal one live line, in a pipe a plain line every few seconds.
+"""What people see while they wait: on a terminal a line that is rewritten, in a pipe a plain line every 30 seconds.
 
-A thread draws it, whatever the main thread waits for. The thread reads what the runs in flight leave in their folders
-and what `waiting` was told. It takes no signal: those are the main thread's.
+It is looked at anew when something else is waited for, and by the loops that wait for runs.
 """
 
-from __future__ import annotations
-
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from queue import Empty
 
-from nightshift.campaign.records import RESULT_NAME, Phase, Progress
+from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
 from nightshift.cli import output
-from nightshift.signals import blocked
-from nightshift.waiting import Wait, innermost, news
+from nightshift.errors import UsageError
+from nightshift.files import read_json
+from nightshift.text import clean
+from nightshift.waiting import lasted, news, waits, watchers
 
-_FIRST_SECONDS, _TICK_SECONDS = 0.1, 0.5  # before the first word, and between two looks
-_PLAIN_SECONDS = 9.0  # between two plain lines: with a tick and a scheduler's delay, less than ten
-_LEAST_WIDTH = 20  # columns: of less a line says nothing
+_PLAIN_SECONDS = 30.0  # between two plain lines
+_MAX_NAME = 40  # characters of a slot or node
 
 
 class TerminalReporter:
@@ -29,16 +24,10 @@ class TerminalReporter:
 
     def __init__(self, what: str = "starting") -> None:
         """`what` is done where nothing says what is waited for."""
-        self._what = what
-        self._base: Wait | None = None
+        self._what, self._spoke = what, time.monotonic()
         self._runs: Mapping[Path, Progress | None] = {}
-        self._spoke, self._failed = time.monotonic(), ""
-        self._told: set[tuple[Path, Phase | None]] = set()
-        while not news.empty():  # of an earlier one
-            news.get()
-        self._ticker = threading.Thread(target=self._tick, name="live line", daemon=True)
-        with blocked():
-            self._ticker.start()
+        watchers[:] = [self._look]
+        self._look()
 
     def note(self, text: str) -> None:
         output.print_error(" ".join(text.split("\n")))
@@ -46,70 +35,53 @@ class TerminalReporter:
 
     def show(self, readings: Mapping[Path, Progress | None]) -> None:
         """Which runs are in flight, by their folders, and how far they are; None: it waits for its turn."""
-        self._what = "looking at what came of it"
-        self._runs = readings  # another one each time: the ticker goes through the old one
+        self._what, self._runs = "looking at what came of it", readings
+        self._look()
 
     def close(self) -> None:
-        """End the ticker, and the live line with it. Safe to call twice."""
-        news.put(None)
-        self._ticker.join()
+        """End the live line. Safe to call twice."""
+        self._say_news()
+        watchers.clear()
         output.draw("")
 
-    def _tick(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else the main thread would sleep on
-        seconds = _FIRST_SECONDS
-        while True:
-            try:
-                told = news.get(timeout=seconds)
-            except Empty:
-                try:
-                    self._draw()
-                except Exception as error:  # it reads folders where agents can write; signals are answered all the same
-                    self._runs = {}
-                    if self._failed != (failed := f"the live line cannot be drawn: {type(error).__name__}: {error}"):
-                        self._failed = failed
-                        self.note(failed)
-                seconds = _TICK_SECONDS
-            else:
-                if told is None:
-                    return
-                self.note(told)
+    def _say_news(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.note(news.popleft())
 
-    def _draw(self) -> None:
-        wait = innermost()
-        runs = {folder: reading for folder, reading in self._runs.items() if not (folder / RESULT_NAME).exists()}
-        if wait is not None or runs:
-            self._base = None
-        else:
-            wait = self._base = self._base or Wait(lambda: self._what)
-        if output.is_terminal() and (width := output.terminal_columns("stderr") or 0) >= _LEAST_WIDTH:
-            output.draw(live_line(wait, runs, width - 1))
-            return
-        # In a pipe: what a run began, and every few seconds how far all is. A refusal stays one line.
-        is_due = time.monotonic() - self._spoke >= _PLAIN_SECONDS
-        if wait is not None and is_due:
-            self.note(str(wait))
-        for folder, reading in runs.items():
-            if is_due or (folder, reading and reading.phase) not in self._told:
-                self.note(_in_words(folder, reading))
-        self._told = {(folder, reading.phase if reading else None) for folder, reading in runs.items()}
+    def _look(self) -> None:
+        self._say_news()
+        told = [wait() for wait in waits[-1:]] + [describe_run(*run) for run in self._runs.items()]
+        line = "  |  ".join(told or [self._what])
+        if output.is_terminal():
+            output.draw(line)
+        elif time.monotonic() - self._spoke >= _PLAIN_SECONDS:
+            self.note(line)
 
 
-def _in_words(folder: Path, reading: Progress | None, *, is_short: bool = False) -> str:
-    from nightshift.cli.running import describe_run, short_name
-
-    return describe_run(folder, reading, short_name(folder) if is_short else "")
-
-
-def live_line(wait: Wait | None, runs: Mapping[Path, Progress | None], width: int) -> str:
-    """One line of at most `width` cells: what is waited for first, then the runs."""
-    line = "  |  ".join(_in_words(*run) for run in runs.items()) if wait is None else ""
-    if not line or len(line) > width:
-        line = "  |  ".join(
-            [*map(str, filter(None, [wait])), *(_in_words(*run, is_short=True) for run in runs.items())]
-        )
-    plain = line.encode("ascii", "replace").decode()  # a foreign name may be two cells wide, or more
-    return plain if len(plain) <= width else plain[: max(width - 3, 0)] + "..."
+def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
+    """What a run does, for how long it has run, and what is left of its budget. `reading`: how far it is."""
+    rules, began = None, time.time()
+    with suppress(UsageError, OSError):  # damaged: less is shown
+        began = (folder / JOB_NAME).stat().st_mtime
+        job = read_json(folder / JOB_NAME, Job, "")
+        rules = job.rules if job else None
+    name = name or ("experiment " if folder.name.isdigit() else "") + folder.name.replace("-", " ")
+    place = f"{clean(reading.slot, _MAX_NAME)}: " if reading and reading.slot else ""
+    lasts, left = lasted(time.time() - began), ""
+    if reading is None:
+        what = "waiting to start"
+    elif reading.phase is Phase.STARTING:
+        what, left = "starting", f" of at most {lasted(rules.startup_seconds)}" if rules else ""
+    elif reading.phase is Phase.EVALUATING:
+        is_game = any(each.is_game for each in rules.environments) if rules else True
+        total = "" if is_game or rules is None else f" of {sum(e.num_validation for e in rules.environments):,}"
+        what = f"evaluating {reading.num_done or 0:,}{total or ' examples'}"
+    else:
+        what = f"training, step {reading.num_steps}"
+        what += "" if reading.reward is None else f", reward {reading.reward:.2f}"
+        left = "" if reading.seconds_left is None else f", {max(reading.seconds_left, 0.0):.0f} s of the budget left"
+    return f"{name}: {place}{what}, {lasts}{left}"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import LOG_NAME, Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
 from nightshift.campaign.results import Counts, gain_text, last_campaign, standing_text
 from nightshift.cli.output import print_error, print_lines, print_text, summary
-from nightshift.cli.progress import reporting
+from nightshift.cli.progress import describe_run, reporting
 from nightshift.errors import ExitCode, UsageError
 from nightshift.files import Document, open_regular, read_file
 from nightshift.text import ANSI, clean, local
@@ -294,8 +294,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
 
     @classmethod
     def of(cls, ledger: Ledger, now: datetime) -> Status:
-        from nightshift.cli.running import describe_run
-
         records, damaged = ledger.readable()
         whose = last_campaign(records)
         ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]

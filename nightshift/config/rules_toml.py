@@ -31,7 +31,7 @@ ANY_MODEL = "any"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of an environment; part of the names of its package and of the rules
 _TAKEN = ("agg", "eval", "incumbent", "strict")  # other scores and rewards have names that begin with these
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)?")
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
 Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -184,7 +184,7 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
     revision = chosen.revision or (setup.model_revision if model == setup.model else None)
     is_folder = (root / model).is_dir()
-    is_valid = is_folder is not bool(revision) and (is_folder or _HUB_NAME.fullmatch(model))
+    is_valid = is_folder is not bool(revision) and (is_folder or HUB_NAME.fullmatch(model))
     if (model != setup.model or chosen.revision) and not is_valid:  # a name alone could be another model tomorrow
         what = "no folder here" if revision else "no folder here, and has no revision"
         what = "a folder, and has a revision" if is_folder else what

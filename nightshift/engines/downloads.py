@@ -12,7 +12,7 @@ from nightshift.engines.base import Note
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.files import parse_json, read_file
-from nightshift.waiting import waiting
+from nightshift.waiting import look, waiting
 
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -129,6 +129,7 @@ def _progress() -> tuple[type, list[Any]]:
 
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0  # one that is disabled does not count
+            look()
 
     return Silent, counted
 

@@ -131,7 +131,7 @@ def interruptible(
         if not caught and not is_noted(number):
             caught.append(number)
             name = signal.Signals(number).name
-            news.put(f"{name}: {told}")
+            news.append(f"{name}: {told}")
             raise Interrupted(f"stopped by {name}")
 
     with handling(interrupt):
@@ -145,7 +145,6 @@ def _signals_deferred() -> Iterator[None]:
 
     def defer(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        news.put(f"{signal.Signals(number).name}: noted, while processes are started or ended")
 
     try:
         with handling(defer):

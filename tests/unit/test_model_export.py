@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Change, Job, Weights
+from nightshift.campaign.records import Job, Weights
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
@@ -75,11 +75,11 @@ def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Le
     assert exported(ledger, tmp_path / "out") == tmp_path / "out"
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
-        "Experiment 0002", "models/arithmetic-base", "| environments | arithmetic |", "| seed | 1002 |",
-        "| steps | 40 |", "60 s of CPU time of training", "    trainer.optim.lr = 3e-6", "eval_score 0.6000",
-        "Not certified. Believed of its config: ", "library_name: transformers",
+        "# Experiment 0002 of test", "Base model: models/arithmetic-base. Its licence holds", "on arithmetic.",
+        "steps: 40", "    trainer.optim.lr 6e-7 -> 3e-6", "0.6000, 95 % interval over its examples 0.5",
+        "Not certified yet: nothing was measured on the test split", "library_name: transformers",
     ):  # fmt: skip
-        assert said in card, said
+        assert said in card.replace("\\", ""), said
     assert str(tmp_path) not in card
 
 
@@ -87,7 +87,7 @@ def test_beside_the_weights_is_nothing_that_names_code(ledger: Ledger, tmp_path:
     path = ledger.run_dir(2) / "model" / "config.json"
     config = json.loads(path.read_text())
     for change, said in (
-        ({"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}, "config.json of experiment 0002 has auto_map"),
+        ({"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}, "config.json has auto_map"),
         ({"deep": [{"custom_generate": "x"}]}, "has custom_generate"),
     ):
         path.write_text(json.dumps(config | change))
@@ -113,28 +113,15 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tm
 
 def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path: Path) -> None:
     with_certificate(ledger, certificate_for(ledger, estimate=Estimate(0.25, 0.1, 9.0, (0.1, 0.4))))
-    told = "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
-    assert told in card(ledger, tmp_path / "best")
-    first = card(ledger, tmp_path / "first", 1)
-    assert "Not certified: its config is not the incumbent's." in first
-    assert "It is not the incumbent: its run did not hold 0002, which the incumbent has." in first
+    told = card(ledger, tmp_path / "best")
+    assert "- Certified on " in told
+    assert "+25.0 pp, 95 % interval +10.0 to +40.0 pp: better" in told
+    assert "Not certified: its config was not compared" in card(ledger, tmp_path / "first", 1)
 
 
-def test_the_card_says_which_changes_the_run_held_that_the_incumbent_has_not(ledger: Ledger, tmp_path: Path) -> None:
-    assert "Its run held exactly the incumbent's changes" in card(ledger, tmp_path / "exact")
-    record = ledger.record(2)
-    rider = Change(experiment=9, keys={"trainer.optim.max_norm": "0.2"})
-    ledger.write(replace(record, run=replace(record.run, rider=rider), config_hash="another"))
-    told = card(ledger, tmp_path / "rider")
-    assert "# Experiment 0002 of test" in told
-    assert "It is not the incumbent: its run also held 0009 (discarded, measured again)." in told
-    assert "The incumbent is the baseline with 0002." in told
-    assert "Not certified: its config is not the incumbent's." in told
-
-
-def test_weights_that_are_gone_are_told_with_those_that_are_not(ledger: Ledger, tmp_path: Path) -> None:
+def test_weights_that_are_gone_are_told(ledger: Ledger, tmp_path: Path) -> None:
     shutil.rmtree(ledger.run_dir(2) / "model")
-    with pytest.raises(UsageError, match=r"the weights of experiment 0002 are gone: .* Those of 0001 are here"):
+    with pytest.raises(UsageError, match="the weights of experiment 0002 are gone"):
         exported(ledger, tmp_path / "out")
     with pytest.raises(UsageError, match="experiment 0077 is none of autoresearch/test"):
         exported(ledger, tmp_path / "out", 77)
@@ -199,9 +186,8 @@ def test_no_free_text_and_no_path_is_in_the_card(ledger: Ledger, tmp_path: Path)
     source.write_text(f"# {said.splitlines()[-1]}\n{source.read_text()}")
     path = ledger.run_dir(2) / "job.json"
     path.write_text(path.read_text().replace("models/arithmetic-base", f"{tmp_path}/models/mine"))
-    ledger.enter(path)
     exported(ledger, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "| base model | a local folder |" in card
+    assert "Base model: a local folder." in card
     assert str(tmp_path) not in card
     assert "Certified |" not in card
