@@ -171,7 +171,7 @@ def _sections(context: Context) -> list[Section]:
     decided, last = campaign.decided, campaign.decided[-1]
     running = map(describe, context.in_flight)
     waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
-    samples = read_rows(context.ledger.files_dir(run) / SAMPLES_NAME, Sample)
+    samples = read_rows(context.ledger.run_dir(run.number) / SAMPLES_NAME, Sample)
     rows = [clean(str(row), _MAX_ROW) for row in memory.runs]
     thoughts = [f"{record.number:04d} {text}" for record in reversed(decided[1:]) if (text := _thoughts(record))]
     key_lines = [line for key in memory.keys for line in key.lines]

@@ -73,7 +73,7 @@ def _chosen(context: Context) -> Iterator[tuple[str, Record]]:
 
 
 def _files_of(record: Record, context: Context) -> Iterator[tuple[str, bytes]]:
-    folder = context.ledger.files_dir(record)
+    folder = context.ledger.run_dir(record.number)
     if steps := read_steps(folder / METRICS_NAME):
         yield f"{record.number:04d}-steps.csv", _step_table(steps)
     if samples := read_rows(folder / SAMPLES_NAME, Sample):

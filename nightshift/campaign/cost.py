@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.campaign.records import NOTHING, Cost, Record, Result
+from nightshift.campaign.records import NOTHING, Cost, Record
 from nightshift.files import disk_error, open_regular, read_rows
 
 PROPOSALS_NAME = "proposals.jsonl"
@@ -42,8 +42,8 @@ def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | No
 
 
 def runs_cost(records: Iterable[Record]) -> Cost:
-    """Return the cost of the runs that these experiments made themselves."""
-    runs = [(run.total_seconds, gpus_of(record.hardware)) for record in records if (run := own_run(record))]
+    """Return the cost of the runs that these experiments made."""
+    runs = [(run.total_seconds, gpus_of(record.hardware)) for record in records if (run := record.result)]
     on_gpus = [seconds * gpus for seconds, gpus in runs if gpus is not None]
     total_seconds = sum(seconds for seconds, _ in runs) if runs else None
     return Cost(num_proposals=0, run_seconds=total_seconds, gpu_seconds=sum(on_gpus) if on_gpus else None)
@@ -53,11 +53,6 @@ def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
     """Return the cost of these experiments and of all proposals of their campaigns."""
     campaigns = {(record.branch, record.rules_hash) for record in records}
     return sum((proposals_cost(runs_dir, *campaign) for campaign in campaigns), runs_cost(records))
-
-
-def own_run(record: Record) -> Result | None:
-    """Return the run that an experiment made itself; None if it made none, or took another experiment's result."""
-    return record.result if record.baseline is None else None
 
 
 def gpus_of(hardware: str) -> int | None:

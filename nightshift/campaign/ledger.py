@@ -100,10 +100,6 @@ class Ledger:
     def run_dir(self, number: int) -> Path:
         return self.runs_dir / f"{number:04d}"
 
-    def files_dir(self, record: Record) -> Path:
-        """Return the folder with the files of a record's run: another experiment's if the record took its result."""
-        return self.run_dir(record.baseline or record.number)
-
     @contextmanager
     def controller(self) -> Iterator[None]:
         """Be the controller of this checkout. UsageError, which names the holder, while another process is."""
@@ -350,24 +346,18 @@ def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
     return next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
 
 
-def differences(
+def require_same_setup(
     first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
-) -> list[tuple[str, str, str]]:
-    """Return why a run here would not compare with those of `first`: what differs, its value then, its value now."""
+) -> None:
+    """Raise UsageError if a run here would not compare with the campaign that `first` began."""
     fixed = (
         ("engine", first.engine, engine),
         ("rules", first.rules_hash, rules_hash),
         ("hardware", first.hardware, hardware),
         *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
     )
-    return [(what, then, now) for what, then, now in fixed if then != now]
-
-
-def require_same_setup(
-    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
-) -> None:
-    """Raise UsageError if a run here would not compare with the campaign that `first` began."""
-    for what, then, now in differences(first, engine, rules_hash, hardware, variables):
-        cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
-        fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
-        raise UsageError(f"{cause} {now or 'unset'}", fix)
+    for what, then, now in fixed:
+        if then != now:
+            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
+            fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
+            raise UsageError(f"{cause} {now or 'unset'}", fix)

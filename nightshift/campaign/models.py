@@ -21,7 +21,7 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
     folder = ledger.run_dir(record.number)
     try:
         is_model = record.is_keep or record.is_incumbent
-        if is_model and record.evaluation and record.baseline is None:
+        if is_model and record.evaluation:
             with suppress(FileNotFoundError):  # moved already: this is the second try after a kill
                 (folder / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         delete_weights(ledger, record.number)
@@ -33,7 +33,7 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
             return
         campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
         spared = [each for each in (campaign.baseline, campaign.parent, campaign.incumbent_run, record) if each]
-        folders = {ledger.files_dir(each) for each in spared}
+        folders = {ledger.run_dir(each.number) for each in spared}
         for model in models[1:-1]:
             if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
                 remove_tree(model)

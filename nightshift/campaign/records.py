@@ -477,7 +477,6 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     hardware: str
 
     # What was measured.
-    baseline: Place | None = None  # the experiment whose result this is: measured before there was a campaign
     result: Result | None = None  # None until the run is collected
     num_starts: Place = 1  # of experiments with these effective settings on this branch, this one included
     total_seconds: Seconds | None = None

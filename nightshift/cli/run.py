@@ -18,7 +18,7 @@ from nightshift.cli.progress import reporting
 from nightshift.cli.status import DETACHED_NAME, print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
-from nightshift.config.train_toml import diff, load, parse
+from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import PrepareFlags, open_engine, used_keys
 from nightshift.errors import ExitCode, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
@@ -75,19 +75,9 @@ def run(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
-    from nightshift.experiment.admission import admit, fitting_baseline, wanted_config
+    from nightshift.experiment.admission import admit, wanted_config
 
     config = load(setup.root / CONFIG_NAME)
-    if (made := fitting_baseline(setup)) is not None:
-        changes = [change.line for change in diff(setup.ledger.stored_config(made), config)]
-        if request.baseline:
-            changes = ["none: the baseline is run once more"]
-        where = made.branch or "a detached HEAD"
-        setup.engine.validate(config)
-        return [
-            f"baseline: the run of {made.number:04d}, made on {where}, begins this campaign",
-            *(f"change:   {line}" for line in changes or ("none: nothing is run",)),
-        ]
     record = admit(wanted_config(config, request, setup), request, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number())
     if record.parent is None:

@@ -1,14 +1,9 @@
-"""What a request runs, and whether it may run: checked before anything is recorded.
-
-`run.py` on main measures what a branch made from that commit would measure first. If everything is the same, the branch
-begins with that result (`adopt_baseline`), and no baseline is trained twice.
-"""
+"""What a request runs, and whether it may run: checked before anything is recorded."""
 
 import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from importlib import metadata
 from typing import Any
 
@@ -16,17 +11,15 @@ from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
-from nightshift.campaign.finish import close, uncommitted
-from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.finish import uncommitted
+from nightshift.campaign.git import Head
 from nightshift.campaign.ledger import (
-    EFFECTIVE_NAME,
     STARTED,
     baseline_of,
-    differences,
     require_same_setup,
 )
 from nightshift.campaign.next_run import already_tried
-from nightshift.campaign.records import Action, Change, Decision, Proposal, Record, Request, Run
+from nightshift.campaign.records import Action, Change, Decision, Record, Request, Run
 from nightshift.config.train_toml import Config, diff
 from nightshift.config.values import shorten
 from nightshift.errors import EngineError, UsageError
@@ -186,69 +179,3 @@ def _name_of(run: Run, campaign: Campaign) -> str:
     if run.is_baseline:
         return "baseline again"
     return "incumbent again" if run.changes == campaign.kept else "again"
-
-
-def fitting_baseline(setup: Setup) -> Record | None:
-    """Return the record that measured this new campaign's baseline before its branch; None without one.
-
-    Of several it is the first, so that nobody picks the best.
-    """
-    head, records = setup.repo.head(), setup.ledger.records()
-    if not head.is_campaign or not head.commit or baseline_of(records, head) or setup.experiments_in_flight():
-        return None
-    committed = setup.repo.config_at(head.commit)
-    if committed is None:
-        return None
-    for record in records:
-        if _fits(record, head, committed, setup):
-            require_committed(setup.repo, head, committed, setup.rules)
-            return record
-    return None
-
-
-def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | None:
-    """Begin the campaign checked out with a result that was measured before it, if one fits.
-
-    Return the closed record if running `config` asks for no more than this; else None.
-    """
-    earlier = fitting_baseline(setup)
-    if earlier is None:
-        return None
-    is_all = config.hash == earlier.config_hash and not (request.again or request.baseline)
-    description = f"baseline: the run of {earlier.number:04d}, made on {earlier.branch or 'a detached HEAD'}"
-    if is_all and request.proposal.description:
-        description = f"{request.proposal.description}: {description}"
-    cleared: dict[str, Any] = dict.fromkeys(("result", "judgement", "decided", "git_action", "total_seconds"))
-    num_decided = setup.ledger.num_decided()
-    record = replace(
-        earlier,
-        branch=setup.repo.head().branch,
-        proposal=Proposal(description=description),
-        decided_before=num_decided,
-        started=setup.now().isoformat(timespec="milliseconds"),
-        **cleared,
-    )
-    source = setup.ledger.source(earlier.number)
-    files = {CONFIG_NAME: source, EFFECTIVE_NAME: settings_json(record.effective)}
-    record = setup.ledger.reserve(record, files, setup.repo.last_experiment())
-    seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
-    record = replace(
-        record, result=earlier.result, baseline=earlier.number, decided=num_decided + 1, total_seconds=seconds
-    )
-    record = close(setup.campaign(record.branch).judge(record, config), setup.ledger, setup.repo)
-    setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; it is not made again")
-    return record if is_all else None
-
-
-def _fits(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
-    """Return whether a record from outside any campaign measured what this campaign would measure first."""
-    here = setup.engine.name, setup.rules_hash, setup.hardware, setup.variables
-    is_campaign = Head(record.branch, record.commit).is_campaign
-    if not record.is_keep or record.parent is not None or is_campaign or record.evaluation is None:
-        return False
-    if differences(record, *here) or record.commit != head.commit:
-        return False
-    try:
-        return setup.ledger.source(record.number) == committed
-    except UsageError:  # its train.toml is gone
-        return False

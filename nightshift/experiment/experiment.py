@@ -18,7 +18,7 @@ from nightshift.campaign.records import Failure, Record, Request
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment.admission import admit, adopt_baseline, require_ready, settings_json, wanted_config
+from nightshift.experiment.admission import admit, require_ready, settings_json, wanted_config
 from nightshift.experiment.health import Conditions, digest
 from nightshift.experiment.integrity import IntegrityError, require_branch, require_unchanged
 from nightshift.experiment.setup import Setup
@@ -46,12 +46,9 @@ def run_experiment(request: Request, setup: Setup) -> Record:
 def start(request: Request, config: Config, setup: Setup) -> Record:
     """Check a request, reserve its number, and submit its run. Return the record.
 
-    It is closed already if it is a baseline that was measured before, or if the run could not be submitted.
+    It is closed already if the run could not be submitted.
     """
     resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
-    adopted = adopt_baseline(config, request, setup)
-    if adopted is not None:
-        return adopted
     config = wanted_config(config, request, setup)
     record = admit(config, request, setup)
     require_ready(setup)
@@ -146,7 +143,7 @@ def examine(record: Record, setup: Setup) -> str:
         return f"the curves were not examined: {error}"
     remarks = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
     conditions = Conditions(record.result, setup.rules, config.resolved, used_keys(setup.engine, config), remarks)
-    steps = read_steps(setup.ledger.files_dir(record) / METRICS_NAME)
+    steps = read_steps(setup.ledger.run_dir(record.number) / METRICS_NAME)
     return "\n".join(map(str, digest(steps, conditions)))
 
 

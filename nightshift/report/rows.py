@@ -64,7 +64,7 @@ def _row(
     examples: SelectionSet,
     wanted: frozenset[tuple[str, str]],
 ) -> Row:
-    record, folder = e.record, ledger.files_dir(e.record)
+    record, folder = e.record, ledger.run_dir(e.record.number)
     steps = read_steps(folder / METRICS_NAME) if record.result else []
     parent = measured.get(record.parent or 0) if record.number in measured else None
     answers = read_rollouts(folder) if record.evaluation else []

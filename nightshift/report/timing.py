@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import accumulate
 
-from nightshift.campaign.cost import own_run
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Record, Result
 from nightshift.report.data import span
@@ -46,8 +45,8 @@ class Night:
 
 
 def split_experiment(record: Record, steps: Sequence[Step]) -> Seconds:
-    """Return the seconds of an experiment by use: of its own run with its `steps`, and of the controller itself."""
-    run = own_run(record)
+    """Return the seconds of an experiment by use: of its run with its `steps`, and of the controller itself."""
+    run = record.result
     uses = _split_run(run, steps) if run else {}
     run_seconds = run.total_seconds if run else 0.0
     return _in_order({**uses, Use.OTHER: max(run_seconds, record.total_seconds or 0.0) - sum(uses.values())})
@@ -100,7 +99,7 @@ def _night(records: Sequence[Record], uses: Sequence[Seconds]) -> Night:
 
 def num_at_once(records: Iterable[Record]) -> int:
     """Return how many runs were under way at once, at most; 1 without runs."""
-    runs = [run for record in records if (run := own_run(record)) and run.started]
+    runs = [run for record in records if (run := record.result) and run.started]
     spans = [span(run.started, run.total_seconds) for run in runs]
     changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     return max([1, *accumulate(change for _, change in changes)])

@@ -280,7 +280,7 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     )
     ledger = stored(tmp_path, [record])
     (tmp_path / "rules.toml").write_text("")
-    folder = ledger.files_dir(record)
+    folder = ledger.run_dir(record.number)
     games = [
         {"opponent": "random", "ended": "lost", "cells": "a b"},
         {"opponent": "perfect", "ended": "forfeit", "cells": "c <script>"},

@@ -256,7 +256,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     samples = [Sample(n, "2 + 2?" + HOSTILE * 500, HOSTILE * 500, n / 40, n % 3 == 0) for n in range(40)]
     lines = [json.dumps({name: getattr(sample, name) for name in Sample.__slots__}) for sample in samples]
     for record in context.campaign.decided:
-        folder = context.ledger.files_dir(record)
+        folder = context.ledger.run_dir(record.number)
         write_steps(folder / METRICS_NAME, steps)
         (folder / SAMPLES_NAME).write_text("\n".join([*lines, "torn", "{}"]))
         (folder / "trainer.log").write_text("a line\n" * 1_000)
@@ -293,7 +293,7 @@ def test_it_is_bounded_and_cleaned(context: Context) -> None:
 
 
 def test_nothing_of_a_problem_that_decides_is_in_it(context: Context) -> None:
-    assert context.ledger.files_dir(context.incumbent_run).joinpath("evaluation.jsonl").read_text() == HELD_OUT
+    assert context.ledger.run_dir(context.incumbent_run.number).joinpath("evaluation.jsonl").read_text() == HELD_OUT
     for name, data in evidence(context).items():
         assert HELD_OUT.encode() not in data, name
 

@@ -320,16 +320,6 @@ def test_a_slot_that_stands_idle_counts_while_another_is_in_use() -> None:
     assert (night.length_seconds, night.seconds) == (100.0, {Use.TRAINING: 140.0, Use.IDLE: 60.0})
 
 
-def test_runs_that_a_campaign_began_with_took_no_time_of_it() -> None:
-    adopted = replace(a_run(1, -200_000, 60), baseline=7, started=NIGHT.isoformat(), total_seconds=0.5)
-    uses = split_experiment(adopted, [])
-    assert uses == {Use.OTHER: 0.5}
-    [night] = nights([(adopted, uses)])
-    assert night.seconds == {Use.OTHER: 0.5}
-    assert night.length_seconds == 0.5
-    assert num_at_once([adopted, a_run(2, 1, 60)]) == 1
-
-
 # The headline beside the certificate
 
 SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]

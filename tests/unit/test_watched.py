@@ -127,7 +127,7 @@ def test_a_baseline_is_never_ended(setup: Setup) -> None:
     record = baseline(setup, "late_no_gradient")
     assert record.result.training.outcome is Outcome.BUDGET
     assert "outcome:" not in summary(record)
-    steps = read_steps(setup.ledger.files_dir(record) / "metrics.jsonl")
+    steps = read_steps(setup.ledger.run_dir(record.number) / "metrics.jsonl")
     assert len(steps) - num_without_gradient(steps) == 3
     job = msgspec.json.decode((setup.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)
     assert not job.ends_without_gradient

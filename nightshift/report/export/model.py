@@ -44,7 +44,7 @@ def copy_model(story: Story, number: int | None, target: Path) -> Path:
     if record is None:
         cause = f"experiment {number:04d} is none of {story.shown.branch or 'a detached HEAD'}"
         raise UsageError(cause, "Name its --branch.")
-    source = story.ledger.files_dir(record) / MODEL_NAME  # of an adopted baseline with the experiment it took over
+    source = story.ledger.run_dir(record.number) / MODEL_NAME
     if source.is_symlink() or source.parent.is_symlink() or not source.is_dir():
         raise UsageError(f"the weights of experiment {record.number:04d} are gone: {source} is no folder", _AGAIN)
     with whole_folder(target) as partial:

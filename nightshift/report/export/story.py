@@ -165,12 +165,12 @@ class Story:
         return zip(self.shown.records, self.experiments, strict=True)
 
     def steps(self, record: Record) -> list[Step]:
-        return read_steps(self.ledger.files_dir(record) / METRICS_NAME) if record.result else []
+        return read_steps(self.ledger.run_dir(record.number) / METRICS_NAME) if record.result else []
 
     def rules(self, record: Record) -> Rules | None:
         """Return the rules of a record's job; None if job.json is gone, or has other rules."""
         with suppress(UsageError):
-            job = read_json(self.ledger.files_dir(record) / JOB_NAME, Job, "")
+            job = read_json(self.ledger.run_dir(record.number) / JOB_NAME, Job, "")
             return job.rules if job and job.rules_hash == record.rules_hash else None
         return None
 
