@@ -244,7 +244,11 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         )
         for r in shown
     )
-    comparisons = read_comparisons(ledger)
+    comparisons = list[Comparison]()
+    try:
+        comparisons = read_comparisons(ledger)
+    except UsageError as error:
+        notes = (*notes, f"No certificate is shown: {error}")
     configs = baseline_and_incumbent(ledger, campaign)
     on_test = [(c, _obsolete(c, branch, rules_hash, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, None))[0])

@@ -213,7 +213,9 @@ def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: str) -> N
     path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
     path.parent.mkdir(parents=True)
     path.write_text(data)
-    assert certificate_line(gather(ledger, None, BRANCH)).startswith("Not certified yet")
+    found = gather(ledger, None, BRANCH)
+    assert certificate_line(found).startswith("Not certified yet")
+    assert [note for note in found.notes if f"{path} is damaged" in note]
 
 
 def test_what_was_compared_elsewhere_has_a_line_of_its_own(tmp_path: Path) -> None:

@@ -111,7 +111,6 @@ def story_of(root: Path, rules: Rules | None) -> Story:
         path = ledger.run_dir(record.number) / "job.json"
         seed = record.result.seed if record.result else 1
         write_json(path, Job(rules, rules_hash, {}, seed, "validation", 100.0, token="1f"))
-        ledger.enter(path)
     return Story.of(ledger, BRANCH, "main")
 
 
