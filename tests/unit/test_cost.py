@@ -27,7 +27,6 @@ def test_runs_gpus_and_agents_are_summed() -> None:
         record_of("2 x H100", 5400.0),
         record_of("2 x H100", 1800.0),
         record_of("2 x H100", 1800.0),
-        replace(record_of("2 x H100", 9999.0), baseline=1),  # made before this campaign
     ]
     cost = runs_cost(records) + Cost(1_000, 10, 0.5, 360.0) + Cost(2_000, None, None, 360.0)
     assert cost == Cost(3_000, 10, 0.5, 720.0, ("tokens_out", "dollars"), 2, 9000.0, 18000.0)
