@@ -175,6 +175,8 @@ def _sections(context: Context) -> list[Section]:
     rows = [clean(str(row), _MAX_ROW) for row in memory.runs]
     thoughts = [f"{record.number:04d} {text}" for record in reversed(decided[1:]) if (text := _thoughts(record))]
     key_lines = [line for key in memory.keys for line in key.lines]
+    is_joint = [each for key in memory.keys for each in (False, *(bool(row.others) for row in key.values))]
+    key_ranks = [place + len(key_lines) * last_of_all for place, last_of_all in enumerate(is_joint)]
     sections = [
         Section("The incumbent, which is the baseline with the kept changes:", _incumbent(context)),
         Section(
@@ -187,7 +189,7 @@ def _sections(context: Context) -> list[Section]:
             (last.health or "").splitlines() if last is not run else [],
         ),
         Section(RUNS_TITLE, rows, _ranks(campaign)),
-        Section(KEYS_TITLE, [clean(line, _MAX_ROW) for line in key_lines]),
+        Section(KEYS_TITLE, [clean(line, _MAX_ROW) for line in key_lines], key_ranks),
         Section("Keys that no run changed:", ["; ".join(memory.untried_keys)] if memory.untried_keys else []),
         Section("Hypotheses and lessons, latest first:", thoughts),
         Section("The kept changes with their current estimates, the most certain first:", kept_changes(campaign)),

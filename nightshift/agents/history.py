@@ -72,10 +72,10 @@ class ValueRow:
     """The runs with one value of a key that was their only new change, and those without a new change.
 
     `difference`: mean partial residual of the key, that is measured score minus the estimated score of the same config
-    with the baseline's value of this key. The posterior of now estimates that score from all runs, so values that were
-    measured on different incumbents are on one scale. `difference_halfwidth`: half of its 95 % interval, from the noise
-    of each run and the error of the estimate, which the runs share. A run that re-tests the value is not counted: it
-    has another new change, whose effect only this run measured.
+    with the baseline's values of the keys of this change. The posterior of now estimates that score from all runs, so
+    values that were measured on different incumbents are on one scale. `difference_halfwidth`: half of its 95 %
+    interval, from the noise of each run and the error of the estimate, which the runs share. A run that re-tests the
+    value is not counted: it has another new change, whose effect only this run measured.
     """
 
     value: str  # as train.toml spells it, or UNSET
@@ -86,11 +86,14 @@ class ValueRow:
     difference: float | None  # 0 by definition for the baseline's value
     difference_halfwidth: float | None
 
+    @property
+    def name(self) -> str:
+        return self.value + (f" (with {', '.join(self.others)})" if self.others else "")
+
     def __str__(self) -> str:
-        value = self.value + (f" (with {', '.join(self.others)})" if self.others else "")
         num_runs = f"{len(self.numbers)}" + (f" and {self.num_crashes} crashed" if self.num_crashes else "")
         difference = _points(self.difference, self.difference_halfwidth)
-        return f"{value} | {num_runs} | {_percent(self.mean_score)} | {difference}"
+        return f"{self.name} | {num_runs} | {_percent(self.mean_score)} | {difference}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +108,10 @@ class KeyHistory:
     @property
     def lines(self) -> list[str]:
         """The key with its best value, then a line a value."""
-        rows = [row for row in self.values if row.difference is not None and not row.others]
+        rows = [row for row in self.values if row.difference is not None]
         names = f"baseline {self.baseline}, incumbent {self.now}"
         if len(rows) > 1:
-            names += f", best by difference {max(rows, key=lambda row: row.difference or 0.0).value}"
+            names += f", best by difference {max(rows, key=lambda row: row.difference or 0.0).name}"
         return [f"{self.key}: {names}", *(f"  {row}" for row in self.values)]
 
 
@@ -215,19 +218,18 @@ def _value_row(
     campaign: Campaign, key: str, value: str, others: tuple[str, ...], records: Sequence[Record]
 ) -> ValueRow:
     assert campaign.posterior is not None
-    scores, residuals, variances, noises = dict[int, float](), list[float](), list[float](), list[float]()
+    scores, residuals, variances = dict[int, float](), list[float](), list[float]()
     for record in records:
         if record.score is not None and record.status != Verdict.CRASH:
             rest = [change for change in record.run.changes if change is not _setter(record, key)]
-            expected, sd = campaign.posterior.predict(rest, campaign.hours(record), key)
+            expected, sd = campaign.posterior.predict(rest, campaign.hours(record), (key, *others))
             scores[record.number] = record.score
             residuals.append(record.score - expected)
             variances.append(sd**2)
-            noises.append(campaign.noise_sd**2)
     num_crashes = len(records) - len(scores)
     if not scores:
         return ValueRow(value, others, (), num_crashes, None, None, None)
-    halfwidth = Z95 * math.sqrt(fmean(variances) + fmean(noises) / len(noises))
+    halfwidth = Z95 * math.sqrt(fmean(variances) + campaign.posterior.noise_variance / len(scores))
     return ValueRow(value, others, tuple(scores), num_crashes, fmean(scores.values()), fmean(residuals), halfwidth)
 
 

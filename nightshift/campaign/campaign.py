@@ -75,7 +75,7 @@ class Campaign:
         elif record.judgement is not None and record.status != Verdict.CRASH:
             parent = replace(record.run, new=None).changes
             expected, sd = self.posterior.predict(parent, self.hours(record))
-            sd = math.hypot(sd, self.noise_sd)
+            sd = math.sqrt(sd**2 + self.posterior.noise_variance)
             self._observe(self.posterior, record)
             assert record.score is not None
             self.differences[record.number] = Effect(record.score - expected, sd)
@@ -216,12 +216,6 @@ class Campaign:
         """Return when a run began: hours since the first baseline."""
         assert self.baseline is not None
         return max((_began(record) - _began(self.baseline)).total_seconds() / 3600, 0.0)
-
-    @property
-    def noise_sd(self) -> float:
-        """The standard deviation of the noise of one run's score, as estimated now."""
-        assert self.posterior is not None
-        return math.sqrt(self.posterior.noise_variance)
 
     def last_baseline(self) -> datetime | None:
         """Return when the last run of the baseline began; None before the first one."""

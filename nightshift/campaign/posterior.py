@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -91,7 +91,9 @@ class Posterior:
         """Return what a change adds to the incumbent without it. KeyError for a change that was never measured."""
         return Effect(*self._moments(*self._added(settings_of(change))))
 
-    def predict(self, changes: Iterable[Change], time_hours: float = 0.0, without: str = "") -> tuple[float, float]:
+    def predict(
+        self, changes: Iterable[Change], time_hours: float = 0.0, without: Collection[str] = ()
+    ) -> tuple[float, float]:
         """Return mean and standard deviation of the true score of the baseline with `changes`. `without`: a key that
         keeps the baseline's value, whatever `changes` set."""
         return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours, without))
@@ -254,11 +256,11 @@ class Posterior:
         return factors, variance
 
     def _factors(
-        self, changes: Iterable[Settings], baseline: float, hours: float = 0.0, without: str = ""
+        self, changes: Iterable[Settings], baseline: float, hours: float = 0.0, without: Collection[str] = ()
     ) -> tuple[Factors, float]:
         """Return the vector of a config, without changes that were never measured, and the variance besides."""
         factors = {_BASELINE: baseline, _DRIFT: hours / NIGHT_HOURS}
-        pairs = ((whole, frozenset(i for i in rest if i[0] != without)) for whole, rest in remaining(changes))
+        pairs = ((whole, frozenset(i for i in rest if i[0] not in without)) for whole, rest in remaining(changes))
         return factors, sum(self._add_term(factors, 1.0, whole, rest) for whole, rest in pairs)
 
     def _add_term(self, factors: Factors, sign: float, whole: Settings, rest: Settings) -> float:

@@ -19,7 +19,7 @@ from nightshift.campaign.records import Request
 from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.imports import import_command
-from nightshift.cli.output import print_found, print_lines, print_text
+from nightshift.cli.output import print_found, print_json, print_lines, print_text
 from nightshift.cli.progress import TerminalReporter, at_work, reporting
 from nightshift.cli.shell import (
     AGENT_ENV,
@@ -124,7 +124,10 @@ def history(as_json: bool) -> None:
     from nightshift.agents.history import of_last_campaign
 
     found = of_last_campaign(Ledger(run.process_root()))
-    print_found(found, [str(found)], as_json)
+    if as_json:
+        print_json(found)
+    else:
+        print_text(str(found))  # a row a line, also in a pipe
 
 
 @commands.command()

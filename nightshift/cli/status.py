@@ -277,7 +277,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     """What runs, what the last campaign holds, what the night does: `nightshift status`.
 
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
-    campaign's. `others`: experiments of other campaigns in runs/. `damaged`: what could not be read.
+    campaign's. `damaged`: what could not be read.
     Everything is read from the records: folding thousands of them takes seconds.
     """
 
@@ -287,7 +287,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     rules_hash: str | None
     counted: Counts
     cost: Cost
-    others: int
     incumbent: Incumbent | None
     night: Night | None
     damaged: tuple[str, ...]
@@ -324,7 +323,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             rules_hash=whose[1] or None,
             counted=Counts.of(ours, kept),
             cost=campaign_cost(ledger.runs_dir, ours),
-            others=len(records) - len(ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
             damaged=tuple(damaged),
@@ -339,8 +337,6 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         if not self.running:
             lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
         lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
-        if self.others:
-            lines.append(f"others:   {self.others} of other campaigns in runs/")
         is_night = self.night is not None and self.night.state == "running"
         if (incumbent := self.incumbent) is not None:
             lines.append(f"incumbent: {standing_text(incumbent.standing, incumbent.kept)}")

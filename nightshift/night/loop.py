@@ -82,7 +82,7 @@ def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
 
 
 def without_prediction(answer: Answer, kept: Sequence[Change]) -> Answer:
-    """Return a proposal without its prediction if a change that was kept since then sets one of its keys.
+    """Return a proposal without its prediction if the incumbent's value of one of its keys changed meanwhile.
 
     The proposal then replaces another value than the one that its agent saw. A note keeps the prediction's text.
 
@@ -90,14 +90,12 @@ def without_prediction(answer: Answer, kept: Sequence[Change]) -> Answer:
         kept: the incumbent's changes now; `answer.kept` are those of the moment when the proposal was made.
     """
     assert answer.change is not None
-    before = [change.keys for change in answer.kept]
-    shared_keys = {change.name: change.keys.keys() & answer.change.keys for change in kept if change.keys not in before}
-    causes = [
-        f"{name} was kept meanwhile and sets {', '.join(sorted(keys))}" for name, keys in shared_keys.items() if keys
-    ]
-    if not causes or answer.proposal.prediction is None:
+    before, now = ({k: v for change in changes for k, v in change.keys.items()} for changes in (answer.kept, kept))
+    keys = [key for key in answer.change.keys if before.get(key) != now.get(key)]
+    if not keys or answer.proposal.prediction is None:
         return answer
-    note = f"prediction not scored, because {'; '.join(causes)}: {answer.proposal.prediction}"
+    cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
+    note = f"prediction not scored, because {cause}: {answer.proposal.prediction}"
     return answer.with_proposal(prediction=None, notes=(*answer.proposal.notes, note))
 
 

@@ -225,8 +225,6 @@ def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Show
     shown = [r for r in ours if r.rules_hash == rules_hash]
     if others := len(ours) - len(shown):
         notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
-    if others := len(records) - len(ours):
-        notes.append(f"{counted(others)} of other branches: not shown.")
     return Shown(branch, rules_hash, tuple(shown), fold(ledger, shown, branch, rules_hash), tuple(notes))
 
 
@@ -244,14 +242,14 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         )
         for r in shown
     )
-    comparisons = list[Comparison]()
+    comparisons, damage = list[Comparison](), None
     try:
         comparisons = read_comparisons(ledger)
     except UsageError as error:
-        notes = (*notes, f"No certificate is shown: {error}")
+        damage = f"A certificate cannot be read: {error}"
     configs = baseline_and_incumbent(ledger, campaign)
     on_test = [(c, _obsolete(c, branch, rules_hash, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
-    certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, None))[0])
+    certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, damage))[0])
     return Morning(
         branch,
         shown[-1].environments if shown else (),

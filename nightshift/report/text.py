@@ -116,7 +116,9 @@ def counts(morning: Morning) -> list[tuple[str, int, str, str]]:
 def certificate_line(morning: Morning) -> str:
     """One sentence: what the test split says of baseline and incumbent."""
     if (c := morning.certificate) is None:
-        return "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
+        return (
+            morning.obsolete or "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
+        )
     seeds = (c.num_seeds["baseline"], c.num_seeds["incumbent"])
     told = "1 fresh seed each" if seeds == (1, 1) else f"{seeds[0]} and {seeds[1]} fresh seeds"
     line = (

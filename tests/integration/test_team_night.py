@@ -71,8 +71,6 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
     assert notebook.count("  BUT measured ") == num_off
     page = (root / "runs" / "report.html").read_text()
     assert page.count("the reported outcome was not measured") == 2 * num_off  # in its row, and in the notebook
-    assert "expects +1.0 pp, gets " in page
-    assert "expects +1.0 pp, gets " in notebook
 
 
 def test_without_a_hypothesis_there_is_no_edit(root: Path) -> None:

@@ -125,7 +125,7 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     assert tree["model"] == {"name": SCALED.model}
     head = text.split("\n\n")[0]
     assert head.startswith(f"# experiment 0001 of {BRANCH}, for prime-rl 559b44772e")
-    assert f"# measured: {record.result.training.num_steps} steps in a budget of 600 s" in head
+    assert f"# trained: {record.result.training.num_steps} steps in a budget of 600 s" in head
     assert re.search(
         r"PYTHONPATH=\$PWD/\.nightshift/environments/[0-9a-f]{16} HF_HUB_CACHE=\$PWD/\.nightshift/hub ", head
     )

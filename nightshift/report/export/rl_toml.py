@@ -56,7 +56,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     head = [
         f"{name} of {story.shown.branch or 'a detached HEAD'}, for prime-rl {engine.installation.pins.commit}",
         f"model {rules.model}{f', revision {rules.model_revision}' if rules.model_revision else ''}",
-        f"measured: {f'{result.training.num_steps} steps in ' if result else ''}a budget of {rules.budget_text}; "
+        f"trained: {f'{result.training.num_steps} steps in ' if result else ''}a budget of {rules.budget_text}; "
         "prime-rl trains until max_steps, without an end if it is None",
         "run it in the prime-rl checkout that prepare.py filled:",
         f"  HF_HUB_OFFLINE=1 {' '.join(variables)} uv run --no-sync rl @ THIS_FILE",
