@@ -208,7 +208,9 @@ def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(t
     assert f"| {min(adopted):04d} | discard, adopted, " in told
     for record in ledger.records():
         if record.run.rider:
-            assert f"also re-testing {record.run.rider.name}" in html.partition(f'id="run-{record.number:04d}"')[2][:1500]
+            assert (
+                f"also re-testing {record.run.rider.name}" in html.partition(f'id="run-{record.number:04d}"')[2][:1500]
+            )
     assert morning.last_runs in view.headline.sentence.replace("The last", "the last")
 
 
