@@ -178,7 +178,7 @@ class Repo:
     def last_experiment(self) -> int:
         """Return the highest experiment number in the trailers of the branch's commits; 0 if no commit has one."""
         lines = self._git("rev-list", f"--format=%(trailers:key={EXPERIMENT_TRAILER},valueonly)", "HEAD", check=False)
-        return max((int(line) for line in lines.splitlines() if re.fullmatch("[0-9]{4,6}", line)), default=0)
+        return max((int(line) for line in lines.splitlines() if re.fullmatch("[0-9]{4,9}", line)), default=0)
 
     def start_campaign(self, tag: str) -> Head:
         """Create `autoresearch/<tag>` (or `-2`, `-3`, ... if it exists) at HEAD and check it out; no file changes."""

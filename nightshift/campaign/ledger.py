@@ -110,7 +110,7 @@ class Ledger:
             hold = lock.acquire()
             _held[path] = path.stat()
         except Timeout:
-            raise self._contention() from None
+            raise self._named_holder() from None
         except OSError as error:
             raise disk_error(error, path) from None
         with hold:
@@ -122,7 +122,7 @@ class Ledger:
                 with suppress(OSError):
                     holder_path.unlink()  # the command may contain secrets, for example in --notify
 
-    def _contention(self) -> UsageError:
+    def _named_holder(self) -> UsageError:
         holder = None
         with suppress(UsageError):
             holder = read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
@@ -189,11 +189,11 @@ class Ledger:
             for name, data in files.items():
                 write_atomically(partial / name, data)
             write_json(partial / RECORD_NAME, record)
+            self.log("begun", folder / RECORD_NAME)
             partial.rename(folder)
             sync_folder(self.runs_dir)
         except OSError as error:
             raise disk_error(error, folder) from None
-        self.log("begun", folder / RECORD_NAME)
         self._known[record.number] = record
         return record
 

@@ -129,7 +129,7 @@ class Session(Policy, Protocol):
         ...
 
     def close(self) -> None:
-        """Stop every process of the run and verify that none is left. Safe to call twice."""
+        """Stop every process of the run and check that none is left. Safe to call twice."""
         ...
 
 

@@ -25,8 +25,7 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, Ledger
-from nightshift.campaign.metrics import METRICS_NAME
+from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, Ledger, read_progress
 from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
@@ -100,11 +99,13 @@ def without_prediction(answer: Answer, kept: Sequence[Change]) -> Answer:
 
 
 def is_hopeless(own: Sequence[Record], ledger: Ledger) -> bool:
-    """Return True if no run of the night made a step, and infrastructure ended the last two with the same cause. `own`:
-    the closed experiments of the night."""
-    causes = [record.why if record.failure is Failure.MACHINERY else None for record in by_end(own)]
-    has_step = any(r.evaluation or (ledger.run_dir(r.number) / METRICS_NAME).exists() for r in own)
-    return is_second(causes[-2:]) and not has_step
+    """Return True if no run of the night made a step, and infrastructure ended the last two with the same cause. Two
+    tries of one proposal do not count: MAX_TRIES drops it. `own`: the closed experiments of the night."""
+    last = [*by_end(own)][-2:]
+    causes = [record.why if record.failure is Failure.MACHINERY else None for record in last]
+    is_retry = last[0].run.new is not None and last[0].config_hash == last[-1].config_hash
+    progress = [read_progress(ledger.run_dir(record.number)) for record in own]
+    return is_second(causes) and not is_retry and not any(each and each.num_steps for each in progress)
 
 
 MAX_TRIES = 3  # of one config whose runs infrastructure ends

@@ -98,12 +98,6 @@ class Experiment:
         return "baseline" if self.is_baseline else "interrupted" if is_interrupted else str(self.record.status)
 
     @property
-    def idea(self) -> str:
-        """What its author said of it; empty where that only lists the change, as searches do."""
-        said = self.record.proposal.description
-        return "" if self.changes and said.partition(": ")[2].startswith(self.changes[0].line) else said
-
-    @property
     def kind(self) -> str:
         """How it is drawn: as a keep if the incumbent holds its change, as left if it did, else as its group."""
         return "keep" if self.is_kept else "left" if self.has_left else self.group

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from nightshift.agents.base import Answer, Context
-from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import Result
+from nightshift.campaign.metrics import PROGRESS_NAME
+from nightshift.campaign.records import Phase, Progress, Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.setup import Setup
+from nightshift.files import write_json
 from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
@@ -191,7 +192,7 @@ def lose_runs(setup: Setup, causes: list[str], trains: bool = False) -> tuple[Se
             self.cancel([folder])
             folders.append(folder)
             if trains:
-                (folder / METRICS_NAME).touch()
+                write_json(folder / PROGRESS_NAME, Progress(Phase.TRAINING, num_steps=3))
             raise EngineError(causes[len(folders) - 1])
 
     return replace(setup, executor=Losing(num_slots=1, seed=0)), folders

@@ -393,10 +393,3 @@ def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path:
             scores = e.record.evaluation.example_scores
             assert data["experiments"][str(e.number)]["scores"] == "".join("01"[int(score)] for score in scores)
     assert all(each["settings"] is None for each in data["experiments"].values())
-
-
-def test_what_a_search_calls_its_change_is_not_told_twice(tmp_path: Path) -> None:
-    """A search's description is the change itself."""
-    e = certified_morning(tmp_path, judged(STORY)).experiments[2]
-    of_search = replace(e.record, description=f"random: {e.changes[0].line}")
-    assert [replace(e, record=r).idea for r in (of_search, e.record)] == ["", e.record.proposal.description]

@@ -29,7 +29,8 @@ def sweep(runs_dir: Path, in_flight: Collection[Path] | None = None) -> None:
     `in_flight`: folders of runs that are not over. None: no run on this machine is in flight, and a job in SLURM may be
     until its result exists.
     """
-    for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *runs_dir.glob(f"certify/*/*/{JOB_NAME}")):
+    certified = () if in_flight is not None else runs_dir.glob(f"certify/*/*/{JOB_NAME}")
+    for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *certified):
         folder = path.parent
         with suppress(UsageError):  # a damaged job.json does not show whether the user keeps all
             job = read_json(path, Job, "")
