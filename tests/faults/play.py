@@ -30,7 +30,7 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     all_gone = scenario.wait_until_gone(root)
     said = (root.parent / "stderr").read_text()
     found = [f"exit code {code}" for code in codes if code not in _expected(fault, is_struck)]
-    found += ["a traceback"] if "Traceback" in said else []
+    found += ["a traceback"] if "\nTraceback" in f"\n{said}" else []  # not in the indented last lines of a log
     found += ["it hung"] if None in codes else []
     found += [f"processes were left: {fault.failure}"] if not all_gone else []
     if fault.family in IN_THE_WORLD and is_struck:
