@@ -22,15 +22,15 @@ def waiting(what: str | Callable[[], str], at_most: float | None = None) -> Iter
     """Say what is waited for inside: in words, or by what has them anew each time. `at_most`: seconds, if any."""
     began, most = time.monotonic(), "" if at_most is None else f" of at most {lasted(at_most)}"
 
-    def told() -> str:
+    def describe() -> str:
         return f"{clean(what() if callable(what) else what)}, {lasted(time.monotonic() - began)}{most}"
 
-    waits.append(told)
+    waits.append(describe)
     try:
         look()
         yield
     finally:
-        waits.remove(told)
+        waits.remove(describe)
 
 
 def look() -> None:

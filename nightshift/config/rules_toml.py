@@ -302,7 +302,7 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
         requires = {"requires": tables.get("project", {}).get("dependencies", [])}
         declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        fix = "docs/environments.md says what it holds."
+        fix = "docs/environments.md describes its keys."
         raise UsageError(f"{path}: [tool.nightshift]: {error}", fix) from None
     _check_json(f"{path}: [tool.nightshift]", declared.args)
     if unknown := sorted(table.args.keys() - declared.args):

@@ -189,11 +189,11 @@ def above(limit: float, text: str) -> Test:
 def spikes(values: Values, *_: Any) -> str:
     """Healthy trl runs have up to five in 213 steps."""
     middle = median(values)
-    found = [value for value in values if value > 10 * middle > 0]
-    if len(found) < max(2, 0.02 * len(values)):
+    spikes = [value for value in values if value > 10 * middle > 0]
+    if len(spikes) < max(2, 0.02 * len(values)):
         return ""
-    times = f"the largest {max(found) / middle:.0f} times the median {middle:.2g}"
-    return f"{len(found)} gradient spikes in {len(values)} steps, {times}"
+    times = f"the largest {max(spikes) / middle:.0f} times the median {middle:.2g}"
+    return f"{len(spikes)} gradient spikes in {len(values)} steps, {times}"
 
 
 def cut(_: Values, steps: Steps, conditions: Conditions) -> str:

@@ -42,30 +42,30 @@ _OPEN_FILES = 1024  # 512 answers are asked for at once, each a connection; vLLM
 
 def machine_warnings(root: Path, rules: Rules) -> list[Check]:
     """What may make a run of the checkout at `root` fail on this machine. A self-play run keeps more weights."""
-    (libc, version), found = platform.libc_ver(), dict[str, EngineError]()
+    (libc, version), warnings = platform.libc_ver(), dict[str, EngineError]()
     if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _GLIBC:
         cause = f"{f'{libc} {version}'.strip() or 'an unknown libc'}: vLLM's wheel is for glibc 2.28 or newer"
-        found["glibc"] = EngineError(cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
+        warnings["glibc"] = EngineError(cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        found["compiler"] = EngineError("no cc, gcc or clang, which Triton needs", "Run: sudo apt install gcc.")
+        warnings["compiler"] = EngineError("no cc, gcc or clang, which Triton needs", "Run: sudo apt install gcc.")
     if (free := free_disk_gb(_SHM)) < _SHM_GB:
         cause = f"{free:.2f} GB are free in {_SHM}, a run wants {_SHM_GB:g}"
         fix = f"Run: sudo mount -o remount,size=8G {_SHM}; a container: docker run --shm-size=8g."
-        found["shared memory"] = EngineError(cause, fix)
+        warnings["shared memory"] = EngineError(cause, fix)
     if (soft := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _OPEN_FILES:
-        found["open files"] = EngineError(f"a process may open {soft} files", f"Run: ulimit -n {_OPEN_FILES}")
+        warnings["open files"] = EngineError(f"a process may open {soft} files", f"Run: ulimit -n {_OPEN_FILES}")
     try:
         free_ports()
     except EngineError as error:
-        found["ports"] = error
+        warnings["ports"] = error
     run_gb = RUN_DISK_GB + BROADCAST_GB * CURVE_STEPS * any(environment.is_game for environment in rules.environments)
     if (free := free_disk_gb(root)) < run_gb + MODELS_GB:  # the models of kept experiments, of which no more are left
         needs = f"a run needs about {run_gb:g}, a night with its kept models {run_gb + MODELS_GB:g}"
         cause = f"{free:.1f} GB of disk are free; {needs}"
-        found["disk"] = EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
+        warnings["disk"] = EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
     if "microsoft" in platform.release().lower() and root.is_relative_to("/mnt"):
-        found["WSL"] = EngineError(f"{root} is a slow folder of Windows", "Clone it into Linux's own file system.")
-    return [Check(ENGINE, name, warning, is_warning=True) for name, warning in found.items()]
+        warnings["WSL"] = EngineError(f"{root} is a slow folder of Windows", "Clone it into Linux's own file system.")
+    return [Check(ENGINE, name, warning, is_warning=True) for name, warning in warnings.items()]
 
 
 _TRAINING = """from nightshift_gsm8k.harness import ChatHarness

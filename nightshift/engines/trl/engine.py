@@ -115,13 +115,13 @@ class TrlEngine:
 
     def warnings(self) -> list[Check]:
         """The kind of the GPU, and the disk."""
-        found = list[EngineError]()
+        problems = list[EngineError]()
         if self._cuda:
             with suppress(EngineError):
-                found += gpu_warnings([self._gpu()], MIN_DRIVER)
+                problems += gpu_warnings([self._gpu()], MIN_DRIVER)
         if (free := free_disk_gb(self.root)) < MIN_FREE_DISK_GB:
-            found.append(EngineError(f"{free:.2f} GB of disk are free", "Run: du -sh runs/*; then delete old ones."))
-        return [Check(self.name, "machine", warning, is_warning=True) for warning in found]
+            problems.append(EngineError(f"{free:.2f} GB of disk are free", "Run: du -sh runs/*; then delete old ones."))
+        return [Check(self.name, "machine", warning, is_warning=True) for warning in problems]
 
     def check(self) -> list[str]:
         """A missing or busy GPU, a missing base model, each with its fix."""

@@ -109,7 +109,7 @@ def card(story: Story, record: Record) -> str:
         steps = str(evaluation.weights.step)
     configs, config = baseline_and_incumbent(story.ledger, story.shown.campaign), story.configs.get(record.number)
     changes = diff(configs[0], config) if configs and config else None
-    told = "not recorded" if changes is None else "\n".join(f"    {change.line}" for change in changes) or "none"
+    lines = "not recorded" if changes is None else "\n".join(f"    {change.line}" for change in changes) or "none"
     return f"""\
 ---
 library_name: transformers
@@ -127,7 +127,7 @@ pipeline_tag: text-generation
 
 Changes to the baseline's train.toml:
 
-{told}
+{lines}
 """
 
 
