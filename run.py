@@ -20,7 +20,7 @@ import click
 
 from nightshift.campaign.records import Proposal, Request, prediction_in
 from nightshift.cli.run import run
-from nightshift.cli.shell import FOLDER, Command, use_prime_rl
+from nightshift.cli.shell import BRANCH, FOLDER, Command, use_prime_rl
 from nightshift.engines.base import ENGINES
 
 ROOT = Path(__file__).resolve().parent
@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parent
     is_flag=True,
     help="Run the campaign's baseline once more, and put train.toml back: the reported gain becomes more certain.",
 )
+@BRANCH
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 100.")
 @click.option("--keep-all", is_flag=True, help="prime-rl: keep broadcasts and rollouts, which are heavy.")
 @click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")

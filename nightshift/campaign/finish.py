@@ -40,10 +40,6 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Commit each decision of a record, and write train.toml. Return the record with what git did, or its error."""
-    head = Head(record.branch, record.commit)
-    if not head.is_campaign:
-        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
-        return replace(record, git_action=f"{_FAILED}{where} is no campaign")
     if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:
@@ -56,6 +52,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         baseline, candidate = ledger.stored_config(before.baseline), ledger.stored_config(record)
         steps, _ = plan(baseline, before.kept, record.judgement.decisions)
         earlier = {id for decided in before.decided for id in decided.commits.values()}
+        head = Head(record.branch, record.commit)
         ids = commit(repo, head, steps, lambda decision: _reason(decision, record, before, ledger), earlier)
         commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
@@ -121,8 +118,8 @@ def uncommitted(records: Sequence[Record], branch: str) -> str | None:
 
 def _is_unsettled(record: Record) -> bool:
     """Return True if the verdict's commits were not made, or failed for a reason that may have passed."""
-    failed = (record.git_action or "").startswith(_FAILED) and Head(record.branch, None).is_campaign
-    return record.judgement is not None and (record.git_action is None or failed)
+    action = record.git_action
+    return record.judgement is not None and (action is None or action.startswith(_FAILED))
 
 
 def _unsettled(records: Sequence[Record], branch: str) -> list[Record]:

@@ -8,21 +8,25 @@ configuration, which an agent could have written, except for the author's name.
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
 from pathlib import Path, PurePath
 from subprocess import PIPE
 from typing import Any, NamedTuple
 
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, UsageError, listed
 
 CAMPAIGN_PREFIX = "autoresearch/"
+START_SUBJECT = "Start campaign: "  # of the commit with the files that were not committed when a campaign began
 CONFIG_NAME = "train.toml"
 EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
 _TIMEOUT_SECONDS = 60.0
@@ -30,6 +34,14 @@ _GRACE_SECONDS = 5.0
 LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
 _LOCK_POLL_SECONDS = 0.2
 _LOCK_FILE = re.compile(r"Unable to create '(.+\.lock)': File exists")
+_UNFINISHED = {  # by the file or folder that git has meanwhile
+    "rebase-merge": "rebase",
+    "rebase-apply": "rebase",
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+    "BISECT_LOG": "bisect",
+}
 _SAFE_OPTIONS = (
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
@@ -67,20 +79,28 @@ class Head:
     branch: str
     commit: str | None
 
-    @property
-    def is_campaign(self) -> bool:
-        """True on a branch `autoresearch/<tag>`: decisions are committed only there."""
-        return self.branch.startswith(CAMPAIGN_PREFIX)
+    def __str__(self) -> str:
+        return self.branch or f"commit {(self.commit or '')[:7]}"
+
+
+def campaign_branch(day: datetime, taken: Container[str]) -> str:
+    """Return the name of the branch of a campaign: `autoresearch/nov28`, with `-2`, `-3`, ... if it is taken."""
+    name = f"{CAMPAIGN_PREFIX}{day:%b%d}".lower()
+    return next(each for number in count(1) if (each := name if number == 1 else f"{name}-{number}") not in taken)
 
 
 class Repo:
     """The git repository whose top is `root`. A git that meets a lock file is started again for LOCK_SECONDS."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, planned: Head | None = None) -> None:
+        """`planned`: what `head` returns instead of what is checked out, for a dry run."""
         self.root = root
+        self._planned = planned
 
     def head(self) -> Head:
         """Return branch and commit; ("", None) outside a git checkout."""
+        if self._planned is not None:
+            return self._planned
         if _program() is None:
             return Head("", None)
         # Not --short, which prints heads/<branch> if a tag has the branch's name.
@@ -133,28 +153,55 @@ class Repo:
 
     def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
         """Commit files at the top of the checkout on `head`; return the new head. UsageError if the branch moved."""
+        return self.commit_blobs(
+            head, {name: Blob("100644", self._blob(data)) for name, data in files.items()}, message
+        )
+
+    def commit_blobs(self, head: Head, blobs: Mapping[str, Blob | None], message: str) -> Head:
+        """Commit blobs on `head`, None removes a file; return the new head. UsageError if the branch moved."""
         parent = self._commit_on(head.branch)
         if parent != head.commit:
-            cause = f"{head.branch} moved to {parent[:7]} while {', '.join(files)} was committed"
+            cause = f"{head.branch} moved to {parent[:7]} while {listed([*blobs])} was committed"
             raise UsageError(cause, "Run it again.")
-        write_blob = ("hash-object", "-w", "--stdin", "--no-filters")
-        blobs = {name: self._git(*write_blob, stdin=data).strip() for name, data in files.items()}
-        listed = self._git("ls-tree", "-z", "--full-tree", parent).split("\0")[:-1]
-        entries = [entry for entry in listed if entry.partition("\t")[2] not in blobs]
-        entries += [f"100644 blob {blob}\t{name}" for name, blob in blobs.items()]
-        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{entry}\0" for entry in entries))).strip()
+        commit = self._commit(parent, blobs, message)
+        # The index first: with the old one, the user's next commit would revert this commit.
+        self._stage(blobs, commit)
+        # Compare-and-swap: a commit that somebody makes at this moment is not lost.
+        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
+        return Head(head.branch, commit)
+
+    def working_blobs(self, names: Iterable[str]) -> dict[str, Blob | None]:
+        """Add the working files to git's objects, and return them by name; None for a file that is gone."""
+        blobs = dict[str, Blob | None]()
+        for path in (self.root / name for name in names):
+            name, is_link = path.relative_to(self.root).as_posix(), path.is_symlink()
+            mode = "120000" if is_link else "100755" if os.access(path, os.X_OK) else "100644"
+            is_there = is_link or path.exists()
+            data = os.fsencode(path.readlink()) if is_link else path.read_bytes() if is_there else b""
+            blobs[name] = Blob(mode, self._blob(data)) if is_there else None
+        return blobs
+
+    def _blob(self, data: bytes) -> str:
+        return self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
+
+    def _commit(self, parent: str, blobs: Mapping[str, Blob | None], message: str) -> str:
+        """Return a new commit, which is on no branch yet."""
+        index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
+        for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
+            path.unlink(missing_ok=True)
+        self._git("read-tree", parent, index=index)
+        self._git("update-index", "-z", "--index-info", stdin=_entries(blobs, parent), index=index)
+        tree = self._git("write-tree", index=index).strip()
+        index.unlink(missing_ok=True)
         identity = []  # the author: what the user configured, else Nightshift
         for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
             configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
             identity += ["-c", f"{key}={configured or default}"]
-        commit = self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
-        # The index first: with the old one, the user's next commit would revert this commit. A damaged index fails no
-        # verdict.
-        for name, blob in blobs.items():
-            self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
-        # Compare-and-swap: a commit that somebody makes at this moment is not lost.
-        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
-        return Head(head.branch, commit)
+        return self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
+
+    def _stage(self, blobs: Mapping[str, Blob | None], commit: str) -> None:
+        """Put blobs into the index. A damaged index fails no verdict."""
+        self._run("update-index", "-z", "--index-info", stdin=_entries(blobs, commit))
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if
@@ -180,22 +227,74 @@ class Repo:
         lines = self._git("rev-list", f"--format=%(trailers:key={EXPERIMENT_TRAILER},valueonly)", "HEAD", check=False)
         return max((int(line) for line in lines.splitlines() if re.fullmatch("[0-9]{4,9}", line)), default=0)
 
-    def start_campaign(self, tag: str) -> Head:
-        """Create `autoresearch/<tag>` (or `-2`, `-3`, ... if it exists) at HEAD and check it out; no file changes."""
-        commit = self.head().commit
-        if commit is None:
-            raise UsageError(f"{self.root} has no commit to start a campaign from", "Commit the checkout first.")
-        taken = self._git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads/autoresearch").splitlines()
-        if "autoresearch" in taken:
-            cause = f"git has a branch autoresearch, so it cannot make {CAMPAIGN_PREFIX}{tag}"
-            raise UsageError(cause, "Rename it: git branch -m autoresearch NEW-NAME.")
-        branch, number = f"{CAMPAIGN_PREFIX}{tag}", 1
-        while branch in taken:
-            number += 1
-            branch = f"{CAMPAIGN_PREFIX}{tag}-{number}"
-        self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, "")
-        self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{branch}")
-        return Head(branch, commit)
+    def unfinished(self) -> str | None:
+        """Return the operation of the user's that has to be finished first: `rebase`, ...; None if there is none."""
+        options = [word for name in _UNFINISHED for word in ("--git-path", name)]
+        paths = self._git("rev-parse", *options).splitlines()
+        return next(
+            (n for n, path in zip(_UNFINISHED.values(), paths, strict=False) if (self.root / path).exists()), None
+        )
+
+    def is_default(self, branch: str) -> bool:
+        """Return True for main, master, the default branch of a remote, and "", a detached HEAD."""
+        remote = self._git("for-each-ref", "--format=%(symref:lstrip=3)", "refs/remotes/*/HEAD").splitlines()
+        return branch in ("", "main", "master", *remote)
+
+    def branches(self, *options: str) -> dict[str, str]:
+        """Return the local branches with their commits. `options`: of git for-each-ref."""
+        format = "--format=%(refname:lstrip=2) %(objectname)"
+        lines = self._git("for-each-ref", *options, format, "refs/heads").splitlines()
+        return {name: commit for name, _, commit in (line.partition(" ") for line in lines)}
+
+    def campaign_start(self, commit: str | None) -> str | None:
+        """Return the commit at which a campaign began whose first experiment ran at `commit`; None for no commit."""
+        if not re.fullmatch("[0-9a-f]{40,64}", commit or ""):  # a record lies where agents can write
+            return None
+        output = self._git("rev-list", "--max-count=1", "--parents", "--format=%s", str(commit), check=False)
+        words, _, subject = output.removeprefix("commit ").partition("\n")
+        own, *parents = words.split() or [""]
+        return (parents[0] if parents and subject.startswith(START_SUBJECT) else own) or None
+
+    def create_branch(self, head: Head, blobs: Mapping[str, Blob | None], message: str) -> bool:
+        """Create `head`, with a commit of `blobs` if there are any, and check it out; no file changes.
+
+        Returns False if another process has created the branch. A kill may come between two steps: then call it again.
+        """
+        assert head.commit is not None
+        name, commit = head.branch, self._commit(head.commit, blobs, message) if blobs else head.commit
+        if (tip := self.branches().get(name, "")) and not self.is_unfinished(name, tip, head):
+            return False
+        # Create only, or compare-and-swap: another worktree may create a branch at this moment.
+        options = ("--create-reflog", "-m", self._mark)
+        result = self._run("update-ref", *options, f"refs/heads/{name}", commit, tip)
+        if result.returncode != 0:
+            if self.branches().get(name, "") != tip:
+                return False
+            cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
+            raise UsageError(f"git cannot create {name}: {cause}", "Choose another name: --branch NAME.")
+        self._stage(blobs, commit)
+        self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{name}")
+        return True
+
+    @property
+    def _mark(self) -> str:
+        return f"nightshift: campaign in {hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:12]}"
+
+    def is_unfinished(self, branch: str, tip: str, head: Head) -> bool:
+        """Return True if `create_branch` created the branch at `head` in this checkout (worktrees share branches)."""
+        if self.campaign_start(tip) != head.commit:
+            return False
+        options = ("--walk-reflogs", "--no-show-signature", "--format=%gs")
+        log = self._git("log", *options, f"refs/heads/{branch}", "--", check=False)
+        return log.splitlines()[-1:] == [self._mark]
+
+    def switch(self, branch: str) -> None:
+        """Check out a branch. UsageError with git's words if files that are not committed are in the way."""
+        result = self._run("checkout", "--quiet", branch, "--")
+        if result.returncode != 0:
+            words = " ".join(result.stderr.decode(errors="replace").split())
+            fix = f"Commit the changes, or put them aside: git stash && git switch {shlex.quote(branch)}"
+            raise UsageError(f"git cannot switch to {branch}: {words}", fix)
 
     def clone(self, head: Head, folder: Path) -> None:
         """Copy the branch into `folder`, without a common object, remote or reflog."""
@@ -235,12 +334,13 @@ class Repo:
             time.sleep(_LOCK_POLL_SECONDS)
 
     def _run_once(
-        self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
+        self, *arguments: str, stdin: bytes = b"", is_personal: bool = False, index: Path | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run git once, with the user's configuration if `is_personal`."""
+        """Run git once, with the user's configuration if `is_personal`, with another file as its `index`."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         environment |= {} if is_personal else _NO_CONFIGURATION
+        environment |= {} if index is None else {"GIT_INDEX_FILE": os.fspath(index.absolute())}
         command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
         try:
             process = subprocess.Popen(
@@ -263,6 +363,13 @@ class Repo:
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             reason = error.strerror if isinstance(error, OSError) else error
             raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
+
+
+def _entries(blobs: Mapping[str, Blob | None], commit: str) -> bytes:
+    """Return lines for `git update-index --index-info`. `commit`: any, its id is as long as those of the blobs."""
+    removed = Blob("0", "0" * len(commit))
+    items = ((name, blob or removed) for name, blob in blobs.items())
+    return os.fsencode("".join(f"{blob.mode} {blob.id}\t{name}\0" for name, blob in items))
 
 
 def _program() -> str | None:

@@ -26,7 +26,7 @@ import psutil
 from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
-from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.journal import Access, Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import Progress, Record
@@ -281,7 +281,7 @@ class Ledger:
         name = f"runs/{record.number:04d}/{CONFIG_NAME}"
         with suppress(ConfigError):  # its fixes are for the train.toml that is edited
             config = parse(self.source(record.number), name)
-            if config.hash == record.config_hash or not Head(record.branch, record.commit).is_campaign:
+            if config.hash == record.config_hash:
                 return config
         commit = (record.kept_commit or record.commit or "HEAD")[:7]
         fix = f"Put it back: git show {commit}:{CONFIG_NAME} > {name}"
@@ -341,9 +341,9 @@ def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in FIXED_VARIABLES if environ.get(name)}
 
 
-def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
-    """Return the first kept experiment on a campaign's branch: it fixes engine, rules and hardware."""
-    return next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
+def baseline_of(records: Sequence[Record], branch: str) -> Record | None:
+    """Return the first kept experiment of a branch: it fixes the campaign's engine, rules and hardware."""
+    return next((r for r in records if r.branch == branch and r.is_keep), None)
 
 
 def require_same_setup(
@@ -359,5 +359,5 @@ def require_same_setup(
     for what, then, now in fixed:
         if then != now:
             cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
-            fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
+            fix = "Begin another campaign: --branch NEW. Or go back to what the campaign uses."
             raise UsageError(f"{cause} {now or 'unset'}", fix)

@@ -411,6 +411,7 @@ class Request:
     detach: bool = False
     dry_run: bool = False
     keys: bool = False
+    branch: str | None = None  # that a campaign begins on, or continues on
     pairs: int | None = None
     slurm: Path | None = None
 

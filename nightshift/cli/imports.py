@@ -49,10 +49,15 @@ def import_command(file: Path) -> None:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}", "Name a config file.") from None
     imported = import_config(source, file.name)
     repo = Repo(root)
-    with Ledger(root).controller():
+    ledger = Ledger(root)
+    with ledger.controller():
         head = repo.head()
-        if head.is_campaign:
-            raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch main.")
+        campaigns = {record.branch: record for record in reversed(ledger.records())}
+        if (first := campaigns.get(head.branch)) is not None:
+            start = repo.campaign_start(first.commit)
+            branches = repo.branches("--contains", start) if start else repo.branches()
+            own = next((name for name in branches if name not in campaigns), "-c NEW-NAME")
+            raise UsageError(f"{head.branch} is a campaign", f"Import on your own branch: git switch {own}.")
         blobs = repo.files_at(head.commit) if head.commit else {}
         for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
             if name in blobs and repo.differs(name, blobs[name]):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
 from nightshift.cli import run
@@ -25,6 +26,7 @@ from nightshift.cli.shell import (
     AGENT_ENV,
     AGENT_SEES,
     AS_JSON,
+    BRANCH,
     GPUS,
     SANDBOX,
     SLURM,
@@ -58,7 +60,11 @@ commands.add_command(import_command)
 @at_work("reading the records")
 def status(as_json: bool) -> None:
     """What is running, for how long, and what the ledger holds."""
-    found = Status.of(Ledger(run.process_root()), datetime.now(UTC))
+    from nightshift.experiment.branch import next_start
+
+    root = run.process_root()
+    ledger = Ledger(root)
+    found = Status.of(ledger, datetime.now(UTC), next_start(ledger, Repo(root)) or None)
     print_found(found, () if as_json else found.lines(), as_json)
 
 
@@ -191,6 +197,7 @@ def history(as_json: bool) -> None:
     metavar="COMMAND",
     help="Run it at a keep, a crash that repeats, an agent that cannot be asked, and the end, with JSON on its stdin.",
 )
+@BRANCH
 @click.option("--allow-sleep", is_flag=True, help="Let this machine fall asleep during the night.")
 @click.option("--detach", is_flag=True, help="Return when the first run trains; nightshift wait --night follows it.")
 @click.option(
@@ -198,7 +205,15 @@ def history(as_json: bool) -> None:
     is_flag=True,
     help="Cancel the jobs in SLURM of a night whose controller was killed; with no other option.",
 )
-def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool, detach: bool, **flags: Any) -> None:
+def night(
+    stop: bool,
+    slurm: Path | None,
+    notify: str | None,
+    branch: str | None,
+    allow_sleep: bool,
+    detach: bool,
+    **flags: Any,
+) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
@@ -206,7 +221,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
     that is killed leaves no process on this machine; jobs in SLURM go on, and the same command takes them over.
     """
     with at_work("loading what a night needs"):
-        from nightshift.night.start import night, stop_night
+        from nightshift.night.start import create_branch, night, stop_night
         from nightshift.night.state import NightRequest
     if stop:
         print_text(stop_night(run.process_root()))
@@ -217,12 +232,14 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
     if detach:
+        with reporting() as reporter:
+            create_branch(root, request, reporter, branch)
         ledger, since = Ledger(root), time.time()
         with at_work("waiting for the first run to train"):
             has_begun = partial(is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(root, request, reporter, print_text, notify, allow_sleep)
+        exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch)
     sys.exit(exit_code)
 
 
@@ -336,7 +353,6 @@ def diff(old: str | None, new: str | None, as_json: bool) -> None:
 
     OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
     """
-    from nightshift.campaign.git import Repo
     from nightshift.report import diff as compare
 
     root = run.process_root()

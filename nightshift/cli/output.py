@@ -9,13 +9,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from nightshift.agents.notebook import compare_prediction
-from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
 from nightshift.campaign.results import column_of, decisions_text, figures
 from nightshift.errors import NightshiftError
@@ -24,6 +22,7 @@ from nightshift.text import ANSI
 _STANDARD_WIDTH = 80  # of what is no terminal, and of help texts
 _WIDEST = 120
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
+_NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
 _INDENT = 4  # of what a line that is too long goes on with
 _IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
 _lock = threading.Lock()  # a notification that failed is told beside the main thread
@@ -36,8 +35,6 @@ def summary(record: Record) -> str:
     scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
     games = record.evaluation.figures if record.evaluation else {}
     outcome = record.result.training.outcome if record.result else None
-    # A branch called by the day, as they usually are: autoresearch/nov23.
-    branch = f"{CAMPAIGN_PREFIX}{datetime.fromisoformat(record.started).astimezone():%b%d}".lower()
 
     def figure(name: str, spec: str) -> tuple[str, str]:
         return name, _number(values[name], spec)
@@ -69,7 +66,7 @@ def summary(record: Record) -> str:
         ("git", record.git_action or ""),
         *([] if record.proposal.is_isolated else [("agent", NOT_ISOLATED)]),
         *(("health", finding) for finding in (record.health or "").splitlines()),
-        *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {branch}")]),
+        *([("next", _NEXT)] if record.is_keep and record.parent is None else []),
         *([("train.toml", moved)] if (moved := _moved(record)) else []),
     )
     return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in lines)])

@@ -7,10 +7,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nightshift.campaign.git import CONFIG_NAME
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
 from nightshift.cli.output import print_error, print_lines, print_text
@@ -42,10 +43,12 @@ def run(root: Path, request: Request) -> int:
         lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
         lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
         print_lines([*lines, *describe_keys(unused, engine.name)])
+        from nightshift.experiment.branch import next_start
+
+        if line := next_start(Ledger(root), Repo(root)):
+            print_error(f"run.py {line}")
         return ExitCode.MEASURED
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
-    if request.detach:
-        return detach(root)
     with reporting() as reporter:
         from nightshift.executors.slurm import end_jobs
         from nightshift.experiment.admission import require_ready
@@ -61,23 +64,31 @@ def run(root: Path, request: Request) -> int:
             sweep(root, reporter.note)
             end_jobs(setup.ledger, reporter.note)
             setup.engine.prepare_at_start(reporter.note)
+            setup.begin(request.branch)
             try:
-                record = run_experiment(request, setup)
+                record = None if request.detach else run_experiment(request, setup)
             except Interrupted:
                 head = setup.repo.head()
                 committed = None if head.commit is None else setup.repo.config_at(head.commit)
                 if committed not in (None, read_file(root / CONFIG_NAME)):
-                    whose = "the incumbent's" if head.is_campaign else "the committed one"
                     left = f"{CONFIG_NAME} still holds what was tried"
-                    reporter.note(f"{left}; git checkout {CONFIG_NAME} puts {whose} back")
+                    reporter.note(f"{left}; git checkout {CONFIG_NAME} puts the incumbent's back")
                 raise
-    return print_verdict(record, setup.ledger)
+    return detach(setup.ledger) if record is None else print_verdict(record, setup.ledger)
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
+    """Return what a run of this request would do, a line for each fact."""
+    from nightshift.experiment import branch
     from nightshift.experiment.admission import admit, wanted_config
 
+    records, repo = setup.ledger.records(), setup.repo
+    start = branch.plan(repo, records, setup.now(), setup.rules, setup.rules_hash, request.branch)
     config = load(setup.root / CONFIG_NAME)
+    committed = repo.config_at(str(start.before.commit))
+    if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml
+        config = parse(repo.config_at(str(start.head.commit)) or b"")
+    setup = replace(setup, repo=Repo(setup.root, start.head))
     record = admit(wanted_config(config, request, setup), request, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number())
     if record.parent is None:
@@ -85,7 +96,9 @@ def plan(request: Request, setup: Setup) -> list[str]:
     else:
         names = ", ".join(change.name for change in record.run.kept)
         against = f"the baseline with {names}" if names else "the baseline"
+    line = start.describe(is_done=False)
     return [
+        *([f"branch:   {line}"] if line else []),
         f"rules:    {record.rules_name} {record.rules_hash}",
         f"against:  {against}",
         *(f"change:   {line}" for line in record.diff or ("none",)),
@@ -109,9 +122,8 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     return ExitCode.MEASURED
 
 
-def detach(root: Path) -> int:
+def detach(ledger: Ledger) -> int:
     """Start the same command in a session of its own and return once its experiment runs, or show its error."""
-    ledger = Ledger(root)
     before = max(ledger.numbers(), default=0)
     has_begun = lambda: max(ledger.numbers(), default=0) > before  # noqa: E731
     return start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --timeout 100")
@@ -119,11 +131,9 @@ def detach(root: Path) -> int:
 
 def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_seconds: float, then: str) -> int:
     """Start this process's command without --detach in a session of its own. Returns once it `has_begun`, or with its
-    error and exit code; `then`: the command that waits for it."""
+    error and exit code; `then`: the command that waits for it. Call when no other controller runs: the log is new."""
     import subprocess
 
-    with ledger.controller():  # refused here, so that the log of the one that runs is left alone
-        pass
     log = ledger.runs_dir / DETACHED_NAME
     program, *arguments = (argument for argument in sys.argv if argument != "--detach")
     log.unlink(missing_ok=True)

@@ -62,6 +62,12 @@ AGENT_SEES = click.option(
     help="Let the agent read this file or folder too. Repeatable.",
 )
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")
+BRANCH = click.option(
+    "--branch",
+    metavar="NAME",
+    help="Begin a campaign on a new branch NAME. Default: the branch checked out; on main or a detached HEAD, continue "
+    "the campaign that began at this commit, or create autoresearch/<month><day>.",
+)
 GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 SLURM = click.option(
     "--slurm",

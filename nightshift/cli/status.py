@@ -276,6 +276,7 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
 class Status(Document, frozen=True, kw_only=True, tag="status"):
     """What runs, what the last campaign holds, what the night does: `nightshift status`.
 
+    `next_start`: what run.py or a night would do with branches here; None on a campaign's branch.
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
     campaign's. `damaged`: what could not be read.
     Everything is read from the records: folding thousands of them takes seconds.
@@ -290,9 +291,10 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     incumbent: Incumbent | None
     night: Night | None
     damaged: tuple[str, ...]
+    next_start: str | None = None
 
     @classmethod
-    def of(cls, ledger: Ledger, now: datetime) -> Status:
+    def of(cls, ledger: Ledger, now: datetime, next_start: str | None = None) -> Status:
         records, damaged = ledger.readable()
         whose = last_campaign(records)
         ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
@@ -326,6 +328,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
             damaged=tuple(damaged),
+            next_start=next_start,
         )
 
     def lines(self) -> list[str]:
@@ -336,6 +339,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             lines += [f"running:  {running.number:04d} for {lasts}: {running.phase}", f"{'':10}{running.description}"]
         if not self.running:
             lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
+        lines += [f"start:    run.py and night {self.next_start}"] if self.next_start else []
         lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
         is_night = self.night is not None and self.night.state == "running"
         if (incumbent := self.incumbent) is not None:

@@ -13,18 +13,14 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.git import Head
-from nightshift.campaign.ledger import (
-    STARTED,
-    baseline_of,
-    require_same_setup,
-)
+from nightshift.campaign.ledger import STARTED, baseline_of, require_same_setup
 from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.records import Action, Change, Decision, Record, Request, Run
 from nightshift.config.train_toml import Config, diff
 from nightshift.config.values import shorten
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot
-from nightshift.experiment.integrity import require_committed, require_unchanged
+from nightshift.experiment.integrity import require_unchanged
 from nightshift.experiment.setup import Setup
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
@@ -57,13 +53,11 @@ def wanted_config(config: Config, request: Request, setup: Setup) -> Config:
 def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
     head, records = setup.repo.head(), setup.ledger.records()
-    first = baseline_of(records, head)
+    first = baseline_of(records, head.branch)
     hardware, variables = setup.hardware, setup.variables
     if first:
         require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
-    elif head.is_campaign:
-        require_committed(setup.repo, head, candidate.source, setup.rules)
     campaign = setup.campaign(head.branch, records)
     kept, decisions = incumbent_now(campaign, setup)
     validated = setup.engine.validate(candidate)
@@ -71,8 +65,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     run, changes = _contents(candidate, request, campaign, kept, setup)
     is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
     if not is_repeat and campaign.baseline is not None:
-        if head.is_campaign:
-            _refuse_tried(candidate, run, campaign, setup)
+        _refuse_tried(candidate, run, campaign, setup)
         if changes:
             before = setup.engine.validate(compose(replace(run, new=None).changes, campaign, setup))
             if before.settings == validated.settings:
@@ -119,7 +112,7 @@ def incumbent_now(campaign: Campaign, setup: Setup) -> tuple[tuple[Change, ...],
     While git lacks a commit of ours, your changes cannot be told from ours, and are not read.
     """
     records, head = setup.ledger.records(), setup.repo.head()
-    if not head.is_campaign or campaign.baseline is None or uncommitted(records, head.branch):
+    if campaign.baseline is None or uncommitted(records, head.branch):
         return campaign.kept, ()
     ours = [record for record in records if record.branch == head.branch]
     ids = {id for record in ours for id in record.commits.values()}

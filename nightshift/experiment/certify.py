@@ -12,6 +12,7 @@ resume. No text of the test split is kept, because agents read in runs/.
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from nightshift.campaign.journal import JOURNAL_NAME, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import JOB_NAME, NOT_ISOLATED, RESULT_NAME, Evaluation, Failure, Result
+from nightshift.campaign.results import last_campaign
 from nightshift.campaign.scores import split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
@@ -182,7 +184,7 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
         if source is None:
             raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
         configs[side] = parse(source, f"train.toml of {revision}")
-    first = baseline_of(setup.ledger.records(), head)
+    first = baseline_of(setup.ledger.records(), head.branch)
     if first is not None:
         require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
         require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.variables)
@@ -193,8 +195,9 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
             raise UsageError("both commits have the same train.toml", "Name two that differ.")
         return configs, names
     if first is None:
-        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
-        raise UsageError(f"{where} holds no measured campaign", "Switch to its branch autoresearch/<tag>.")
+        branch, _ = last_campaign(setup.ledger.records())
+        fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else "Run one first: uv run run.py"
+        raise UsageError(f"{head} has no measured campaign", fix)
     campaign = setup.campaign(head.branch)
     if not campaign.kept and not configs:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
@@ -455,7 +458,7 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     campaign = (task.plan.branch, task.plan.rules_hash)
     ours = [record for record in records if (record.branch, record.rules_hash) == campaign]
     notes += [] if all(record.proposal.is_isolated for record in ours) else [f"agent: {NOT_ISOLATED}"]
-    first = baseline_of(records, task.setup.repo.head())
+    first = baseline_of(records, task.setup.repo.head().branch)
     if task.plan.split == "validation" and first and {*first.environments} & {*task.setup.rules.environment_names}:
         notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
     if task.plan.access is not None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from nightshift.campaign.finish import close, crash, resume
-from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED, baseline_of
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.posterior import NIGHT_HOURS
@@ -92,10 +92,8 @@ def collect(number: int, setup: Setup) -> Record | None:
     run_dir = setup.ledger.run_dir(number)
     if not setup.executor.is_over(run_dir):
         return None
-    head = Head(record.branch, record.commit)
-    if head.is_campaign:
-        require_branch(setup.repo, record.branch)
-    first = baseline_of(setup.ledger.records(), head) or record
+    require_branch(setup.repo, record.branch)
+    first = baseline_of(setup.ledger.records(), record.branch) or record
     require_unchanged(setup.repo, setup.rules, record.rules_hash, first.commit, setup.rules_hash)
     try:
         result = setup.executor.result(run_dir)

@@ -7,7 +7,7 @@ and nothing else in git has any effect.
 
 import shlex
 
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo
+from nightshift.campaign.git import Repo
 from nightshift.config.rules import Rules, is_covered
 from nightshift.errors import ExitCode, NightshiftError, UsageError, listed
 
@@ -21,9 +21,10 @@ class IntegrityError(NightshiftError):
 
 
 def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
-    """Name the measuring files of `commit` that are other ones here."""
+    """Name the measuring files that are other ones here than in `commit`, or are not in it."""
     tracked = repo.files_at(commit)
-    return [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
+    names = [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
+    return names + [name for name in repo.files() if name not in tracked and is_covered(name, rules.measuring)]
 
 
 def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | None, rules_hash: str) -> None:
@@ -38,8 +39,6 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
         if now == agreed_hash:
             return
         names = changed_files(repo, commit, rules) if commit else []
-        old = repo.files_at(commit) if commit else {}
-        names += [name for name in repo.files() if name not in old and is_covered(name, rules.measuring)]
     except UsageError as error:  # a folder became a link
         raise IntegrityError(error.cause, error.fix) from None
     if names:
@@ -48,22 +47,6 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
         places = [str(place) for place in rules.elsewhere(repo.root)]
         cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"
         raise IntegrityError(cause, "Restore what changed.")
-
-
-def require_committed(repo: Repo, head: Head, config: bytes, rules: Rules) -> None:
-    """Raise IntegrityError or UsageError unless a campaign's first experiment would measure what is committed.
-
-    `config`: the train.toml that it would measure.
-    """
-    if head.commit is None:
-        raise UsageError(f"branch {head.branch} has no commit", "Commit the checkout first.")
-    if names := changed_files(repo, head.commit, rules):
-        raise _differ(names, head.commit)
-    if repo.config_at(head.commit) != config:
-        raise UsageError(
-            f"{CONFIG_NAME} differs from its committed version, and the first experiment measures the baseline",
-            f"Commit {CONFIG_NAME}, or restore it, before the first run of a campaign.",
-        )
 
 
 def require_branch(repo: Repo, branch: str) -> None:
@@ -77,4 +60,6 @@ def require_branch(repo: Repo, branch: str) -> None:
 def _differ(names: list[str], commit: str) -> IntegrityError:
     command = ["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])]
     cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
-    return IntegrityError(cause, f"See how: {shlex.join(command)}. Restore them, or start another branch.")
+    return IntegrityError(
+        cause, f"See how: {shlex.join(command)}. Restore them, or begin another campaign: --branch NEW."
+    )

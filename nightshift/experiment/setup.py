@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from nightshift.campaign.campaign import Campaign, fold
-from nightshift.campaign.git import Repo
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import Ledger, baseline_of, fixed_variables, read_progress
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
+from nightshift.config.train_toml import load as load_config
 from nightshift.engines.base import Engine, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.engines.prime_rl import remains
@@ -30,6 +31,7 @@ from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
+from nightshift.experiment.branch import continued, plan
 
 _TICK_SECONDS = 0.5
 
@@ -68,12 +70,34 @@ class Setup:
         """The campaign of a branch under this set-up's rules, as these records tell it; the ledger's, as it is now."""
         return fold(self.ledger, self.ledger.records() if records is None else records, branch, self.rules_hash)
 
+    def begin(self, branch: str | None) -> None:
+        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch.
+
+        Call as the controller, when the engine was checked. After a kill the next start continues.
+        """
+        repo, records = self.repo, self.ledger.records()
+        while True:
+            start = plan(repo, records, self.now(), self.rules, self.rules_hash, branch)
+            blobs = repo.working_blobs(start.files)
+            if start.is_new:
+                self.engine.validate(load_config(self.root / CONFIG_NAME))
+                if repo.create_branch(start.head, blobs, start.message):
+                    break
+                continue  # another worktree created the branch at this moment
+            if start.is_switch:
+                repo.switch(start.head.branch)
+            if blobs:
+                repo.commit_blobs(start.head, blobs, start.message)
+            break
+        if line := start.describe(is_done=True):
+            self.reporter.note(line)
+
     @property
     def hardware(self) -> str:
         """What a run has here, as records name it; of a cluster what the campaign's first one had, empty before it."""
         if here := self.executor.hardware(self.engine.hardware()):
             return here
-        first = baseline_of(self.ledger.records(), self.repo.head())
+        first = baseline_of(self.ledger.records(), self.repo.head().branch)
         return first.hardware if first else ""
 
     def experiments_in_flight(self) -> set[int]:
@@ -137,7 +161,8 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
 def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """Everything an experiment needs here; a campaign branch gives engine and budget unless a flag does."""
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
-    first = baseline_of(ledger.records(), repo.head())
+    records = ledger.records()
+    first = baseline_of(records, repo.head().branch)
     cluster = None if request.slurm is None else read_slurm(request.slurm)
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
     rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
@@ -154,6 +179,9 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
         raise UsageError(cause, f"Write {least} or more.")
     engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
+    rules_hash = rules.hash(root)
+    if first is None and (campaign := continued(repo, records, rules_hash)) is not None:
+        first = baseline_of(records, campaign.branch)
     num_slots = request.pairs
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1
@@ -161,7 +189,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         num_slots, text = fitting.num_runs, f"--pairs auto: {fitting}"
         if first is not None and num_slots_of(first.hardware) != num_slots:  # free memory changes, a campaign does not
             num_slots = num_slots_of(first.hardware)
-            text += f"; {first.branch} began with {num_slots} and keeps to that: for more start another branch"
+            text += f"; {first.branch} began with {num_slots} and keeps to that: --branch NEW begins another campaign"
         reporter.note(text)
     executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
     if cluster is not None:
@@ -177,7 +205,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     return Setup(
         root=root,
         rules=rules,
-        rules_hash=rules.hash(root),
+        rules_hash=rules_hash,
         engine=engine,
         ledger=ledger,
         repo=repo,

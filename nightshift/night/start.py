@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nightshift.agents.agent import AgentProposer, open_agent
@@ -17,13 +18,12 @@ from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
-from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.admission import require_ready, warnings
-from nightshift.experiment.integrity import require_committed
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
 from nightshift.night.loop import Night, undecided
 from nightshift.night.notify import Notifier
@@ -45,8 +45,9 @@ def night(
     tell: Callable[[str], None],
     notify: str | None = None,
     allow_sleep: bool = False,
+    branch: str | None = None,
 ) -> int:
-    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`: --notify.
+    """Run a night to its end. `tell` gets the summaries, `reporter` the news. `notify`, `branch`: the flags.
 
     Returns the exit code. 0: a stop rule or the user ended it; 1: it could not go on, or a kept change could not be
     committed. Raises NightshiftError if it could not begin, and Interrupted.
@@ -56,16 +57,16 @@ def night(
         old = load(ledger)
         sweep(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
-        setup = open_setup(root, request.request, reporter)
+        setup = open_night(root, request, reporter, branch)
         proposer = proposer_of(request, setup)
         if request.agent in SEARCHES and request.direction is not None:
             raise UsageError(f"--direction: {request.agent} reads no text", "Leave --direction out, or name an agent.")
         direction = read_direction(root, request.direction)  # the user is still there to put it right
-        require_ready(setup, setup.executor.free_slots)
         for warning in warnings(setup):
             reporter.note(f"warning: {warning}")
         setup.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, setup)
+        setup.begin(branch)
         state = replace(begin(request, setup), sandbox=proposer.sandbox, direction=direction, unavailable=unavailable)
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
@@ -147,30 +148,47 @@ def stop_night(root: Path) -> str:
     return "\n".join(notes or ["nothing of a night is left here"])
 
 
-def begin(request: NightRequest, setup: Setup) -> NightState:
-    """Return the state of the cut-off night, or of a new one: on `autoresearch/<date>` away from a campaign."""
-    if (setup.root / STOP_NAME).exists():
+def open_night(root: Path, request: NightRequest, reporter: Reporter, branch: str | None) -> Setup:
+    """Switch back to the branch of the night that was cut off, if it is the same night. Return the set-up, whose engine
+    is ready. Call as the controller."""
+    if (root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
-    old, now, head = load(setup.ledger), setup.now(), setup.repo.head()
+    repo, old = Repo(root), load(Ledger(root))
+    head = repo.head()
+    is_away = old is not None and branch in (None, old.branch) and _is_same(old, request, datetime.now(UTC))
+    if old is not None and is_away and repo.is_default(head.branch) and old.branch in repo.branches():
+        repo.switch(old.branch)
+        reporter.note(f"switched from {head} back to {old.branch}, the branch of the night that was cut off")
+    setup = open_setup(root, request.request, reporter)
+    require_ready(setup, setup.executor.free_slots)
+    return setup
+
+
+def create_branch(root: Path, request: NightRequest, reporter: Reporter, branch: str | None) -> None:
+    """Check out the night's branch before a process of its own runs the night (--detach)."""
+    with Ledger(root).controller():
+        open_night(root, request, reporter, branch).begin(branch)
+
+
+def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
+    """Return True if `request` resumes the night: it was cut off, and its hours have not passed."""
+    is_same = replace(old.request, direction=request.direction) == request  # another direction is no other night
+    return old.cause is None and is_same and (old.deadline is None or now < old.deadline)
+
+
+def begin(request: NightRequest, setup: Setup) -> NightState:
+    """Return the state of the cut-off night, or of a new one on the branch that is checked out."""
+    old, now, branch = load(setup.ledger), setup.now(), setup.repo.head().branch
     if old is not None and old.cause is None:
-        old_request = replace(old.request, direction=request.direction)  # another direction is no other night
-        is_same = (old_request, old.branch, old.rules_hash) == (request, head.branch, setup.rules_hash)
-        if is_same and (old.deadline is None or now < old.deadline):
+        if _is_same(old, request, now) and (old.branch, old.rules_hash) == (branch, setup.rules_hash):
             setup.reporter.note(f"going on with the night of {old.started}")
             return replace(old, request=request, pid=os.getpid())
         why = "this is another one, or its hours passed"
         setup.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
     elif old is not None:
         setup.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
-    if not head.is_campaign:
-        tag = now.astimezone().strftime("%Y-%m-%d")
-        new_head = Head(CAMPAIGN_PREFIX + tag, head.commit)
-        require_committed(setup.repo, new_head, read_source(setup.root / CONFIG_NAME), setup.rules)
-        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
-        head = setup.repo.start_campaign(tag)
-        setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")
     started = now.isoformat(timespec="seconds")
-    state = NightState(request, head.branch, setup.rules_hash, started, first=setup.ledger.next_number())
+    state = NightState(request, branch, setup.rules_hash, started, first=setup.ledger.next_number())
     if old is not None and (old.branch, old.rules_hash) == (state.branch, state.rules_hash):
         answers = undecided(old, old.own(setup.ledger.records()))  # proposed, paid for, and never run
         state = replace(state, pending=tuple(replace(answer, number=state.first) for answer in answers))

@@ -239,7 +239,9 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(setup)
     git(setup.root, "switch", "--quiet", "--discard-changes", "main")
-    with pytest.raises(UsageError, match="branch main holds no measured campaign"):
+    with pytest.raises(
+        UsageError, match=r"main has no measured campaign\. Switch to the campaign: git switch autoresearch/test"
+    ):
         certified(setup)
     assert setup.ledger.journal.accesses() == []
 

@@ -429,13 +429,9 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(setup, victim, m
 
 
 def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup) -> None:
-    source = baseline(setup, then=BAD)
+    baseline(setup, then=BAD)
     assert run(setup).status == "discard"
     setup.ledger.run_dir(1).rename(setup.root.parent / "moved-out")
-    write(setup, POOR)
-    with pytest.raises(UsageError, match="first experiment measures the baseline"):
-        run(setup)
-    (setup.root / "train.toml").write_bytes(source)
     assert run(setup).git_action == "baseline: nothing to commit"
 
 
@@ -477,19 +473,6 @@ def test_nothing_is_settled_with_bytes_that_were_not_run(setup: Setup) -> None:
     stored.write_bytes(source)
     tried(setup, BAD)
     assert setup.ledger.record(2).kept_commit == setup.repo.head().commit
-
-
-def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup) -> None:
-    git(setup.root, "switch", "--quiet", "main")
-    assert tried(setup, POOR).status == "keep"
-    source = write(setup, GOOD)
-    record = run(setup)
-    assert record.status == "keep"
-    assert record.git_action is not None
-    assert "branch main is no campaign" in record.git_action
-    assert subjects(setup) == ["start"]
-    assert (setup.root / "train.toml").read_bytes() == source
-    assert run(setup).status == "measured"  # no campaign: the same config may be repeated
 
 
 def test_a_campaign_stays_on_its_rules(setup: Setup) -> None:

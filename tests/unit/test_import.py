@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.cli.imports import _with_setting
 from nightshift.cli.main import commands
 from nightshift.config.import_config import import_config
@@ -16,6 +17,7 @@ from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import TrainTomlError, load, parse
 from nightshift.engines.mixture import ratios
 from nightshift.errors import ConfigError, UsageError
+from tests.campaigns import campaign
 from tests.checkouts import ROOT, git
 
 TODAY = b"""\
@@ -374,8 +376,10 @@ def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: 
         assert f"{name} has changes that are not committed" in answer(str(theirs))
         assert (checkout / name).read_text() == "# mine\n"
         git(checkout, "checkout", "--quiet", name)
-    git(checkout, "checkout", "--quiet", "-b", "autoresearch/x")
-    assert "autoresearch/x is a campaign" in answer(str(theirs))
+    git(checkout, "branch", "--move", "mine")
+    git(checkout, "switch", "--quiet", "--create", "my-campaign")
+    campaign(Ledger(checkout), [], branch="my-campaign")
+    assert "my-campaign is a campaign. Import on your own branch: git switch mine." in answer(str(theirs))
     assert (checkout / "imported.toml").read_bytes() == TODAY
 
 

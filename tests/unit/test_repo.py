@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from nightshift.campaign import git as git_module
-from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import interruptible
 from tests.checkouts import MEASURING, wait_for
@@ -90,11 +90,13 @@ def test_a_campaign_waits_for_a_lock_when_it_switches_its_branch(repo: Repo, mon
     lock = repo.root / ".git" / "HEAD.lock"
     lock.touch()
     Timer(0.5, lock.unlink).start()
-    assert repo.start_campaign("new").branch == repo.head().branch == f"{CAMPAIGN_PREFIX}new"
+    head = Head("new", repo.head().commit)
+    assert repo.create_branch(head, {}, "")
+    assert repo.head() == head
     lock.touch()
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
     with pytest.raises(EngineError, match=r"HEAD\.lock is still there"):
-        repo.start_campaign("newer")
+        repo.create_branch(Head("newer", head.commit), {}, "")
 
 
 def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -> None:
@@ -111,10 +113,8 @@ def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -
 def test_heads(repo: Repo, tmp_path: Path) -> None:
     git(repo.root, "tag", CAMPAIGN)  # is not the branch of its name
     assert repo.head().branch == CAMPAIGN
-    assert repo.head().is_campaign
     git(repo.root, "switch", "--quiet", "--detach")
     assert repo.head().branch == ""
-    assert not repo.head().is_campaign
     nowhere = tmp_path / "nowhere"
     nowhere.mkdir()
     assert Repo(nowhere).head() == Head("", None)
@@ -138,7 +138,7 @@ def test_a_git_that_comes_first_on_path_is_not_asked(repo, tmp_path, monkeypatch
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert repo.head().is_campaign
+    assert repo.head().branch == CAMPAIGN
     assert not (tmp_path / "asked").exists()
 
 
@@ -151,35 +151,6 @@ def test_what_is_no_commit_holds_no_train_toml(repo: Repo, commit: str) -> None:
     for read in (repo.config_at, repo.files_at):
         with pytest.raises(EngineError, match="null byte"):
             read(f"{commit}\0")
-
-
-def test_a_new_campaign_takes_a_free_name_and_touches_no_file(checkout: Path) -> None:
-    git(checkout, "switch", "--quiet", "main")
-    (checkout / "program.md").write_text("edited\n")
-    (checkout / "new.txt").write_text("untracked\n")
-    before = git(checkout, "status", "--porcelain")
-    repo = Repo(checkout)
-    first = repo.start_campaign("test-2")
-    git(checkout, "switch", "--quiet", "main")
-    second = repo.start_campaign("test")  # the fixture's branch, and the one just made, are taken
-    assert (first.branch, second.branch) == ("autoresearch/test-2", "autoresearch/test-3")
-    assert second == repo.head()
-    assert git(checkout, "status", "--porcelain") == before
-    assert git(checkout, "log", "--format=%s", second.branch).splitlines() == ["start"]
-
-
-def test_a_campaign_needs_a_commit(tmp_path: Path) -> None:
-    git(tmp_path, "init", "--quiet")
-    with pytest.raises(UsageError, match="no commit"):
-        Repo(tmp_path).start_campaign("test")
-
-
-def test_a_branch_that_is_in_the_way_of_all_campaigns_is_named(checkout: Path) -> None:
-    git(checkout, "switch", "--quiet", "main")
-    git(checkout, "branch", "-D", CAMPAIGN)
-    git(checkout, "branch", "autoresearch")
-    with pytest.raises(UsageError, match="git branch -m autoresearch NEW-NAME"):
-        Repo(checkout).start_campaign("test")
 
 
 def test_a_clone_shares_nothing_and_does_not_know_where_it_is_from(checkout: Path, tmp_path: Path) -> None:
