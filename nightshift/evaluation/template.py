@@ -37,7 +37,7 @@ def create(root: Path, name: str) -> list[str]:
         f"wrote environments/{name}: data.py asks, scoring.py pays, taskset.py is for prime-rl",
         f"look at it: uv run nightshift doctor --environment {name}",
         f'choose it in {RULES_NAME}: environments = ["{name}"]',
-        "commit it, and on a branch of its own (git switch -c autoresearch/first) begin: uv run run.py",
+        f"begin a campaign on a branch that contains it: uv run run.py --branch {name}",
     ]
 
 

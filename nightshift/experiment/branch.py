@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Head, Repo, campaign_branch
 from nightshift.campaign.ledger import Ledger, baseline_of
 from nightshift.campaign.records import Record
-from nightshift.config.rules import Rules
+from nightshift.config.rules import RULES_NAME, Rules
 from nightshift.errors import NightshiftError, UsageError, listed
 from nightshift.experiment.integrity import changed_files
 
@@ -128,9 +128,10 @@ def plan(
 
 
 def _uncommitted(repo: Repo, commit: str, rules: Rules) -> tuple[str, ...]:
-    """Return train.toml and the measuring files, as far as they differ from `commit`."""
-    blob = repo.files_at(commit)[CONFIG_NAME]
-    return (*[CONFIG_NAME] * repo.differs(CONFIG_NAME, blob), *changed_files(repo, commit, rules))
+    """Return train.toml, rules.toml and the measuring files, as far as they differ from `commit`."""
+    tracked = repo.files_at(commit)
+    names = [name for name in (CONFIG_NAME, RULES_NAME) if name in tracked and repo.differs(name, tracked[name])]
+    return (*names, *changed_files(repo, commit, rules))
 
 
 def next_start(ledger: Ledger, repo: Repo) -> str:

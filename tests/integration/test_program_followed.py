@@ -89,12 +89,11 @@ def agent(checkout: Path, tmp_path: Path) -> Iterator[Shell]:
 
 def test_three_experiments_by_the_letter(agent: Shell) -> None:
     does = table()
-    switch, status, keys, prepare, baseline = commands(section("Set up"))
+    status, keys, prepare, baseline = commands(section("Set up"))
     steps, waits = section("One experiment").split("Many tools cut a call off")
     history, show, dry_run, run, read, last_line = commands(steps)
     detach, wait = commands(waits.partition("| exit code")[0])
 
-    assert agent.run(switch.replace("<tag>", "nov21")) == 0
     assert (agent.run(status), agent.said) == (0, "")
     assert (agent.run(keys), "trainer.optim.lr" in agent.said) == (0, True)
     assert agent.run(prepare) == 0
