@@ -105,9 +105,6 @@ class LengthProposer(StandInProposer):
 
 def main() -> None:
     asked = json.loads(sys.argv[2])
-    if "--detach" in sys.argv:  # as cli/main.py does it
-        ledger = Ledger(Path(sys.argv[1]))
-        sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), 60.0, "nightshift wait --night"))
     pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
         start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
@@ -125,6 +122,13 @@ def main() -> None:
         availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     install("night")
+    if "--detach" in sys.argv:  # as cli/main.py does it
+        ledger = Ledger(Path(sys.argv[1]))
+        with closing(TerminalReporter()) as reporter:
+            create = partial(start.create_branch, Path(sys.argv[1]), NightRequest(**asked), reporter, None)
+            if code := in_one_line(create)():
+                sys.exit(code)
+        sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), 60.0, "nightshift wait --night"))
     start.Night = partial(start.Night, pauses=tuple(pauses))
 
     def night() -> int:

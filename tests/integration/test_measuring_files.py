@@ -92,13 +92,6 @@ def test_a_measuring_file_that_the_commit_does_not_hold_is_named(measured: Path,
     assert "nightshift/engines/trl/grpo.py" in stderr
 
 
-def test_a_first_experiment_measures_what_is_committed(root: Path) -> None:
-    edit(root)
-    code, stdout, stderr = finish(start_run(root, *BUDGET))
-    assert (code, stdout, records(root)) == (2, "", [])
-    assert f"{MEASURING} differ from commit" in stderr
-
-
 def held(root: Path, begin: Callable[[], object]) -> object:
     """Start a command whose run waits in the middle of its training."""
     before = len([*root.glob("runs/*/metrics.jsonl")])

@@ -103,26 +103,35 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     assert {record.run.rider for record in last} == {None}
 
 
-def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
+def test_a_night_on_main_that_is_killed_goes_on_from_main_and_a_later_one_continues_its_campaign(root: Path) -> None:
     git(root, "switch", "--quiet", "-C", "main")
-    before, day = git(root, "log", "--format=%H", "main"), time.strftime("%Y-%m-%d")
-    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=2)
+    git(root, "branch", "--delete", "--force", "autoresearch/test")
+    (root / "train.toml").write_bytes(BASELINE + b"# not committed\n")
+    main, asked = git(root, "rev-parse", "main"), {"agent": "lr", "proposer": "lr", "experiments": 3}
+    night = start(root, **asked)
+    wait_for(lambda: any(record.commits for record in records(root)))
+    night.kill()
+    night.communicate()
+    wait_for(lambda: not leftovers(root))
     branch = git(root, "branch", "--show-current").strip()
-    assert branch in {f"autoresearch/{day}", f"autoresearch/{time.strftime('%Y-%m-%d')}"}  # at midnight
-    assert f"branch main is no campaign: created {branch}" in stderr
-    assert git(root, "log", "--format=%H", "main") == before
-    good_night(root, agent="lr", proposer="lr", experiments=2)  # over: a new one, of the same campaign
-    assert [(r.branch, r.parent is None) for r in records(root)] == [(branch, n == 0) for n in range(4)]
-
-
-def test_a_tree_that_cannot_be_measured_is_refused_and_nothing_is_made(root: Path) -> None:
-    git(root, "switch", "--quiet", "-C", "main")
-    (root / "train.toml").write_bytes(BASELINE + b"# not what main has committed")
-    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
-    assert (code, stdout) == (2, "")
-    assert "Commit train.toml" in stderr
-    assert git(root, "branch", "--show-current").strip() == "main"
-    assert records(root) == []
+    git(root, "checkout", "--quiet", "train.toml")  # what the killed run tried
+    git(root, "switch", "--quiet", "main")
+    (root / "train.toml").write_bytes(BASELINE + b"# mine\n")
+    code, _, stderr = whole_night(root, **asked)
+    assert (code, f"git stash && git switch {branch}" in stderr) == (2, True), stderr
+    git(root, "checkout", "--quiet", "train.toml")
+    _, stderr = good_night(root, **asked)
+    assert f"switched from main back to {branch}, the branch of the night that was cut off" in stderr
+    assert "going on with the night of" in stderr
+    git(root, "switch", "--quiet", "main")
+    _, stderr = good_night(root, **asked)
+    assert f"continued {branch}, a campaign that began at this commit" in stderr
+    assert {record.branch for record in records(root)} == {branch}
+    assert [record.number for record in records(root) if record.parent is None] == [1]
+    assert git(root, "log", "--format=%s", branch).splitlines()[-3:] == [
+        *("Start campaign: train.toml as it was", "baseline config", "start")
+    ]
+    assert git(root, "rev-parse", "main") == main
 
 
 def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) -> None:
@@ -296,8 +305,10 @@ def detached(root: Path) -> tuple[int, str, str]:
 
 
 def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> None:
+    git(root, "switch", "--quiet", "-C", "main")
     code, stdout, stderr = detached(root)
     assert (code, is_running(root, 1)) == (0, True), stderr
+    assert stderr.startswith("created branch autoresearch/")
     assert "nightshift wait --night" in stdout
     pid = state(root)["pid"]
     assert f"running in process {pid}; its output: " in stdout
