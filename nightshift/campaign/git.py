@@ -152,10 +152,9 @@ class Repo:
         return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
 
     def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
-        """Commit files at the top of the checkout on `head`; return the new head. UsageError if the branch moved."""
-        return self.commit_blobs(
-            head, {name: Blob("100644", self._blob(data)) for name, data in files.items()}, message
-        )
+        """Commit files with these bytes on `head`; return the new head. UsageError if the branch moved."""
+        blobs = {name: Blob("100644", self._blob(data)) for name, data in files.items()}
+        return self.commit_blobs(head, blobs, message)
 
     def commit_blobs(self, head: Head, blobs: Mapping[str, Blob | None], message: str) -> Head:
         """Commit blobs on `head`, None removes a file; return the new head. UsageError if the branch moved."""
@@ -255,24 +254,22 @@ class Repo:
         own, *parents = words.split() or [""]
         return (parents[0] if parents and subject.startswith(START_SUBJECT) else own) or None
 
-    def create_branch(self, head: Head, blobs: Mapping[str, Blob | None], message: str) -> bool:
-        """Create `head`, with a commit of `blobs` if there are any, and check it out; no file changes.
+    def create_branch(self, head: Head) -> bool:
+        """Create `head` and check it out; no file changes. Returns False if another process has created the branch.
 
-        Returns False if another process has created the branch. A kill may come between two steps: then call it again.
+        A kill may come between the two steps: then call it again.
         """
-        assert head.commit is not None
-        name, commit = head.branch, self._commit(head.commit, blobs, message) if blobs else head.commit
-        if (tip := self.branches().get(name, "")) and not self.is_unfinished(name, tip, head):
+        name, tip = head.branch, self.branches().get(head.branch, "")
+        if tip and not self.is_unfinished(head):
             return False
-        # Create only, or compare-and-swap: another worktree may create a branch at this moment.
+        # Create only: another worktree may create the branch at this moment.
         options = ("--create-reflog", "-m", self._mark)
-        result = self._run("update-ref", *options, f"refs/heads/{name}", commit, tip)
+        result = self._run("update-ref", *options, f"refs/heads/{name}", str(head.commit), tip)
         if result.returncode != 0:
             if self.branches().get(name, "") != tip:
                 return False
             cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
             raise UsageError(f"git cannot create {name}: {cause}", "Choose another name: --branch NAME.")
-        self._stage(blobs, commit)
         self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{name}")
         return True
 
@@ -280,12 +277,10 @@ class Repo:
     def _mark(self) -> str:
         return f"nightshift: campaign in {hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:12]}"
 
-    def is_unfinished(self, branch: str, tip: str, head: Head) -> bool:
-        """Return True if `create_branch` created the branch at `head` in this checkout (worktrees share branches)."""
-        if self.campaign_start(tip) != head.commit:
-            return False
+    def is_unfinished(self, head: Head) -> bool:
+        """Return True if `create_branch` created this branch, in this checkout: worktrees share their branches."""
         options = ("--walk-reflogs", "--no-show-signature", "--format=%gs")
-        log = self._git("log", *options, f"refs/heads/{branch}", "--", check=False)
+        log = self._git("log", *options, f"refs/heads/{head.branch}", "--", check=False)
         return log.splitlines()[-1:] == [self._mark]
 
     def switch(self, branch: str) -> None:

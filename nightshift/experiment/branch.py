@@ -118,8 +118,8 @@ def plan(
     first = continued(repo, records, rules_hash)
     if first is not None and name in (None, first.branch):
         return start(first.branch, branches[first.branch])
-    unfinished = {b for b, tip in branches.items() if b not in known and repo.is_unfinished(b, tip, head)}
-    taken = ({*branches} | known) - unfinished
+    at_head = [Head(branch, tip) for branch, tip in branches.items() if tip == head.commit and branch not in known]
+    taken = ({*branches} | known) - {other.branch for other in at_head if repo.is_unfinished(other)}
     if name is None:
         name = campaign_branch(now.astimezone(), taken)
     elif name in taken or repo.is_default(name):

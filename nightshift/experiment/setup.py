@@ -75,20 +75,16 @@ class Setup:
 
         Call as the controller, when the engine was checked. After a kill the next start continues.
         """
-        repo, records = self.repo, self.ledger.records()
         while True:
-            start = plan(repo, records, self.now(), self.rules, self.rules_hash, branch)
-            blobs = repo.working_blobs(start.files)
+            start = plan(self.repo, self.ledger.records(), self.now(), self.rules, self.rules_hash, branch)
             if start.is_new:
                 self.engine.validate(load_config(self.root / CONFIG_NAME))
-                if repo.create_branch(start.head, blobs, start.message):
-                    break
-                continue  # another worktree created the branch at this moment
-            if start.is_switch:
-                repo.switch(start.head.branch)
-            if blobs:
-                repo.commit_blobs(start.head, blobs, start.message)
-            break
+            elif start.is_switch:
+                self.repo.switch(start.head.branch)
+            if not start.is_new or self.repo.create_branch(start.head):
+                break  # else another worktree created the branch at this moment
+        if start.files:
+            self.repo.commit_blobs(start.head, self.repo.working_blobs(start.files), start.message)
         if line := start.describe(is_done=True):
             self.reporter.note(line)
 

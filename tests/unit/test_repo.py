@@ -91,12 +91,12 @@ def test_a_campaign_waits_for_a_lock_when_it_switches_its_branch(repo: Repo, mon
     lock.touch()
     Timer(0.5, lock.unlink).start()
     head = Head("new", repo.head().commit)
-    assert repo.create_branch(head, {}, "")
+    assert repo.create_branch(head)
     assert repo.head() == head
     lock.touch()
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
     with pytest.raises(EngineError, match=r"HEAD\.lock is still there"):
-        repo.create_branch(Head("newer", head.commit), {}, "")
+        repo.create_branch(Head("newer", head.commit))
 
 
 def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -> None:
