@@ -2,7 +2,8 @@
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the submitted bytes are
 committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
-configuration, which an agent could have written, except for the author's name.
+configuration, which an agent could have written, except for the author's name. Only `switch` runs the filters of the
+checkout's own configuration, as the user's `git switch` would.
 """
 
 import hashlib

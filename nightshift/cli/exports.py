@@ -64,7 +64,7 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
             fresh.rename(path)
         of_one = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
         what = of_one.get(form, f"{len(story.experiments)} experiments")
-        print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
+        print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch}"])
     for note in story.shown.notes:
         print_error(note)
 

@@ -68,9 +68,7 @@ def run(root: Path, request: Request) -> int:
             try:
                 record = None if request.detach else run_experiment(request, setup)
             except Interrupted:
-                head = setup.repo.head()
-                committed = None if head.commit is None else setup.repo.config_at(head.commit)
-                if committed not in (None, read_file(root / CONFIG_NAME)):
+                if setup.repo.config_at("HEAD") != read_file(root / CONFIG_NAME):
                     left = f"{CONFIG_NAME} still holds what was tried"
                     reporter.note(f"{left}; git checkout {CONFIG_NAME} puts the incumbent's back")
                 raise

@@ -209,8 +209,8 @@ def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Show
     notes = [f"Not counted: {cause}." for cause in damaged]
     branches = list(dict.fromkeys(r.branch for r in records))
     if branch is not None and branch not in branches:
-        known = ", ".join(name or "a detached HEAD" for name in branches) or "no experiment at all"
-        raise UsageError(f"no experiment ran on {branch or 'a detached HEAD'}", f"The ledger has: {known}.")
+        known = ", ".join(branches) or "no experiment at all"
+        raise UsageError(f"no experiment ran on {branch}", f"The ledger has: {known}.")
     if branch is None:
         branch = head_branch if head_branch in branches or not records else records[-1].branch
     ours = [r for r in records if r.branch == branch]

@@ -35,7 +35,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None
         lines += [
-            f"{morning.counts}, on {markdown(morning.branch) or 'a detached HEAD'}"
+            f"{morning.counts}, on {markdown(morning.branch) or 'no branch'}"
             + (f", in {duration(seconds)}." if seconds else "; time not measured."),
             "",
             markdown(f"Spent: {morning.cost}."),

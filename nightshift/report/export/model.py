@@ -42,7 +42,7 @@ def copy_model(story: Story, number: int | None, target: Path) -> Path:
         raise UsageError("the campaign has no incumbent yet", "Run its baseline: uv run run.py.")
     record = next((r for r in story.shown.records if r.number == number), best if number is None else None)
     if record is None:
-        cause = f"experiment {number:04d} is none of {story.shown.branch or 'a detached HEAD'}"
+        cause = f"experiment {number:04d} is none of {story.shown.branch}"
         raise UsageError(cause, "Name its --branch.")
     source = story.ledger.run_dir(record.number) / MODEL_NAME
     if source.is_symlink() or source.parent.is_symlink() or not source.is_dir():

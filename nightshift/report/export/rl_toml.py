@@ -45,7 +45,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         raise UsageError(cause, "Measure it with prime-rl first: uv run run.py --engine prime-rl, on a new branch.")
     if rules.hash(root) != rules_hash:
         cause = f"{name} was measured under other rules ({rules_hash}) than the files here make"
-        raise UsageError(cause, f"Check out the campaign: git switch {story.shown.branch or 'BRANCH'}.")
+        raise UsageError(cause, f"Check out the campaign: git switch {story.shown.branch}.")
     exact = records[-1] if number is not None else story.shown.campaign.incumbent_run
     result = exact.result if exact else None
     engine = PrimeRlEngine(rules, root, environ)
@@ -54,7 +54,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         folders["HF_HUB_CACHE"] = engine.installation.hub_dir
     variables = [f"{name}=$PWD/{folder.relative_to(engine.installation.root)}" for name, folder in folders.items()]
     head = [
-        f"{name} of {story.shown.branch or 'a detached HEAD'}, for prime-rl {engine.installation.pins.commit}",
+        f"{name} of {story.shown.branch}, for prime-rl {engine.installation.pins.commit}",
         f"model {rules.model}{f', revision {rules.model_revision}' if rules.model_revision else ''}",
         f"trained: {f'{result.training.num_steps} steps in ' if result else ''}a budget of {rules.budget_text}; "
         "prime-rl trains until max_steps, without an end if it is None",

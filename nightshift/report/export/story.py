@@ -158,7 +158,7 @@ class Story:
     @property
     def tag(self) -> str:
         """A name for files and studies: the branch's, of plain letters."""
-        name = self.shown.branch.removeprefix(CAMPAIGN_PREFIX) or "detached"
+        name = self.shown.branch.removeprefix(CAMPAIGN_PREFIX)
         return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "campaign"
 
     def rows(self) -> Iterator[tuple[Record, Row]]:
