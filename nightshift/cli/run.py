@@ -23,6 +23,8 @@ from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import PrepareFlags, open_engine, used_keys
 from nightshift.errors import ExitCode, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
+from nightshift.experiment.branch import checked_head, next_start
+from nightshift.experiment.branch import plan as plan_start
 from nightshift.files import read_file
 from nightshift.waiting import lasted
 
@@ -43,11 +45,10 @@ def run(root: Path, request: Request) -> int:
         lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
         lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
         print_lines([*lines, *describe_keys(unused, engine.name)])
-        from nightshift.experiment.branch import next_start
-
         if line := next_start(Ledger(root), Repo(root)):
             print_error(f"run.py {line}")
         return ExitCode.MEASURED
+    checked_head(Repo(root))  # a conflict of a rebase is no typo
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
     with reporting() as reporter:
         from nightshift.executors.slurm import end_jobs
@@ -76,12 +77,13 @@ def run(root: Path, request: Request) -> int:
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
-    """Return what a run of this request would do, a line for each fact."""
-    from nightshift.experiment import branch
+    """Print what a run of this request would do with branches; return what else it would do, a line for each fact."""
     from nightshift.experiment.admission import admit, wanted_config
 
     records, repo = setup.ledger.records(), setup.repo
-    start = branch.plan(repo, records, setup.now(), setup.rules, setup.rules_hash, request.branch)
+    start = plan_start(repo, records, setup.now(), setup.rules, setup.rules_hash, request.branch)
+    if line := start.describe(is_done=False):
+        print_lines([f"branch:   {line}"])
     config = load(setup.root / CONFIG_NAME)
     committed = repo.config_at(str(start.before.commit))
     if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml
@@ -94,9 +96,7 @@ def plan(request: Request, setup: Setup) -> list[str]:
     else:
         names = ", ".join(change.name for change in record.run.kept)
         against = f"the baseline with {names}" if names else "the baseline"
-    line = start.describe(is_done=False)
     return [
-        *([f"branch:   {line}"] if line else []),
         f"rules:    {record.rules_name} {record.rules_hash}",
         f"against:  {against}",
         *(f"change:   {line}" for line in record.diff or ("none",)),

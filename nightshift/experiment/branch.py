@@ -81,6 +81,18 @@ def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> 
     return max(campaigns, key=lambda record: record.number, default=None)
 
 
+def checked_head(repo: Repo) -> Head:
+    """Return HEAD. UsageError without a commit, and while an operation of git is not finished."""
+    head = repo.head()
+    if head.commit is None:
+        cause = f"{repo.root} is no git repository with a commit, and a campaign is a branch of one"
+        raise UsageError(cause, "Create it: git init && git add -A && git commit -m start")
+    if operation := repo.unfinished():
+        command = "bisect reset" if operation == "bisect" else f"{operation} --abort"
+        raise UsageError(f"a git {operation} is not finished in this checkout", f"Finish it, or: git {command}")
+    return head
+
+
 def plan(
     repo: Repo,
     records: Sequence[Record],
@@ -98,13 +110,7 @@ def plan(
     Raises:
         UsageError: no campaign can begin or continue here.
     """
-    head = repo.head()
-    if head.commit is None:
-        cause = f"{repo.root} is no git repository with a commit, and a campaign is a branch of one"
-        raise UsageError(cause, "Create it: git init && git add -A && git commit -m start")
-    if operation := repo.unfinished():
-        command = "bisect reset" if operation == "bisect" else f"{operation} --abort"
-        raise UsageError(f"a git {operation} is not finished in this checkout", f"Finish it, or: git {command}")
+    head = checked_head(repo)
 
     def start(branch: str, commit: str, is_new: bool = False) -> Start:
         experiments = [record for record in records if record.branch == branch]
@@ -113,7 +119,7 @@ def plan(
         return Start(head, Head(branch, commit), is_new, files, len(experiments))
 
     if name in (None, head.branch) and not repo.is_default(head.branch):
-        return start(head.branch, head.commit)
+        return start(head.branch, str(head.commit))
     branches, known = repo.branches(), {record.branch for record in records}
     first = continued(repo, records, rules_hash)
     if first is not None and name in (None, first.branch):
@@ -124,7 +130,7 @@ def plan(
         name = campaign_branch(now.astimezone(), taken)
     elif name in taken or repo.is_default(name):
         raise UsageError(f"--branch {name}: the name is in use", f"Choose another, or: git switch {shlex.quote(name)}")
-    return start(name, head.commit, is_new=True)
+    return start(name, str(head.commit), is_new=True)
 
 
 def _uncommitted(repo: Repo, commit: str, rules: Rules) -> tuple[str, ...]:
