@@ -205,15 +205,7 @@ def history(as_json: bool) -> None:
     is_flag=True,
     help="Cancel the jobs in SLURM of a night whose controller was killed; with no other option.",
 )
-def night(
-    stop: bool,
-    slurm: Path | None,
-    notify: str | None,
-    branch: str | None,
-    allow_sleep: bool,
-    detach: bool,
-    **flags: Any,
-) -> None:
+def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool, detach: bool, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
@@ -230,6 +222,7 @@ def night(
         raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
+    branch = flags.pop("branch")
     request, root = NightRequest(**flags, slurm=str(slurm) if slurm else None), run.process_root()
     if detach:
         with reporting() as reporter:

@@ -46,7 +46,7 @@ def run(root: Path, request: Request) -> int:
         lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
         print_lines([*lines, *describe_keys(unused, engine.name)])
         if line := next_start(Ledger(root), Repo(root)):
-            print_error(f"run.py {line}")
+            print_error(line)
         return ExitCode.MEASURED
     checked_head(Repo(root))  # a conflict of a rebase is no typo
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second

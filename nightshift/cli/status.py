@@ -339,7 +339,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             lines += [f"running:  {running.number:04d} for {lasts}: {running.phase}", f"{'':10}{running.description}"]
         if not self.running:
             lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
-        lines += [f"start:    run.py and night {self.next_start}"] if self.next_start else []
+        lines += [f"start:    {self.next_start}"] if self.next_start else []
         lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
         is_night = self.night is not None and self.night.state == "running"
         if (incumbent := self.incumbent) is not None:

@@ -52,10 +52,8 @@ class Start:
             line = f"branch {branch} {'becomes' if is_done else 'would become'} a campaign"
             return f"{line}; {contents}" if self.files else "" if self.num_experiments else line
         if self.num_experiments:
-            line = (
-                f"{would}continue{'d' * is_done} {branch}, a campaign that began at this commit (experiments so far: "
-            )
-            line += f"{self.num_experiments}); --branch NEW begins another"
+            line = f"{would}continue{'d' * is_done} {branch}, a campaign that began at this commit "
+            line += f"(experiments so far: {self.num_experiments}); --branch NEW begins another"
         else:
             line = f"{would}create{'d' * is_done} branch {branch} from {before}; "
             line += f"{contents}, and {before} is unchanged" if self.files else "no file changes"
