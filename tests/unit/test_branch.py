@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.git import Repo
+from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
 from nightshift.errors import ConfigError, UsageError
@@ -286,3 +286,11 @@ def test_starts_at_the_same_moment_in_two_worktrees_have_a_branch_each(setup: Se
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
     names = {Repo(root).head().branch for root in roots}
     assert names == {today(setup), *(f"{today(setup)}-{number}" for number in (2, 3, 4))}
+
+
+def test_a_branch_that_another_worktree_creates_after_the_look_is_left_alone(setup, monkeypatch):
+    git(setup.root, "branch", "taken")
+    head, branches, looks = Head("taken", setup.repo.head().commit), Repo.branches, [{}]
+    monkeypatch.setattr(Repo, "branches", lambda repo, *options: looks.pop() if looks else branches(repo, *options))
+    assert not setup.repo.create_branch(head)
+    assert setup.repo.head().branch == "main"
