@@ -75,16 +75,21 @@ class Import:
         return lines
 
     def train_toml(self, name: str) -> bytes:
-        """Return a train.toml with the values, in the order of the allow-list, each key with its meaning."""
-        tables = {"": [f"# Imported from {clean(name, 80)}. uv run run.py --keys lists every key."]}
+        """Return a train.toml with the values, in the order of the allow-list, each key with its meaning.
+
+        An empty line or a comment separates each key from the next one, as in the shipped file.
+        """
+        tables = {"": [f"# Imported from {clean(name, 80)}."]}
         for key, path in ((key, path) for key in KEYS for path in self.values if find_key(path) is key):
             table, _, leaf = path.rpartition(".")
             if self.values[path] == {}:
                 tables.setdefault(path, [f"[{path}]"])
             else:
                 line = f"{f'{leaf} = {value_text(self.values[path], MAX_LINE)}':<32} # {key.meaning}"
-                tables.setdefault(table, [f"[{table}]"]).append(line)
-        return ("\n\n".join("\n".join(lines) for lines in tables.values()) + "\n").encode()
+                lines = tables.setdefault(table, [f"[{table}]"])
+                lines.append(f"\n{line}" if len(lines) > 1 else line)
+        texts = ["\n".join(lines) for lines in tables.values()]
+        return "\n\n".join([*texts, "# uv run run.py --keys lists every key.\n"]).encode()
 
 
 def import_config(source: bytes, name: str) -> Import:

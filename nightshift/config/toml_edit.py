@@ -15,6 +15,9 @@ ABSENT = object()  # as a value: remove the key from the file
 def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
     """Return a valid train.toml with other values; comments, order and everything else stay as they are.
 
+    `git revert` can undo one of two changes if an unchanged line is between them. So an empty line separates an added
+    key from the key above it, and the empty lines around a key that is removed between two keys stay.
+
     A change to ABSENT removes the key with the comment on its line. None writes "None", or removes the key if None is
     its default (KeyError: the key is not open). {} switches a table on. ConfigError: source or result is refused.
     """
@@ -25,8 +28,11 @@ def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
     added: dict[str, Any] = {}
     for path, value in changes.items():
         is_gone = value is ABSENT or (value is None and default(path, resolved) is None)
+        before = tomlkit.dumps(document) if is_gone else ""
         if not _set(document, path, ABSENT if is_gone else value):
             added[path] = value
+        elif is_gone:
+            document = tomlkit.parse(_without_gap(before, tomlkit.dumps(document)))
     text = tomlkit.dumps(document)
     for path, value in added.items():
         text = _add(text, path, value)
@@ -60,6 +66,14 @@ def _set(document: Any, path: str, value: Any) -> bool:
     return True
 
 
+def _without_gap(before: str, after: str) -> str:
+    """Return `after`, the text `before` less one statement, also less the empty line above it if no key is below."""
+    end = next((place for place, old in enumerate(before) if after[place : place + 1] != old), len(after))
+    is_last = after[end : end + 1] in "\n" and after[end:].lstrip()[:1] in "[#"
+    has_gap = before != after and after[:end].endswith("\n\n")
+    return after[: end - 1] + after[end:] if is_last and has_gap else after
+
+
 def _add(text: str, path: str, value: Any) -> str:
     """Return `text` with a key that it does not hold."""
     import tomlkit
@@ -86,13 +100,14 @@ def _insert(text: str, table: str, line: str) -> str:
     """
     if text and not text.endswith("\n"):
         text += "\n"
-    ends: dict[str, int] = {}  # of the last statement of each table
+    ends: dict[str, tuple[int, str]] = {}  # of each table: the end of its last statement, the gap below that statement
     name = ""
     for start, end in statements(text):
-        if text[start:end].lstrip()[0] == "[":
+        is_header = text[start:end].lstrip()[0] == "["
+        if is_header:
             name = ".".join(header_path(tomllib.loads(text[start:end])))
-        ends[name] = end
+        ends[name] = end, "" if is_header else "\n"
     if table and table not in ends:
         return f"{text}\n[{table}]\n{line}\n".rstrip("\n") + "\n"
-    place = ends.get(table, 0)
-    return f"{text[:place]}{line}\n{text[place:]}" if line else text
+    place, gap = ends.get(table, (0, ""))
+    return f"{text[:place]}{gap}{line}\n{text[place:]}" if line else text

@@ -400,14 +400,19 @@ def git_revert(branch: Branch, name: str) -> bytes | None:
         git(branch.repo.root, "reset", "--quiet", "--hard", f"{tip}")
 
 
-def test_git_revert_applies_to_a_commit_below_others(branch: Branch) -> None:
-    for number, keys in enumerate(({"lr": "5e-6"}, {"batch": "512"}, {"kl": "0.01"}), 1):
-        branch.decide(keep(change(number, **keys)))
-    for name, line in zip(branch.ours, (b"lr = 3e-6", b"batch_size = 256", b"kl_tau = 0.001"), strict=True):
+def test_git_revert_undoes_a_change_between_changes_of_neighbouring_keys(branch: Branch) -> None:
+    keys: list[dict[str, str | None]] = [
+        {DECAY: "0.1"}, {LR: "5e-6"}, {"trainer.optim.betas2": "0.99"}, {"trainer.optim.max_norm": "0.5"},
+        {"orchestrator.algo.length_penalty": "on"}, {TYPE: "linear", STEPS: "90"}, {GROUP: "8"}, {BATCH: "512"},
+        {KL: "0.01"}, {"trainer.loss.ipo_threshold": None}, {"seq_len": "1024"},
+    ]  # fmt: skip
+    for number, each in enumerate(keys, 1):
+        branch.decide(keep(Change(experiment=number, keys=each)))
+    for name, undone in zip(branch.ours, branch.kept, strict=True):
         source = git_revert(branch, name)
-        assert source is not None
-        assert line in source
-        parse(source)
+        assert source is not None, undone
+        others = [change for change in branch.kept if change != undone]
+        assert incumbent_values(parse(source)) == incumbent_values(BASELINE, others)
 
 
 def test_git_hooks_of_the_user_do_not_run(branch: Branch) -> None:

@@ -147,7 +147,9 @@ def test_research_keys_are_translated_and_every_other_key_has_an_owner(
     name: str, values: dict[str, object], left_out: dict[str, str]
 ) -> None:
     imported = import_config(DIALECTS[name], "rl.toml")
-    assert dict(parse(imported.train_toml("rl.toml")).values) == values
+    source = imported.train_toml("rl.toml")
+    assert dict(parse(source).values) == values
+    assert re.search(rb"^\w+ = .*\n\w+ = ", source, re.MULTILINE) is None  # git revert needs a line between two keys
     owners = {".".join(problem.path): problem.lock.owner if problem.lock else "" for problem in imported.left_out}
     assert owners == left_out
     report = "\n".join(imported.report())

@@ -28,8 +28,21 @@ LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 def test_puts_a_new_key_into_its_table_above_the_next_comment() -> None:
     source = SMALL + b"\n# about the schedule\n[trainer.scheduler]\ntype = 'constant'\n"
     changed = set_values(source, {"trainer.optim.weight_decay": 0.1, "max_steps": 40}).decode()
-    assert "# peak\nweight_decay = 0.1\n\n# about the schedule\n[trainer.scheduler]" in changed
-    assert changed.startswith("seq_len = 512\nmax_steps = 40\n\n[orchestrator]")
+    assert "# peak\n\nweight_decay = 0.1\n\n# about the schedule\n[trainer.scheduler]" in changed
+    assert changed.startswith("seq_len = 512\n\nmax_steps = 40\n\n[orchestrator]")
+
+
+@pytest.mark.parametrize(
+    "added",
+    [{"max_steps": 2}, {"trainer.optim.betas2": 0.5}, {"trainer.loss.adv_tau": 0.5}, {"trainer.model.lora": {}}],
+)
+@pytest.mark.parametrize("above", ["", "# about the schedule\n", "\n\n"])
+def test_removing_an_added_key_restores_the_bytes(added: dict[str, Any], above: str) -> None:
+    source = SHIPPED.replace(b"[trainer.scheduler]", f"{above}[trainer.scheduler]".encode()) + above.encode()
+    changed = set_values(source, added)
+    assert changed != source
+    assert set_values(changed, dict.fromkeys(added, ABSENT)) == source
+    assert set_values(source, dict.fromkeys(added, ABSENT)) == source
 
 
 @pytest.mark.parametrize(
