@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +24,9 @@ GROUPS = {
         "tests/integration/test_prime_rl_validation.py::test_the_env",
     ),
 }
+# Container images set it. Then every process that a test starts would compile the libraries again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 
 

@@ -11,8 +11,6 @@ import pytest
 from nightshift_tictactoe import data, game
 from nightshift_tictactoe.board import START
 from nightshift_tictactoe.players import POOL
-from transformers import TrainerCallback
-from trl import GRPOTrainer
 
 from nightshift.config.rules import EnvironmentRules
 from nightshift.evaluation import environment as environments
@@ -154,6 +152,7 @@ def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tok
 @pytest.mark.parametrize(("max_steps", "expected"), [(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
 def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, expected, tmp_path, tokenizer):
     import torch
+    from transformers import TrainerCallback
 
     trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=max_steps)
     seen: list[Any] = []
@@ -184,6 +183,7 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
 def test_the_loss_is_of_what_the_trained_seat_said_as_trl_would_have_it(tmp_path: Path, tokenizer: Any) -> None:
     """What TRL finds for every token, this trainer finds for those that are learnt from."""
     import torch
+    from trl import GRPOTrainer
 
     trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=1)
     told: list[Any] = []
