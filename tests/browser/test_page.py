@@ -195,7 +195,7 @@ def test_a_page_of_a_night_in_flight_reloads_itself_as_a_file_under_its_policy(o
     (tmp_path / "live.html").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     tab.page.locator("meta[http-equiv=refresh]").wait_for(state="detached")
     loaded = [url for url in tab.asked if not url.startswith("data:")]
-    tab.page.wait_for_timeout(2500)  # the new page does not reload itself, and asks nobody
+    tab.page.wait_for_load_state("networkidle")  # the new page asks nobody
     assert (
         [url for url in tab.asked if not url.startswith("data:")] == loaded == [(tmp_path / "live.html").as_uri()] * 2
     )

@@ -20,6 +20,7 @@ from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
+LIMIT_SECONDS = 10 * HANG_SECONDS  # of an agent; one that hangs is given up at once
 
 
 def script(root: Path, steps: list[list[str]]) -> Path:
@@ -32,9 +33,9 @@ def script(root: Path, steps: list[list[str]]) -> Path:
 
 def drive(root: Path, steps: list[list[str]], **asked: Any) -> tuple[str, str]:
     command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))])
-    leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
+    leaps = str(root.parent / "agent")
     asked = {"sandbox": "none", **asked}  # test_in_sandbox.py and test_other_user.py have the others
-    return good_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
+    return good_night(root, agent=command, agent_timeout_seconds=LIMIT_SECONDS, leaps=leaps, **asked)
 
 
 def notes(root: Path, number: int) -> str:
@@ -134,7 +135,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "200,000 bytes" in notes(root, 6)
     assert "train.toml cannot be read: No such file" in notes(root, 6)
     assert "results.tsv: dropped" in notes(root, 6)
-    assert "no end after 60 s: stopped" in notes(root, 7)
+    assert f"no end after {LIMIT_SECONDS:.0f} s: stopped" in notes(root, 7)
     clone = "refused: python: {} in the agent's clone {}"
     assert clone.format(60 * "d", "")[:50] in notes(root, 7)
     assert "File name too long" in notes(root, 7)

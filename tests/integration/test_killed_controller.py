@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,17 +27,12 @@ from tests.night_checkout import (
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-SECONDS = 10.0  # that what runs may take after its controller's death, on the trl engine
-
 
 def kill(controller: subprocess.Popen[str], root: Path) -> None:
-    """SIGKILL, while workers train; fails if a process is left after SECONDS."""
+    """SIGKILL, while workers train; fails if a process is left."""
     controller.kill()
     controller.communicate()
-    ends_at = time.monotonic() + SECONDS
-    while (left := leftovers(root)) and time.monotonic() < ends_at:
-        time.sleep(0.05)
-    assert not left, [process.cmdline()[-2:] for process in left]
+    wait_for(lambda: not leftovers(root))
 
 
 def kill_in_training(begin: Callable[[], subprocess.Popen[str]], root: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_command_that_misbehaves_is_a_line_of_news_and_leaves_nothing(folder: 
     notifier = Notifier(command(folder, kind), news.append, limit_seconds=2.0)
     with notifier.running():
         notifier.send(END, {"version": 1})
-    assert len(heard(folder)) == 1
+        wait_for(lambda: news)
     [line] = news
     assert line == f"--notify: the notification of end failed: {cause}"
     assert left(folder) == []

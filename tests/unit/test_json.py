@@ -123,7 +123,7 @@ def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.Monk
     with ledger.controller():
         found = answer("status")
     assert [(each["number"], each["progress"]) for each in found["running"]] == [(number, None)]
-    assert found["running"][0]["seconds"] > 0
+    assert isinstance(found["running"][0]["seconds"], float)
 
 
 def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> None:

@@ -15,8 +15,9 @@ from nightshift.campaign import git as git_module
 from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import interruptible
-from tests.checkouts import MEASURING, wait_for
+from tests.checkouts import MEASURING
 from tests.conftest import CAMPAIGN, git
+from tests.waiting import wait_for
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"
 MESSAGE = "lr 1 -> 2\n\nwhy\n\nNightshift-Experiment: 0007\n"
