@@ -39,7 +39,7 @@ from nightshift.experiment import setup  # noqa: E402
 from nightshift.night import start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from tests.stand_in_proposer import StandInProposer  # noqa: E402
-from tests.stand_ins import install  # noqa: E402
+from tests.stand_ins import install, save_time  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
 
@@ -99,6 +99,7 @@ def main() -> None:
         availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     install("night")
+    save_time()
     start.Night = partial(start.Night, pauses=tuple(pauses))
 
     def night() -> int:

@@ -60,6 +60,7 @@ def make_setup(
     """`trainer`: words of its command; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
     return Setup(
         root=checkout,
         rules=rules,
