@@ -21,9 +21,9 @@ from nightshift.evaluation import environment as environments
 from nightshift.evaluation.environment import Environment
 from nightshift.evaluation.scorer import Scorer
 from tests.conftest import living_children
+from tests.datasets import math_problems, small_math
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
-SUBJECTS = ("algebra", "geometry")
 # A completion that ends in an answer, and the right answer.
 ANSWERS = json.loads((Path(__file__).parents[1] / "fixtures" / "scoring" / "math.json").read_text())
 HOSTILE = {
@@ -44,31 +44,11 @@ HOSTILE = {
 }
 
 
-def rows(split: str, number: int) -> list[dict[str, str]]:
-    """Problems of our own, of all levels in turn."""
-    return [
-        {
-            "problem": f"On {split} day {day} a baker sells ${day}$ of ${2 * day + 1}$ loaves. What share is that?",
-            "level": f"Level {day % 5 + 1}",
-            "type": SUBJECTS[day % 2].title(),
-            "solution": f"It is $\\boxed{{0}}$ at first, and $\\boxed{{\\frac{{{day}}}{{{2 * day + 1}}}}}$ at last.",
-        }
-        for day in range(1, number + 1)
-    ]
-
-
 @pytest.fixture
-def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copy(tmp_path: Path) -> Iterator[Path]:
     """A tree of 60 problems, taken for the whole of MATH."""
-    for split, number in (("train", 40), ("test", 20)):
-        for index, row in enumerate(rows(split, number)):
-            path = tmp_path / "copy" / split / SUBJECTS[index % 2] / f"{index}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(row))
-    monkeypatch.setattr(data, "NUM_OFFICIAL", {"train": 40, "test": 20})
-    monkeypatch.setattr(data, "NUM_VALIDATION", 9)
-    monkeypatch.setenv(data.ENV_VAR, str(tmp_path / "prepared"))
-    return tmp_path / "copy"
+    with small_math(tmp_path) as copy:
+        yield copy
 
 
 def math(engine: str = "prime-rl", **table: Any) -> Rules:
@@ -114,7 +94,7 @@ def test_the_sets_are_apart_stratified_and_without_what_is_public(copy: Path, mo
 
 
 def test_a_text_of_the_test_split_is_not_trained_on_and_a_long_problem_is_left_out(copy: Path) -> None:
-    (row,) = rows("test", 1)
+    (row,) = math_problems("test", 1)
     changed = {"problem": row["problem"].upper().replace(" ", "\n ")}
     (copy / "train" / "algebra" / "0.json").write_text(json.dumps(row | changed))
     (copy / "train" / "algebra" / "2.json").write_text(json.dumps(row | {"problem": "é" * 951}))
@@ -130,7 +110,7 @@ def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Pa
     data.prepare(copy)
     before = data.load("validation")
     for split, number in data.NUM_OFFICIAL.items():
-        found = [{subject if k == "type" else k: v for k, v in row.items()} for row in rows(split, number)]
+        found = [{subject if k == "type" else k: v for k, v in row.items()} for row in math_problems(split, number)]
         lines = [json.dumps(row | ({"level": int(row["level"][-1])} if subject == "subject" else {})) for row in found]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
     data.prepare(tmp_path)
