@@ -6,11 +6,7 @@ import sys
 
 _GC_OBJECTS = 100_000  # between two searches for garbage: thousands of modules and records are none
 _OLDEST = (3, 11)
-_UV_SETTINGS = (
-    "UV_FROZEN",
-    "UV_LOCKED",
-    "UV_NO_SYNC",
-)  # uv then needs uv.lock, which is not in git, or installs nothing
+_UV_SETTINGS = ("UV_FROZEN", "UV_LOCKED", "UV_NO_SYNC")  # they need a uv.lock, which is not in git, or install nothing
 
 
 def is_own(folder: str) -> bool:
