@@ -136,14 +136,7 @@ class Checkout:
             self.marker,
         )
         command = shlex.join(map(str, words))
-        order = (
-            "night",
-            f"--agent={command}",
-            f"--sandbox={sandbox}",
-            "--agent-timeout=60",
-            "--experiments=1",
-            *FLAGS,
-        )
+        order = ("night", f"--agent={command}", f"--sandbox={sandbox}", "--agent-timeout=60", "--experiments=1", *FLAGS)
         return self.call([f"{self.root}/.venv/bin/nightshift", *order], {"MY_TOKEN": "the secret"})
 
     def call(self, command: list[str], variables: Mapping[str, str]) -> Ended:

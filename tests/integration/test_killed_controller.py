@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from nightshift.campaign.records import Failure
+from nightshift.executors.local import ORPHAN_GRACE_SECONDS
+from nightshift.executors.watchdog import WATCH_SECONDS
 from tests.checkouts import ROOT
 from tests.integration.test_commands import start as start_experiment
 from tests.night_checkout import (
@@ -33,6 +35,13 @@ def kill(controller: subprocess.Popen[str], root: Path) -> None:
     controller.kill()
     controller.communicate()
     wait_for(lambda: not leftovers(root))
+
+
+def test_the_graces_after_a_controller_s_death_fit_into_what_is_promised() -> None:
+    """docs/cluster.md: 10 s on trl, 30 s on prime-rl."""
+    graces = {engine: WATCH_SECONDS + seconds for engine, seconds in ORPHAN_GRACE_SECONDS.items()}
+    assert graces["trl"] < 10.0
+    assert graces["prime-rl"] < 30.0
 
 
 def kill_in_training(begin: Callable[[], subprocess.Popen[str]], root: Path) -> None:
