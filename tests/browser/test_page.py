@@ -167,6 +167,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_searched_sorted_compared_and_printed(open_tab, many, width, scheme):
     tab = open_tab(many, width, color_scheme=scheme)
