@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +16,7 @@ from nightshift.waiting import news
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 
 ROOT = Path(__file__).parents[1]
+slow = partial(pytest.param, marks=pytest.mark.slow)  # one case of a parametrized test
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_",),

@@ -21,7 +21,7 @@ from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.evaluate import examples_of_validation_split
 from tests import stand_in_prime_rl
-from tests.conftest import living_children
+from tests.conftest import living_children, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules
 
@@ -38,7 +38,7 @@ NEVER = math.inf  # no test here is about a limit: what hangs is ended by pytest
 PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 
 
-@pytest.fixture(params=["stand-in", pytest.param("trl", marks=pytest.mark.slow), "prime-rl"])
+@pytest.fixture(params=["stand-in", slow("trl"), "prime-rl"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
         return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)

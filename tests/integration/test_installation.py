@@ -148,6 +148,7 @@ def test_everything_is_installed_once_and_nothing_else_is_touched(place: Place, 
     assert len(place.notes) == 5
 
 
+@pytest.mark.slow
 def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place: Place, tmp_path: Path) -> None:
     """The stand-in git kills the real one in the middle of the submodules."""
     real = shutil.which("git")
@@ -215,6 +216,7 @@ def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Pl
     require_refusal(SUBMODULES[1])
 
 
+@pytest.mark.slow
 def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
     downloads = "Downloaded package-3 | Downloaded package-4 | Downloaded package-5"
     last_words = {
@@ -257,6 +259,7 @@ def test_too_small_a_disk_is_refused_before_anything_is_fetched(place: Place, mo
     assert not place.root.exists()
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_command_and_the_next_call_resumes(place: Place) -> None:
     log = Path(place.environ["UV_STAND_IN_LOG"])
 
