@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -140,13 +141,15 @@ def metrics_path(config: dict[str, Any]) -> Path:
 
 
 def broadcast(folder: Path, step: int, stable: bool = True) -> None:
-    """As P/transports/weights/filesystem.py: temporary name, rename, then the empty markers."""
-    import numpy
-    from safetensors.numpy import save_file
+    """As P/transports/weights/filesystem.py: temporary name, rename, then the empty markers.
 
+    The safetensors file is written here, because numpy takes longer to import than all the rest.
+    """
     target = folder / f"step_{step}"
     target.mkdir(parents=True)
-    save_file({"step": numpy.array([step], dtype=numpy.float32)}, target / "tmp.safetensors")
+    header = json.dumps({"step": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + struct.pack("<f", step)
+    (target / "tmp.safetensors").write_bytes(data)
     (target / "tmp.safetensors").rename(target / "model.safetensors")
     if stable:
         (target / "NCCL_READY").touch()
@@ -380,10 +383,8 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
 
 def step_of(folder: str | Path | None) -> int:
     """Of the weights in a folder; 0 without any, as the stand-in for a base model has none."""
-    from safetensors.numpy import load_file
-
     files = [] if folder is None else sorted(Path(folder).glob("*.safetensors"))
-    return int(load_file(files[0])["step"][0]) if files else 0
+    return int(struct.unpack("<f", files[0].read_bytes()[-4:])[0]) if files else 0
 
 
 def reader(base: str, folder: str, fault: str | None) -> None:

@@ -9,6 +9,7 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.report.page import render, view_of
 from tests.browsing import NOW, Tab, written
+from tests.conftest import slow
 from tests.integration.test_report import require_safe
 from tests.stand_in_campaign import build
 from tests.waiting import assert_linear
@@ -61,7 +62,7 @@ def apart(one: list[Any], other: list[Any]) -> bool:
     return bool(one[1] >= other[3] or other[1] >= one[3] or one[2] >= other[4] or other[2] >= one[4])
 
 
-@pytest.mark.parametrize("count", [3, 40, 120])
+@pytest.mark.parametrize("count", [3, 40, slow(120)])
 def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_path, count):
     if count != 40:
         build(tmp_path, count, num_examples=60, with_files=False)
@@ -160,6 +161,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_searched_sorted_compared_and_printed(open_tab, many, width, scheme):
     tab = open_tab(many, width, color_scheme=scheme)
@@ -181,6 +183,7 @@ def test_searched_sorted_compared_and_printed(open_tab, many, width, scheme):
     assert tab.page.locator("#run-0999").is_visible()
 
 
+@pytest.mark.slow
 def test_a_page_of_a_night_in_flight_reloads_itself_as_a_file_under_its_policy(open_tab, path, tmp_path):
     html = render(view_of(Ledger(path.parent), "", NOW), is_live=True).replace('content="30"', 'content="1"')
     (tmp_path / "live.html").write_text(html, encoding="utf-8")

@@ -97,6 +97,7 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_read_of_a_discard(setup: Setup) -> None:
     assert run_with(setup, None).status == "keep"
     (setup.root / "train.toml").write_bytes(b"max_steps = 1\n" + SOURCE)  # its answers are all wrong, as the baseline's
@@ -127,6 +128,7 @@ def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "failure", "told"),
     [
@@ -151,6 +153,7 @@ def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(setup, fault,
     assert living_children() == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tmp_path: Path) -> None:
     furnish(checkout, SOURCE)
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
@@ -169,6 +172,7 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     assert list(attempt.glob("*.log"))  # what is light stays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "last_lines"),
     [
@@ -206,6 +210,7 @@ def proves(checkout: Path, process: subprocess.Popen[str]) -> bool:
     return any(info["ppid"] == process.pid and "reader" in (info["cmdline"] or ()) for info in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize(("moment", "max_steps"), [(trains, b""), (proves, b"max_steps = 2\n")])
 def test_a_killed_controller_leaves_no_process_and_no_verdict(checkout, tmp_path, moment, max_steps, number):

@@ -140,6 +140,7 @@ def test_an_odd_reply_is_a_failed_answer(make: Callable[..., Scorer], reply: str
     assert scorer.score("#one", "key") == 1.0  # not what the process said after all to the one before
 
 
+@pytest.mark.slow
 def test_what_a_reward_computes_elsewhere_counts_and_the_next_start_does_not(make, monkeypatch):
     """CPU seconds of a child; the package computes a second whenever it is imported. What is ended counts nothing."""
     burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
