@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_trainer.py",),
+    "slurm": ("tests/integration/test_slurm.py",),
     "verifiers": (
         "tests/integration/test_tasksets.py",
         "tests/integration/test_somebodys_taskset.py",

@@ -94,7 +94,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
 
 
 def save_time() -> None:
-    """Have this process, a controller, write no picture and no 4,000 problems for its page, and survive no power cut."""
+    """Have this process, a controller, draw no picture and few problems for its page, and survive no power cut."""
     from nightshift.report import png, slices
 
     os.fsync = lambda descriptor: None
@@ -111,7 +111,7 @@ def install(kind: str) -> None:
     from nightshift.executors import local, slurm
     from nightshift.experiment import setup
 
-    git.LOCK_SECONDS = 1.0
+    git.LOCK_SECONDS = 0.3
     if kind != "real":
         _put_into(setup, kind)
         local.PROGRAM = slurm.PROGRAM = (__file__, kind)
