@@ -80,6 +80,16 @@ class KeyProposer(RateProposer):
         return Answer(set_values(context.source, {key: value}), Proposal(description=f"{key} {value:g}"))
 
 
+class LaterSearch(StandInProposer):
+    """A search that loads Optuna, which takes half a second, when it is first asked."""
+
+    def __init__(self, name: str, request: NightRequest, search_of=start.search_of) -> None:
+        self.name, self.request, self.search_of = name, request, search_of
+
+    def answer(self, context: Context) -> Answer:
+        return self.search_of(self.name, self.request).answer(context)
+
+
 def main() -> None:
     asked = json.loads(sys.argv[2])
     if "--detach" in sys.argv:  # as cli/main.py does it
@@ -98,6 +108,7 @@ def main() -> None:
     if (seconds := asked.pop("waits", None)) is not None:
         availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
+    start.search_of = LaterSearch
     install("night")
     save_time()
     start.Night = partial(start.Night, pauses=tuple(pauses))

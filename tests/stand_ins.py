@@ -111,7 +111,7 @@ def install(kind: str) -> None:
     from nightshift.executors import local, slurm
     from nightshift.experiment import setup
 
-    git.LOCK_SECONDS = 1.0
+    git.LOCK_SECONDS = 0.3
     if kind != "real":
         _put_into(setup, kind)
         local.PROGRAM = slurm.PROGRAM = (__file__, kind)

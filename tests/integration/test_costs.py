@@ -86,6 +86,7 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert told.replace("$", "\\$") in (root / "runs" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_rules_bill_goes_on_after_a_kill(root: Path) -> None:
     asked = {"agent": agent(root, [CLAUDE] * 4), "sandbox": "none", "max_cost": 0.7, "experiments": 20}
     night = start(root, **asked)
@@ -98,6 +99,7 @@ def test_the_rules_bill_goes_on_after_a_kill(root: Path) -> None:
     assert "stopped:      --max-cost 0.7: its proposals cost $0.80" in stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_the_machinery_lost_is_paid_once(root: Path) -> None:
     command = agent(root, [CLAUDE] * 4)
     assert whole_night(root, agent=command, sandbox="none", experiments=1)[0] == 0

@@ -64,6 +64,7 @@ def test_a_killed_run_py_leaves_no_process_and_the_same_command_resumes(root: Pa
     assert problems(root) == []
 
 
+@pytest.mark.slow
 def test_a_killed_certify_leaves_no_process_and_the_same_command_resumes(root: Path) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
     assert records(root)[-1].is_keep
@@ -145,8 +146,7 @@ def test_deleting_or_replacing_the_file_that_names_the_holder_lets_no_second_con
     assert nightshift(root, "status")[1].startswith("running:  nothing")
 
 
-@pytest.mark.parametrize("make_anew", [False, True])
-@pytest.mark.parametrize("what", ["run.py", "night"])
+@pytest.mark.parametrize(("what", "make_anew"), [("run.py", False), ("night", True)])
 def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, what: str, make_anew: bool) -> None:
     fault(root, "hold", once=False)
     first = start_run(root, "--engine", "trl") if what == "run.py" else start(root, agent="lr", proposer="lr")

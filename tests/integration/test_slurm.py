@@ -97,6 +97,7 @@ def test_four_runs_side_by_side_come_back(executor: LocalExecutor | SlurmExecuto
     wait_for(lambda: not leftovers(root))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: LocalExecutor | SlurmExecutor, root: Path) -> None:
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
@@ -155,6 +156,7 @@ def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
         assert executor.result(folder).evaluation
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -> None:
     stand_ins.install("trl")
     executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
@@ -167,6 +169,7 @@ def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -
     assert executor.result(folder).evaluation
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) -> None:
     stand_ins.install("trl")
     fault(root, "hold", once=False)
@@ -183,6 +186,7 @@ def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) 
     cluster.start_node(node)
 
 
+@pytest.mark.slow
 def test_a_night_of_eight_on_a_cluster_whose_head_is_killed_once(root: Path, cluster: Cluster) -> None:
     asked = {"agent": "lr", "proposer": "lr", "experiments": 8, "slurm": str(root.parent / "slurm.toml")}
     night = start(root, **asked)
@@ -207,7 +211,9 @@ KILLERS = {
 }
 
 
-@pytest.mark.parametrize("when", KILLERS)
+@pytest.mark.parametrize(
+    "when", [pytest.param(when, marks=[] if when.startswith("after") else pytest.mark.slow) for when in KILLERS]
+)
 def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(root, cluster, when, monkeypatch):
     config = root.parent / "slurm.toml"
     config.write_text(config.read_text() + f'setup = ["echo $SLURM_JOB_NAME >> {root.parent}/starts"]\n')
@@ -234,6 +240,7 @@ def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_
     assert cluster.ask("squeue", "-h") == ""
 
 
+@pytest.mark.slow
 def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cluster: Cluster) -> None:
     config = root.parent / "slurm.toml"
     assert finish(start(root, agent="lr", proposer="lr", experiments=1, slurm=str(config)))[0] == 0
@@ -263,6 +270,7 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
     assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
 
 
+@pytest.mark.slow
 def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> None:
     if why := why_no_bwrap():
         pytest.skip(why)
@@ -278,6 +286,7 @@ def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> 
     assert cluster.ask("squeue", "-h", "-o", "%j") == ""
 
 
+@pytest.mark.slow
 def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
     (root / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     config = str(root.parent / "slurm.toml")

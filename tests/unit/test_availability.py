@@ -196,17 +196,17 @@ def test_seconds_in_the_header_retry_after_end_a_limit(header: str, seconds: int
 BOMBS = {
     "deep": '{"error":' * 100_000,
     "list": "[" * 400_000,
-    "lines": "usage limit\n" * 60_000,
+    "lines": "usage limit\n" * 30_000,
     "one line": "retry after limit: " * 40_000,
     "blanks": " " * 400_000 + "x",
     "clocks": "try again at 1:1:1:1:" * 20_000,
     "numbers": "try again in " + "1 " * 300_000,
     "words": "model " * 100_000 + "not",
     "escapes": "\x1b]" * 300_000,
-    "braces": "{\n" * 200_000,
+    "braces": "{\n" * 60_000,
     "invalid": b"\xff\xfe\x00{\xc3\x28".decode(errors="replace") * 50_000,
     "error": json.dumps({"type": "error", "message": "usage limit " * 60_000}),
-    "rows": '{"type":"error","message":"waiting for network"}\n' * 15_000,
+    "rows": '{"type":"error","message":"waiting for network"}\n' * 6_000,
 }
 
 
