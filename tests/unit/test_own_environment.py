@@ -40,7 +40,11 @@ FAULTS = {
     "another_process_loads_the_same_bytes": ("data.py", "example: example.key)", "example: hash(example.key))"),
     "a_smaller_set_is_part_of_the_larger": ("data.py", "found[:size]", "found[-(size or 0) :]"),
     "a_set_that_is_not_there_is_refused_in_one_line": ("data.py", "not 0 < size <= len(found)", "size < 1"),
-    "another_seed_trains_on_no_held_out_problem": ("data.py", "(example.key) == split", "(example.key) == split or seed"),
+    "another_seed_trains_on_no_held_out_problem": (
+        "data.py",
+        "(example.key) == split",
+        "(example.key) == split or seed",
+    ),
 }
 
 
