@@ -1,4 +1,4 @@
-"""What every environment must do, as a class of tests that the test of an environment inherits (docs/environments.md)."""
+"""The contract of environments: a class of tests that the test of each environment inherits (docs/environments.md)."""
 
 import hashlib
 import importlib
@@ -129,10 +129,11 @@ class EnvironmentContract:
     def test_an_episode_without_an_answer_scores_as_an_empty_text(self, environment: Environment, sets: Sets) -> None:
         example = sets["validation"][0]
         episodes = list(zip(environment.episodes(example), environment.episodes(example), strict=True))
-        chats = [chat for episode, _ in episodes if (chat := episode.ask()) is not None]
+        asked = [(episode.ask(), other.ask()) for episode, other in episodes]
+        assert all(chat == again for chat, again in asked), "a second episode of the example asks something else"
+        chats = [chat for chat, _ in asked if chat is not None]
         assert chats
         assert all(chat[-1]["role"] == "user" and all(message["content"] for message in chat) for chat in chats)
-        assert [chat for _, other in episodes if (chat := other.ask()) is not None] == chats, "it asks something else"
         for episode, other in episodes:
             other.answer("")
             assert episode.score() == other.score()
