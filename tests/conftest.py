@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -14,15 +16,23 @@ from nightshift.waiting import news
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 
 ROOT = Path(__file__).parents[1]
+slow = partial(pytest.param, marks=pytest.mark.slow)  # one case of a parametrized test
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
-    "torch": ("tests/integration/test_trl_trainer.py",),
+    "torch": ("tests/integration/test_trl_",),
+    "browser": ("tests/browser/",),
+    "slurm": ("tests/integration/test_slurm.py",),
     "verifiers": (
         "tests/integration/test_tasksets.py",
         "tests/integration/test_somebodys_taskset.py",
         "tests/integration/test_prime_rl_validation.py::test_the_env",
     ),
 }
+# Container images set it. Then every process that a test starts would compile the libraries again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Workers share the cores: threads of torch and of BLAS would wait for each other, three times as long for tiny models.
+os.environ["OMP_NUM_THREADS"] = "1"
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 
 

@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
+from nightshift_arithmetic import data
 
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
@@ -23,6 +25,7 @@ from tests.stand_in_pool import StandInExecutor
 
 TESTS = Path(__file__).resolve().parent
 TRAINER = (str(TESTS / "stand_in_trainer.py"),)
+LOAD = cache(data.load)  # half of the time of a stand-in experiment is the drawing of its examples
 GOOD, POOR = "3e-6", "6e-7"  # of learning rates the stand-in's best, and one that is easily beaten
 
 
@@ -60,6 +63,8 @@ def make_setup(
     """`trainer`: words of its command; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
+    monkeypatch.setattr(data, "load", LOAD)
     return Setup(
         root=checkout,
         rules=rules,

@@ -14,11 +14,11 @@ from tests.waiting import HANG_SECONDS
 ENVIRONMENTS = Path(__file__).parents[2] / "environments"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """Debian's chromium; Playwright's own download is not relied on.
 
-    For one module: while it lasts, Playwright's event loop counts as running in this thread, and no other test's can.
+    For this folder: while it lasts, Playwright's event loop counts as running in this thread, and no other test's can.
     """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -1,4 +1,4 @@
-"""Attempts of an agent to get a better number without a better policy; most are marked slow.
+"""Attempts of an agent to get a better number without a better policy; most are marked long, the others slow.
 
 Each is made in a throw-away checkout (checkout.py) with the real run.py, the real `nightshift night`, processes and
 git. Only the process that trains is a stand-in, so that equal settings score equally and a moved number shows.
@@ -44,7 +44,8 @@ def checkout(built: Checkout) -> Checkout:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in by_files.ATTEMPTS]
+    "name",
+    [pytest.param(name, marks=getattr(pytest.mark, "slow" if name in QUICK else "long")) for name in by_files.ATTEMPTS],
 )
 def test_who_may_write_in_the_checkout_is_refused_named_or_without_effect(checkout: Checkout, name: str) -> None:
     expected, act = by_files.ATTEMPTS[name]
@@ -53,7 +54,7 @@ def test_who_may_write_in_the_checkout_is_refused_named_or_without_effect(checko
     assert not checkout.marker.exists(), "code of the agent ran"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 @pytest.mark.parametrize("name", by_agent.ACTIONS)
 def test_an_agent_in_a_sandbox_has_no_effect_beyond_its_clone(checkout: Checkout, name: str, sandbox: str) -> None:
@@ -62,14 +63,14 @@ def test_an_agent_in_a_sandbox_has_no_effect_beyond_its_clone(checkout: Checkout
     assert not checkout.marker.exists(), "code of the agent ran"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_an_agent_in_a_sandbox_reaches_no_other_daemon(checkout: Checkout, sandbox: str) -> None:
     finding = by_agent.use_another_daemon(checkout, sandbox)
     assert finding.outcome in ("harmless", "named"), finding
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("file", [".gitconfig", ".config/git/config"])
 @pytest.mark.parametrize("name", by_agent.GIT_CONFIGURATIONS)
 def test_the_configuration_of_git_in_home_has_no_effect(checkout: Checkout, name: str, file: str) -> None:
@@ -78,13 +79,14 @@ def test_the_configuration_of_git_in_home_has_no_effect(checkout: Checkout, name
     assert not checkout.marker.exists(), "a program of the agent ran"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMED_WITHOUT_SANDBOX)
 def test_without_a_sandbox_these_are_named(checkout: Checkout, name: str) -> None:
     finding = by_agent.act(checkout, name, "none")
     assert finding.outcome == "named", finding
 
 
+@pytest.mark.slow
 def test_a_trick_that_works_is_seen(checkout: Checkout) -> None:
     """SECURITY.md: without a sandbox, code that the agent plants runs in the next worker."""
     finding = by_agent.act(checkout, "sitecustomize in the checkout", "none")

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import Engine, NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import ConfigError, EngineError
 from nightshift.evaluation.evaluate import examples_of_validation_split
 from tests import stand_in_prime_rl
-from tests.conftest import living_children
+from tests.conftest import living_children, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules
 
@@ -38,21 +38,22 @@ NEVER = math.inf  # no test here is about a limit: what hangs is ended by pytest
 PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 
 
-@pytest.fixture(params=["stand-in", "trl", "prime-rl"])
+@pytest.fixture(params=["stand-in", slow("trl"), "prime-rl"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
         return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
     rules = prime_rl_rules()
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
+    monkeypatch.setattr(served, "ASK_SECONDS", NEVER)
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
     installation = stand_in_prime_rl.installation(tmp_path, rules)
     given = {"installation": installation, "timing": timing, "reader": [str(installation.bin_dir / "reader.py")]}
     return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), "none", **given)
 
 
-@pytest.fixture(params=["stand-in", "trl"])
-def trl_engine(request: pytest.FixtureRequest) -> Engine:
-    return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
+@pytest.fixture
+def trl_engine() -> Engine:
+    return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN)
 
 
 @pytest.fixture
@@ -112,32 +113,28 @@ def test_a_run_ends_with_its_budget(engine: Engine, run_dir: Path) -> None:
     """On a slow machine with less than a step, which only prime-rl takes for a failure: it has nothing to evaluate."""
     readings: list[Progress] = []
     session = engine.open(settings(engine), 7, run_dir, NEVER)
-    began = time.monotonic()
     try:
         training = session.train(1.0, readings.append)
     finally:
         session.close()
     assert training.outcome is Outcome.BUDGET or (engine.name, training.num_steps) == ("prime-rl", 0)
-    assert 1.0 <= (training.training_seconds or 0) <= time.monotonic() - began
+    assert (training.training_seconds or 0) > 0
     assert readings or training.num_steps == 0
-    if engine.name == "trl":  # no update begins after the budget
+    if engine.name == "trl":  # no update begins after the budget, which is CPU time
         rows = read_steps(run_dir / "metrics.jsonl")
         assert all((row.time or 0) - row.train_seconds < 1.0 for row in rows if row.train_seconds is not None)
 
 
 def test_a_run_without_a_gradient_ends_at_once_with_its_weights(engine: Engine, run_dir: Path) -> None:
-    """NoGradient of a callback ends the training as its budget would, in under 10 s."""
-    session, began = engine.open(settings(engine), 7, run_dir, NEVER), 0.0
+    """NoGradient of a callback ends the training as its budget would, which is never reached here."""
+    session = engine.open(settings(engine), 7, run_dir, NEVER)
 
     def ending(reading: Progress) -> None:
-        nonlocal began
         if reading.num_steps >= 2:
-            began = began or time.monotonic()
             raise NoGradient("no gradient")
 
     try:
         training = session.train(3600.0, ending)
-        assert time.monotonic() - began < 10.0
         assert (training.outcome, training.cause, training.failure) == (Outcome.NO_GRADIENT, None, None)
         assert training.outcome.is_success
         assert session.load_final_weights().step == training.num_steps >= 2
@@ -160,7 +157,7 @@ def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir:
 def test_the_same_settings_whatever_the_spelling(engine: Engine) -> None:
     one = engine.validate(parse(b"[trainer.optim]\nlr = 1e-6\n" + BATCH))
     two = engine.validate(parse(b"trainer.optim.lr = 0.000001\n" + BATCH))
-    assert one.settings == two.settings
+    assert one.settings == two.settings != engine.validate(parse(b"[trainer.optim]\nlr = 2e-6\n" + BATCH)).settings
     assert json.loads(json.dumps(one.settings)) == one.settings
 
 
@@ -207,23 +204,4 @@ def test_a_worker_that_cannot_start_is_an_error_with_its_cause(trl_engine: Engin
     broken = {**settings(engine), "optimizer": {"type": "adamw"}}  # type: ignore[dict-item]
     with pytest.raises(EngineError, match="lr"):
         engine.open(broken, 7, run_dir, NEVER)
-    assert living_children() == []
-
-
-def test_a_norm_that_no_gradient_reaches_is_other_settings_and_the_same_weights(tmp_path: Path) -> None:
-    """A change that does nothing: what A/A decides (benchmarks/aa.py) is the rule alone."""
-    engine, found = TrlEngine(SMALL, ROOT, dict(os.environ)), list[tuple[object, str]]()
-    for lines in (b"max_norm = 100000.0", b"max_norm = 100001.0", b"max_norm = 100000.0\nlr = 1e-5"):
-        given = settings(engine, b"max_steps = 3\n[trainer.optim]\n" + lines + b"\n")
-        (folder := tmp_path / str(len(found))).mkdir()
-        session = engine.open(given, 7, folder, NEVER)
-        try:
-            assert session.train(3600.0, lambda progress: None).num_steps == 3
-            found.append((given, session.load_final_weights().sha256))
-        finally:
-            session.close()
-    one, same, other = found
-    assert one[0] != same[0], "these settings have one hash"
-    assert one[1] == same[1]
-    assert one[1] != other[1], "these weights tell nothing"
     assert living_children() == []

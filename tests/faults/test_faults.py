@@ -1,4 +1,4 @@
-"""A dozen of the faults, and how they are drawn; three hundred of them are marked slow."""
+"""How the faults are drawn; a dozen of them (slow), and three hundred (long)."""
 
 import re
 import sys
@@ -18,6 +18,7 @@ DOZEN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_dozen_faults_leave_nothing(tmp_path: Path) -> None:
     families = [word for family in DOZEN for word in ("--only", family)]
     done = run_module("tests.faults", "--folder", str(tmp_path), "--num", str(len(DOZEN)), *families)
@@ -27,7 +28,7 @@ def test_a_dozen_faults_leave_nothing(tmp_path: Path) -> None:
     assert int(struck) >= len(DOZEN) - 2  # a moment may not come
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * 3600)
 def test_three_hundred_faults_leave_nothing(tmp_path: Path) -> None:
     done = run_module("tests.faults", "--folder", str(tmp_path))

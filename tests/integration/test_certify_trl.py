@@ -24,6 +24,7 @@ RULES = replace(
 CONFIG = "max_steps = 1\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 
 
+@pytest.mark.slow
 def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     furnish(checkout)
     setup = make_setup(checkout, RULES, monkeypatch)

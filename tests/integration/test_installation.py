@@ -148,6 +148,7 @@ def test_everything_is_installed_once_and_nothing_else_is_touched(place: Place, 
     assert len(place.notes) == 5
 
 
+@pytest.mark.slow
 def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place: Place, tmp_path: Path) -> None:
     """The stand-in git kills the real one in the middle of the submodules."""
     real = shutil.which("git")
@@ -196,38 +197,40 @@ def test_a_persons_own_checkout_of_another_commit_is_refused_and_left_alone(plac
     assert place.uv_calls() == []
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml", SUBMODULES[1]])
-def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Place, name: str) -> None:
+def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Place) -> None:
     place.installer().install()
-    if name == SUBMODULES[1]:
-        git(place.root / name, "checkout", "--quiet", "origin/main")
-    else:
+
+    def require_refusal(name: str) -> None:
+        [problem] = place.problems()
+        assert f"{name} differs from the pinned commit" in problem
+        with pytest.raises(EngineError, match="differs from the pinned commit"):
+            place.installer().install()
+
+    for name in ("pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml"):
+        pinned = (place.root / name).read_text()
         (place.root / name).write_text("changed = true\n")
-    [problem] = place.problems()
-    assert f"{name.removesuffix('/pyproject.toml')} differs from the pinned commit" in problem
-    with pytest.raises(EngineError, match="differs from the pinned commit"):
-        place.installer().install()
-    assert name == SUBMODULES[1] or (place.root / name).read_text() == "changed = true\n"
+        require_refusal(name.removesuffix("/pyproject.toml"))
+        assert (place.root / name).read_text() == "changed = true\n"
+        (place.root / name).write_text(pinned)
+    git(place.root / SUBMODULES[1], "checkout", "--quiet", "origin/main")
+    require_refusal(SUBMODULES[1])
 
 
-@pytest.mark.parametrize(
-    ("mode", "words"),
-    [
-        (
-            "fail",
-            "exit code 1; its last lines: Downloaded package-3 | Downloaded package-4 | Downloaded package-5 | error",
-        ),
-        ("full", "No space left on device"),
-        ("die", "killed by SIGKILL"),
-    ],
-)
-def test_a_sync_that_fails_is_quoted_and_resumed(place: Place, mode: str, words: str) -> None:
-    with pytest.raises(EngineError) as caught:
-        place.installer(UV_STAND_IN=mode).install()
-    assert words in str(caught.value)
-    log_path = Path(str(caught.value).rpartition(" ")[2])
-    assert "Downloaded package-0" in log_path.read_text()
-    assert any("uv sync did not end well" in problem for problem in place.problems())
+@pytest.mark.slow
+def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
+    downloads = "Downloaded package-3 | Downloaded package-4 | Downloaded package-5"
+    last_words = {
+        "fail": f"exit code 1; its last lines: {downloads} | error",
+        "full": "No space left on device",
+        "die": "killed by SIGKILL",
+    }
+    for mode, words in last_words.items():
+        with pytest.raises(EngineError) as caught:
+            place.installer(UV_STAND_IN=mode).install()
+        assert words in str(caught.value)
+        log_path = Path(str(caught.value).rpartition(" ")[2])
+        assert "Downloaded package-0" in log_path.read_text()
+        assert any("uv sync did not end well" in problem for problem in place.problems())
     place.notes.clear()
     place.installer().install()
     assert [note[:9] for note in place.notes] == ["$ uv sync"]  # the clone is not made again
@@ -256,6 +259,7 @@ def test_too_small_a_disk_is_refused_before_anything_is_fetched(place: Place, mo
     assert not place.root.exists()
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_command_and_the_next_call_resumes(place: Place) -> None:
     log = Path(place.environ["UV_STAND_IN_LOG"])
 

@@ -13,13 +13,14 @@ from filelock import FileLock
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import prepare as preparation
+from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import Installer
 from nightshift.engines.prime_rl.installation import Installation, Pins, cache_dir
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
 from tests import stand_in_prime_rl
-from tests.conftest import living_children
+from tests.conftest import living_children, slow
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import HANG_SECONDS
@@ -81,6 +82,7 @@ class _NoInstaller(Installer):
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
+    monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments)
     monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
     monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)
@@ -108,9 +110,9 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared:
     ("fault", "smoke", "said"),
     [
         ("config_refused", False, r"trainer\.optim\.lr.*should be less than 1"),
-        ("validator_dies", False, r"validator ended: exit code 1.*No module named 'prime_rl'"),
+        slow("validator_dies", False, r"validator ended: exit code 1.*No module named 'prime_rl'"),
         ("trainer_out_of_memory", False, r"warm-up: trainer: out of GPU memory"),
-        ("chat_500", True, r"EngineCore died"),
+        slow("chat_500", True, r"EngineCore died"),
         ("serves_the_start", True, r"the server did not serve the file"),
     ],
 )
@@ -149,6 +151,7 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     assert living_children() == []
 
 
+@pytest.mark.slow
 def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(prepared, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise EngineError("no network")

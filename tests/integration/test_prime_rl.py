@@ -21,6 +21,7 @@ from nightshift.campaign.records import Failure, Outcome, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.launch import Ports, free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
@@ -28,7 +29,7 @@ from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
 from nightshift.experiment.callbacks import ending
 from tests import stand_in_prime_rl
-from tests.conftest import living_children
+from tests.conftest import living_children, slow
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, Clock
 
@@ -114,13 +115,12 @@ Train = Callable[..., Training]
 
 def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> None:
     """What tests/contract does not ask of every engine."""
-    began = time.time()
     session = start()
     training = train(session, 3)
     assert training.reward_mean == 0.5  # of all rollouts, not of those that the filter left (0.9)
     assert training.peak_memory_gb is None  # no GPU here: not measured
     steps = read_steps(run_dir / "metrics.jsonl")
-    assert abs(steps[0].time or 0) < time.time() - began  # from when training began, not from 1970
+    assert abs(steps[0].time or 0) < 86_400  # from when training began, not from 1970
     weights = session.load_final_weights()
     answers = session.complete(PROMPTS, DECODING, lambda reading: None)
     assert {a.text for a in answers} == {f"weights of step {weights.step}\n#### {weights.step}"}
@@ -145,6 +145,7 @@ def test_a_clock_that_is_set_back_takes_no_weights_away(start, train, monkeypatc
     assert session.load_final_weights().step == training.num_steps
 
 
+@pytest.mark.slow
 def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(start, train, monkeypatch):
     """The trainer deletes step N-2: two steps between the end of the budget and its kill take weights away."""
     session = start()
@@ -180,6 +181,7 @@ def test_a_server_left_paused_is_resumed(start: Open, train: Train, run_dir: Pat
     assert session.complete(PROMPTS[:1], DECODING, lambda reading: None)[0].text.startswith(f"weights of step {step}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["ignore_sigterm", "grandchild", "slow_start"])
 def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fault: str) -> None:
     session = start(fault)
@@ -192,12 +194,12 @@ def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fa
     ("fault", "cause", "failure"),
     [
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.TRAINING),
-        ("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
-        ("trainer_worker_killed", "trainer: its worker was killed (SIGKILL)", Failure.MACHINERY),
-        ("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
+        slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
+        slow("trainer_worker_killed", "trainer: its worker was killed (SIGKILL)", Failure.MACHINERY),
+        slow("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
         ("nan", "not a number at step 2", Failure.TRAINING),
         ("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
-        ("engine_killed", "inference ended: exit code 0: Engine core proc EngineCore died", Failure.MACHINERY),
+        slow("engine_killed", "inference ended: exit code 0: Engine core proc EngineCore died", Failure.MACHINERY),
         ("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
     ],
 )
@@ -223,6 +225,7 @@ def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Op
     assert "all rewards of every group were equal" in (training.cause or "")
 
 
+@pytest.mark.slow
 def test_steps_without_a_gradient_end_a_run_after_half_of_its_budget(start: Open, clock: Clock, timing: Timing) -> None:
     patient = replace(timing, hang_seconds=math.inf)
     session, began = start("no_gradient", timing=patient), clock.now
@@ -241,7 +244,7 @@ def test_steps_without_a_gradient_end_a_run_after_half_of_its_budget(start: Open
     ("fault", "failure", "cause"),
     [
         ("trainer_hang", Failure.TRAINING, r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch"),
-        ("no_rollout", Failure.MACHINERY, r"not one rollout was finished in \d+ s. See env-server.log"),
+        slow("no_rollout", Failure.MACHINERY, r"not one rollout was finished in \d+ s. See env-server.log"),
     ],
 )
 def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train, fault, failure, cause):
@@ -250,7 +253,7 @@ def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train,
     assert re.match(cause, training.cause or "")
 
 
-@pytest.mark.parametrize("step", [1, 3])  # without a finished step, and with two
+@pytest.mark.parametrize("step", [slow(1), 3])  # without a finished step, and with two
 @pytest.mark.parametrize(
     ("fault", "log", "cause"),
     [
@@ -279,6 +282,7 @@ def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, 
     assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
 
 
+@pytest.mark.slow
 def test_a_program_that_raised_and_never_exits_does_not_hang_without_a_cause(start: Open, clock: Clock) -> None:
     session = start("trainer_raises")
 
@@ -311,13 +315,12 @@ def test_a_last_step_whose_rewards_were_not_written_is_a_step(start: Open, run_d
     assert session.load_final_weights().step == 3
 
 
+@pytest.mark.slow
 def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train, timing: Timing) -> None:
     """They would take any grace; their broker still ends by itself, after them."""
-    session = start(timing=replace(timing, grace_seconds=HANG_SECONDS))
+    session = start(timing=replace(timing, grace_seconds=3600.0))  # which no test has
     broker = session._children["env-server"]
-    began = time.monotonic()
     assert train(session).outcome is Outcome.BUDGET
-    assert time.monotonic() - began < HANG_SECONDS
     assert broker.poll() == 0
 
 
@@ -325,14 +328,13 @@ def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train
     ("fault", "cause", "is_config_fault"),
     [
         ("server_out_of_memory", "inference: no GPU memory is left for the KV cache", True),
-        ("server_never_ready", "the inference server was not ready after 20 s", False),
+        slow("server_never_ready", "the inference server was not ready after 20 s", False),
         ("no_model", f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found", None),
         ("trainer_exception", "trainer ended: exit code 1: ZeroDivisionError: division by zero", None),
-        ("silent_death", "orchestrator ended: exit code 1", False),
-        ("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", False),
-        ("loop_never_starts", "the orchestrator's loop was not ready after 20 s", False),
-        ("slow_worker", "the environment's workers were not ready after 20 s", False),
-        ("port_taken", "env-server: a port was taken", False),
+        slow("silent_death", "orchestrator ended: exit code 1", False),
+        slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", False),
+        slow("loop_never_starts", "the orchestrator's loop was not ready after 20 s", False),
+        slow("slow_worker", "the environment's workers were not ready after 20 s", False),
         ("config_refused", "train.toml:5: trainer.optim.lr = 0.5: prime-rl refuses it", True),
         ("validator_dies", "validator ended: exit code 1: ModuleNotFoundError", None),
     ],
@@ -380,24 +382,27 @@ def take_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[TakePorts]:
 def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, take_ports):
     """Really bound by somebody else; what the lost starts wrote does not speak for the one that came up."""
     (run_dir / "progress.json").write_text("{}")  # the worker's
-    chosen = take_ports(3)
+    chosen = take_ports(1)
     training = train(start())
     assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
-    assert len({ports.inference for ports in chosen}) == 4
-    aside = sorted(run_dir.glob("port-taken-*"))
-    assert [path.name for path in aside] == [f"port-taken-{number}" for number in (1, 2, 3)]
-    assert all("Address already in use" in (path / "env-server.log").read_text() for path in aside)
+    assert len({ports.inference for ports in chosen}) == 2
+    [aside] = run_dir.glob("port-taken-*")
+    assert "Address already in use" in (aside / "env-server.log").read_text()
     assert "in use" not in (run_dir / "env-server.log").read_text()
     assert (run_dir / "progress.json").exists()
 
 
-def test_ports_that_are_always_taken_end_it(start: Open, take_ports: TakePorts) -> None:
+@pytest.mark.slow
+def test_ports_that_are_always_taken_end_it(start: Open, take_ports: TakePorts, run_dir: Path) -> None:
     chosen = take_ports(9)
-    with pytest.raises(EngineError, match="env-server: a port was taken by another process"):
+    with pytest.raises(EngineError, match="env-server: a port was taken by another process") as caught:
         start()
+    assert caught.value.is_config_fault is False
     assert len(chosen) == 4
+    assert sorted(path.name for path in run_dir.glob("port-taken-*")) == [f"port-taken-{n}" for n in (1, 2, 3)]
 
 
+@pytest.mark.slow
 def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, start, train, run_dir, monkeypatch):
     planned = engine.launch
     monkeypatch.setattr(engine, "launch", lambda *arguments: replace(planned(*arguments), gpu_ids=(0, 0)))
@@ -409,6 +414,7 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, st
         really(self, group, name)
 
     monkeypatch.setattr(PrimeRlSession, "_start", note)
+    monkeypatch.setattr(prime_rl_server, "HEALTH_SECONDS", HANG_SECONDS)
     assert train(start("slow_start")).outcome is Outcome.BUDGET
     assert begun == [
         (name, name == "trainer") for name in ("inference", "validator", "env-server", "orchestrator", "trainer")
@@ -423,6 +429,7 @@ def test_two_environments_have_a_server_each_and_a_reward_each(start, tmp_path, 
     assert read_steps(run_dir / "metrics.jsonl")[0].rewards == {"arithmetic": 0.0, "gsm8k": 0.5}
 
 
+@pytest.mark.slow
 def test_earlier_steps_of_a_game_complete_again(start: Open, tmp_path: Path, run_dir: Path, timing: Timing) -> None:
     rules = replace(RULES, environments=(replace(RULES.environments[0], is_game=True),))
     session = start(source=b"max_steps = 12\n" + BATCH, engine=engine_for(rules, tmp_path / "game", timing))
@@ -439,6 +446,7 @@ def test_earlier_steps_of_a_game_complete_again(start: Open, tmp_path: Path, run
     assert not (run_dir / "prime-rl" / "earlier").exists()
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(tmp_path: Path, engine: PrimeRlEngine, train: Train) -> None:
     """Two clones on two pairs of GPUs: nothing collides, and each evaluates its own weights."""
     settings = engine.validate(parse(BATCH)).settings

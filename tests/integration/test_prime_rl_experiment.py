@@ -16,6 +16,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment.experiment import run_experiment
@@ -41,6 +42,7 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 @pytest.fixture
 def setup(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
+    monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     reader = [str(installation.bin_dir / "reader.py")]
@@ -95,6 +97,7 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_read_of_a_discard(setup: Setup) -> None:
     assert run_with(setup, None).status == "keep"
     (setup.root / "train.toml").write_bytes(b"max_steps = 1\n" + SOURCE)  # its answers are all wrong, as the baseline's
@@ -125,6 +128,7 @@ def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "failure", "told"),
     [
@@ -149,6 +153,7 @@ def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(setup, fault,
     assert living_children() == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tmp_path: Path) -> None:
     furnish(checkout, SOURCE)
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
@@ -167,6 +172,7 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     assert list(attempt.glob("*.log"))  # what is light stays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "last_lines"),
     [
@@ -204,6 +210,7 @@ def proves(checkout: Path, process: subprocess.Popen[str]) -> bool:
     return any(info["ppid"] == process.pid and "reader" in (info["cmdline"] or ()) for info in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize(("moment", "max_steps"), [(trains, b""), (proves, b"max_steps = 2\n")])
 def test_a_killed_controller_leaves_no_process_and_no_verdict(checkout, tmp_path, moment, max_steps, number):

@@ -82,12 +82,6 @@ def test_the_child_says_what_torch_says(whole: tuple[Path, Read]) -> None:
     assert distance([by_hand], found.start[:1]) < 1e-4
 
 
-def test_an_adapter_is_added_to_the_base(whole: tuple[Path, Read], tmp_path: Path) -> None:
-    lora = read(BASE, adapter(tmp_path / "lora"), tmp_path)
-    assert lora.start == whole[1].start
-    assert distance(lora.file, whole[1].file) < 1e-4
-
-
 def proven(run_dir: Path, known: Read, said: Rows, base: Path = BASE) -> str:
     data = msgspec.json.encode(Served(Answers(TOKENS, known.start), Answers(TOKENS, said)))
     (run_dir / "served.json").write_bytes(data)
@@ -95,11 +89,12 @@ def proven(run_dir: Path, known: Read, said: Rows, base: Path = BASE) -> str:
     return prove(run_dir, weights, base, READER, ENVIRON)
 
 
-def test_the_whole_proof_on_real_weights(whole: tuple[Path, Read]) -> None:
-    run_dir, known = whole
-    assert proven(run_dir, known, known.file).startswith("served = file: 0.0000 nats a token from the file, 0.")
+def test_an_adapter_is_added_to_the_base_and_the_proof_is_whole(whole: tuple[Path, Read], tmp_path: Path) -> None:
+    adapter(tmp_path / "weights")
+    assert proven(tmp_path, whole[1], whole[1].file).startswith("served = file: 0.0000 nats a token from the file, 0.")
 
 
+@pytest.mark.slow
 def test_an_adapter_that_was_not_served_is_caught(whole: tuple[Path, Read], tmp_path: Path) -> None:
     adapter(tmp_path / "weights")
     with pytest.raises(
@@ -108,6 +103,7 @@ def test_an_adapter_that_was_not_served_is_caught(whole: tuple[Path, Read], tmp_
         proven(tmp_path, whole[1], whole[1].start)
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_all_there_are_told(tmp_path: Path) -> None:
     trained(tmp_path / "weights")
     tensors = load_file(tmp_path / "weights" / "model.safetensors")

@@ -32,7 +32,7 @@ from tests.notify_commands import command, heard
 from tests.scripted_models import URL, WAVE
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first one installs 1.4 GB
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # the first one installs 1.4 GB
 T = TypeVar("T")
 MOST_SECONDS = 480.0  # until a night says what it is waited for
 AGENT_SECONDS = {"opencode": 120.0}  # of one answer; 40 for the others: opencode starts slowly under load

@@ -215,7 +215,7 @@ def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(t
 
 
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
-    ledger = build(tmp_path, 4)
+    ledger = build(tmp_path, 4, num_examples=500)
     (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
     (tmp_path / "rules.toml").write_text("")
     before = render(view_of(ledger, "", NOW))
@@ -225,21 +225,19 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
         record = row.experiment.record
         old, new = (each.evaluation.example_scores for each in (ledger.record(record.parent), record))
         whole, found = row.slices[0], {each.name: each for each in row.slices}
-        assert (whole.name, whole.num_examples) == ("arithmetic", 4000)
+        assert (whole.name, whole.num_examples) == ("arithmetic", 500)
         assert whole.fixed == sum(b > a for a, b in zip(old, new, strict=True)) > 0
         assert whole.fixed - whole.broken == round(sum(new) - sum(old))
         for what, count in (("characters", 3), ("events", 3), ("hard containers", 3)):
             parts = [each for name, each in found.items() if f", {what}: " in name]
             sums = [sum(getattr(each, n) for each in parts) for n in ("num_examples", "fixed", "broken")]
-            assert (len(parts), sums) == (count, [4000, whole.fixed, whole.broken])
+            assert (len(parts), sums) == (count, [500, whole.fixed, whole.broken])
     names = [each.name.rpartition(": ")[2] for each in rows[0].slices[1:4]]
     assert [name.split()[0] for name in names] == ["up", "up", "longer"]
-    assert f"<td>{rows[0].slices[0].name}</td><td>4000</td><td>{rows[0].slices[0].fixed}</td>" in before
+    assert f"<td>{rows[0].slices[0].name}</td><td>500</td><td>{rows[0].slices[0].fixed}</td>" in before
     # Who may write to runs/ changes no number of it.
     for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):
-        path.write_text(
-            '{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 4000
-        )
+        path.write_text('{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 500)
     assert [row.slices for row in view_of(ledger, "", NOW).rows if row.slices] == [row.slices for row in rows]
 
 

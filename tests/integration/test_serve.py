@@ -103,6 +103,7 @@ def test_the_page_is_current_and_reloads_itself_while_runs_are_in_flight(root, s
     assert REFRESH not in (root / "runs" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_wrong_use_is_one_line_and_ctrl_c_ends_the_server(root, served):
     process, url = served
     port = url.split(":")[2].partition("/")[0]

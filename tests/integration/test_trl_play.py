@@ -11,11 +11,10 @@ import pytest
 from nightshift_tictactoe import data, game
 from nightshift_tictactoe.board import START
 from nightshift_tictactoe.players import POOL
-from transformers import TrainerCallback
-from trl import GRPOTrainer
 
 from nightshift.config.rules import EnvironmentRules
 from nightshift.evaluation import environment as environments
+from tests.conftest import slow
 from tests.integration.test_trl_trainer import make_spec, other_of
 from tests.rules import ROOT
 from tests.waiting import HANG_SECONDS
@@ -151,9 +150,10 @@ def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tok
     assert 0 < sum(shares) * 32 == scorer.num_failed < 96
 
 
-@pytest.mark.parametrize(("max_steps", "expected"), [(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
+@pytest.mark.parametrize(("max_steps", "expected"), [slow(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
 def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, expected, tmp_path, tokenizer):
     import torch
+    from transformers import TrainerCallback
 
     trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=max_steps)
     seen: list[Any] = []
@@ -184,6 +184,7 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
 def test_the_loss_is_of_what_the_trained_seat_said_as_trl_would_have_it(tmp_path: Path, tokenizer: Any) -> None:
     """What TRL finds for every token, this trainer finds for those that are learnt from."""
     import torch
+    from trl import GRPOTrainer
 
     trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=1)
     told: list[Any] = []
@@ -207,7 +208,7 @@ def test_the_loss_is_of_what_the_trained_seat_said_as_trl_would_have_it(tmp_path
     assert not logps[~own].any() | entropies[~own].any()
 
 
-@pytest.mark.parametrize("kind", ["self", "previous", "pool"])
+@pytest.mark.parametrize("kind", [slow("self"), "previous", "pool"])
 def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_path: Path, tokenizer: Any) -> None:
     selfplay = importlib.import_module("nightshift.engines.trl.selfplay")
     trainer, rows = make_trainer(tmp_path, tokenizer, type=kind)

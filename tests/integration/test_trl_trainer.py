@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from nightshift_arithmetic import data
 
 from nightshift.evaluation import environment as environments
 from tests.rules import ARITHMETIC_TRL
+from tests.waiting import Clock
 
 # Libraries warn about each other; here only results count.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -53,8 +55,8 @@ def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tupl
     import torch
 
     model, tokenizer = shipped
-    many = prompt_ids(tokenizer, 40)
-    assert len({len(ids) for ids in many}) > 5
+    many = prompt_ids(tokenizer, 10)
+    assert len({len(ids) for ids in many}) > 3
     for prompts in ([[7]], [[7], [9]], [[7], *many]):
         samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
         for ids, sample in zip(prompts, samples, strict=True):
@@ -86,19 +88,19 @@ def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(sampler, 
     model, tokenizer = shipped
     torch.manual_seed(0)
     prompts = prompt_ids(tokenizer, 3)
-    for temperature in (0.7, 1.0, 1.5):
-        samples = sampler.sample(model, prompts, 4000, 5, temperature, {tokenizer.eos_token_id})
-        assert len(samples) == 12000
+    for temperature in (0.7, 1.5):
+        samples = sampler.sample(model, prompts, 1000, 5, temperature, {tokenizer.eos_token_id})
+        assert len(samples) == 3000
         for index, ids in enumerate(prompts):
-            group = samples[index * 4000 : (index + 1) * 4000]
+            group = samples[index * 1000 : (index + 1) * 1000]
             prefix = sampler.sample(model, [ids], 1, 4, 0.0, {tokenizer.eos_token_id})[0].ids
             chosen = [sample.ids[4] for sample in group if sample.ids[:4] == prefix]  # the drawn container size
-            assert len(chosen) > 3000
+            assert len(chosen) > 750
             with torch.no_grad():
                 logits = model(torch.tensor([ids + prefix])).logits[0, -1]
             probabilities = torch.softmax(logits / temperature, dim=-1)
             frequencies = torch.bincount(torch.tensor(chosen), minlength=len(probabilities)) / len(chosen)
-            assert (frequencies - probabilities).abs().max() < 0.04  # 4 sd at p = 1/2
+            assert (frequencies - probabilities).abs().max() < 0.07  # 4 sd at p = 1/2
 
 
 def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler: ModuleType, shipped: tuple[Any, Any]) -> None:
@@ -392,6 +394,18 @@ def test_a_prompt_that_does_not_fit_is_refused_at_the_start(make_trainer: MakeTr
         make_trainer(seq_len=20)
 
 
+def test_a_budget_of_cpu_seconds_waits_while_others_have_the_machine(make_trainer, trainer_module, monkeypatch):
+    """An hour passes between any two looks at the clock on the wall."""
+    wall = Clock()
+    wall.step = 3600.0
+    clocks = SimpleNamespace(monotonic=wall, process_time=time.process_time)
+    monkeypatch.setattr(trainer_module, "time", clocks)
+    trainer, rows = make_trainer(max_steps=2)
+    trained = trainer.train_for(600.0)
+    assert (trained["outcome"], trained["num_steps"]) == ("finished", 2)
+    assert 0 < rows[-1]["time"] < 600.0 < 3600.0 <= trained["training_seconds"]
+
+
 @pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
 def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
     """By a clock of its own the budget of 10 s ends behind a step, inside the sampling of the third, or at once."""
@@ -439,6 +453,18 @@ def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, where, ba
     trained = trainer.train_for(10.0)
     assert (trained["outcome"], trained["num_steps"], seen[where]) == ("budget", 0, most)
     assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_a_norm_that_no_gradient_reaches_leaves_the_weights_the_same(make_trainer: MakeTrainer) -> None:
+    """A change that does nothing: what A/A decides (benchmarks/aa.py) is the rule alone."""
+    weights = []
+    for changes in ({"max_norm": 100_000.0}, {"max_norm": 100_001.0}, {"max_norm": 100_000.0, "lr": 1e-5}):
+        trainer, _ = make_trainer(optimizer=ADAMW | changes, max_steps=3)
+        trainer._metrics_path.unlink(missing_ok=True)
+        trainer.train_for(math.inf)
+        weights.append([parameter.tolist() for parameter in trainer.model.parameters()])
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
 
 
 def test_an_update_in_parts_is_that_of_the_whole(make_trainer: MakeTrainer) -> None:

@@ -13,6 +13,7 @@ from tests.conftest import CAMPAIGN
 from tests.night_checkout import problems
 from tests.rules import ARITHMETIC_TRL
 
+pytestmark = pytest.mark.slow  # both train with the real engine
 # What a run loads and the hash does not cover: it moves neither the number nor the verdict.
 EXCEPTIONS = {
     **{

@@ -27,7 +27,7 @@ from nightshift.report.data import gather
 from nightshift.report.export.model import certified as card_line
 from nightshift.report.export.story import Story
 from tests.checkouts import MEASURING
-from tests.conftest import git, living_children
+from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import GOOD, POOR, SilentReporter, during, keep, make_poor, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
@@ -125,6 +125,7 @@ def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(
         assert not any(question in path.read_text() for question in questions)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says_so(kept: Setup) -> None:
     def interrupt(folder: Path) -> None:
         raise Interrupted("stopped by SIGINT")
@@ -145,6 +146,7 @@ def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_cert
     assert certified(kept, num_seeds=1).access == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_line_of_the_journal_is_noted(kept: Setup) -> None:
     with kept.ledger.journal.path.open("a") as journal:
         journal.write("no line\n")
@@ -180,6 +182,7 @@ def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(
         certified(kept, num_seeds=1)
 
 
+@pytest.mark.slow
 def test_a_second_certificate_is_a_second_access_with_other_seeds(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     certified(kept, num_seeds=1)
     monkeypatch.setattr("secrets.randbelow", lambda number: 1)
@@ -192,6 +195,7 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(kept: Setup, m
     assert any("3 to the test split by this campaign" in line for line in task.describe())
 
 
+@pytest.mark.slow
 def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
     fault(kept.ledger.runs_dir, "error", once=True)
     made = certified(kept)
@@ -199,6 +203,7 @@ def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
     assert made.notes[0].startswith("baseline, seed 101000: crashed: loss is nan")
 
 
+@pytest.mark.slow
 def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReporter) -> None:
     fault(kept.ledger.runs_dir, "sigkill", once=True)
     notebook.notes.clear()
@@ -209,7 +214,7 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
 
 
 @pytest.mark.parametrize(
-    ("name", "cause"), [("sigkill", "all runs were lost to infrastructure failures"), ("error", "loss is nan")]
+    ("name", "cause"), [slow("sigkill", "all runs were lost to infrastructure failures"), ("error", "loss is nan")]
 )
 def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: str) -> None:
     fault(kept.ledger.runs_dir, name, once=False)
@@ -298,6 +303,7 @@ def test_two_commits_are_not_measured_by_a_changed_harness(kept: Setup) -> None:
         tasks(kept, 1, revisions=revisions)
 
 
+@pytest.mark.slow
 def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_certificate(kept: Setup) -> None:
     branch, path = kept.repo.head().branch, kept.root / "train.toml"
     good, incumbent = path.read_text(), kept.repo.head().commit
@@ -317,6 +323,7 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
 
 
+@pytest.mark.slow
 def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monkeypatch):
     (first,) = certify(tasks(kept, 1, budget_seconds=2.0))
     monkeypatch.setattr("secrets.randbelow", lambda number: 7)

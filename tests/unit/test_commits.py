@@ -3,6 +3,7 @@
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -253,11 +254,16 @@ def test_foreign_text_makes_no_trailer(branch: Branch, hypothesis: str) -> None:
     assert all(character.isprintable() or character == "\n" for character in body)
 
 
+@cache
+def lr_step() -> tuple[Step, Config]:
+    [step], _ = plan(BASELINE, (), [keep(change(12, lr="5e-6"))])
+    return step, parse(set_values(SHIPPED, {LR: 5e-6}))
+
+
 @settings(FUZZ)
 @given(st.text(), st.text(), st.text())
 def test_no_text_adds_a_line_to_the_message(hypothesis: str, campaign: str, agent: str) -> None:
-    [step], _ = plan(BASELINE, (), [keep(change(12, lr="5e-6"))])
-    after = parse(set_values(SHIPPED, {LR: 5e-6}))
+    step, after = lr_step()
     text = message(step, BASELINE, after, Reason(run=12, hypothesis=hypothesis, campaign=campaign, agent=agent))
     lines = text.removesuffix("\n").split("\n")
     labels = [line.partition(": ")[0] for line in lines if line]
@@ -369,7 +375,7 @@ def play(branch: Branch, rounds: list[tuple[dict[str, str | None], set[int]]]) -
         yield branch.decide(*(each for each in wanted if each not in refused))
 
 
-@settings(FUZZ, max_examples=10)
+@settings(FUZZ, max_examples=6)
 @given(ROUNDS)
 def test_the_branch_holds_the_baseline_plus_the_kept_changes(rounds: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -23,7 +23,7 @@ from nightshift.experiment import experiment
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
 from tests.campaigns import judged, replace, stored
-from tests.conftest import git, living_children
+from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import GOOD, POOR, during, furnish, make_setup, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
@@ -171,6 +171,7 @@ def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says
     assert tried(setup, "9e-5").parent == 1
 
 
+@pytest.mark.slow
 def test_the_baseline_runs_once_more_whatever_train_toml_holds(setup: Setup) -> None:
     baseline(setup, POOR, then=GOOD)
     run(setup)
@@ -202,6 +203,7 @@ def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(setup
     assert path.read_bytes() == (candidate if is_link else b"lr = 9\n")
 
 
+@pytest.mark.slow
 def test_a_change_long_after_the_baseline_is_told_what_makes_its_effect_more_certain(setup: Setup) -> None:
     baseline(setup, then=BAD)
     first = setup.ledger.record(1)
@@ -279,8 +281,8 @@ def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("name", "failure", "cause"),
     [
-        ("sigkill", Failure.MACHINERY, "killed by SIGKILL"),
-        ("exit_at_start", Failure.MACHINERY, "no model here"),
+        slow("sigkill", Failure.MACHINERY, "killed by SIGKILL"),
+        slow("exit_at_start", Failure.MACHINERY, "no model here"),
         ("short_answers", Failure.MACHINERY, f"{NUM_VALIDATION - 1} of {NUM_VALIDATION} examples"),
         ("error", Failure.TRAINING, "loss is nan"),
     ],
@@ -334,7 +336,7 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
 
 
 @pytest.mark.parametrize(
-    ("name", "num_between"), [("index.lock", 1), ("HEAD.lock", 0), ("refs/heads/{branch}.lock", 0)]
+    ("name", "num_between"), [("index.lock", 1), slow("HEAD.lock", 0), slow("refs/heads/{branch}.lock", 0)]
 )
 def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_between, name, monkeypatch):
     """git leaves such a file when it is killed, and holds it while somebody else commits."""
@@ -361,6 +363,7 @@ def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_
     assert [r.user_decisions for r in setup.ledger.records() if r.user_decisions] == []
 
 
+@pytest.mark.slow
 def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setup) -> None:
     baseline(setup, POOR)
     record = tried(setup, "1e-6")
@@ -435,6 +438,7 @@ def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup)
     assert run(setup).git_action == "baseline: nothing to commit"
 
 
+@pytest.mark.slow
 def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_the_baseline(setup: Setup) -> None:
     baseline(setup, POOR, then=GOOD)
     with during(setup, lambda folder: setup.ledger.run_dir(1).rename(setup.root.parent / "moved-out")):
@@ -445,7 +449,9 @@ def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_t
     assert subjects(setup) == ["baseline config", "start"]
 
 
-@pytest.mark.parametrize("damage", [b"\xff\x00", b"max_steps = 3\n[orchestrator]\n", b"another learning rate"])
+@pytest.mark.parametrize(
+    "damage", [b"\xff\x00", slow(b"max_steps = 3\n[orchestrator]\n"), slow(b"another learning rate")]
+)
 def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(setup: Setup, damage: bytes) -> None:
     source = baseline(setup)
     stored = setup.ledger.run_dir(1) / "train.toml"
@@ -482,6 +488,7 @@ def test_a_campaign_stays_on_its_rules(setup: Setup) -> None:
     assert len(setup.ledger.numbers()) == 1
 
 
+@pytest.mark.slow
 def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(setup: Setup) -> None:
     baseline(setup, then=BAD)
     run(setup)

@@ -217,6 +217,7 @@ def test_a_reader_of_the_brief_alone_names_the_best_learning_rate(tmp_path: Path
     assert np.mean(np.array(distances) == 0) >= 0.45, distances
 
 
+@pytest.mark.slow
 def test_values_that_were_measured_on_different_incumbents_are_ranked_rightly(tmp_path: Path) -> None:
     """Two better rates are kept early; a group size of 8 is kept after them; the hill of the rates is found late."""
     by_difference, by_score = [], []
