@@ -305,6 +305,7 @@ def detached(root: Path) -> tuple[int, str, str]:
 
 
 def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> None:
+    fault(root, "hold", once=False)
     code, stdout, stderr = detached(root)
     assert (code, is_running(root, 1)) == (0, True), stderr
     assert "nightshift wait --night" in stdout
@@ -314,7 +315,10 @@ def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> N
     psutil.Process(pid).send_signal(signal.SIGHUP)
     code, followed, stderr = nightshift(root, "wait", "--night", "--timeout", "0")
     assert code == 124, stderr
-    code, followed, stderr = nightshift(root, "wait", "--night")
+    command, pipe = ["nightshift", "wait", "--night"], subprocess.PIPE
+    follower = subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True)
+    (root / "stand-in.json").unlink()
+    code, followed, stderr = finish(follower)
     assert code == 0, stderr
     assert "experiment 0003: " in followed
     assert followed.rstrip().endswith((root / "runs" / "night.txt").read_text().rstrip())
