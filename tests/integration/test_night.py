@@ -145,12 +145,12 @@ def num_files(root: Path) -> int:
 
 
 def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(root: Path, tmp_path: Path) -> None:
-    asked = {"agent": "lr", "proposer": "lr", "experiments": 4}
+    asked = {"agent": "lr", "proposer": "lr", "experiments": 3}
     unbroken = tmp_path / "unbroken" / "checkout"
     shutil.copytree(root, unbroken, symlinks=True)
     (unbroken.parent / "temporary").mkdir()
     source, num_kills = random.Random(1), 0
-    for _ in range(4):
+    for _ in range(3):
         most = num_files(root) + source.randint(0, 15)
         night = start(root, **asked)
         wait_for(lambda: night.poll() is not None or num_files(root) > most)  # noqa: B023
