@@ -5,6 +5,7 @@ import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -51,7 +52,8 @@ class Seen:
         view = view_of(self.ledger, BRANCH, NOW)
         self.page, self.title = render(view), view.headline.title
         self.rows = Rows(self.page).rows
-        write_report(root, NOW, root / "report")
+        with mock.patch("nightshift.report.png.draw", return_value=b""):
+            write_report(root, NOW, root / "report")
         self.markdown = (root / "report" / "report.md").read_text()
         with (root / "results.tsv").open() as file:
             self.tsv = {int(row["run"]): row for row in csv.DictReader(file, delimiter="\t")}
