@@ -9,12 +9,8 @@ For a notebook or a script; each name loads on first use, and none of them chang
     config = load_config(Path("train.toml"))    # checked; ConfigError names line and fix
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False  # typing's own; nothing is imported before startup.py has taken foreign folders off the path
 if TYPE_CHECKING:
-    from typing import Any
-
     from nightshift.campaign.campaign import Campaign
     from nightshift.campaign.ledger import Ledger
     from nightshift.config.train_toml import load as load_config
@@ -24,7 +20,7 @@ __all__ = ["Campaign", "Ledger", "load_config"]
 _HOMES = {"Campaign": "campaign.campaign", "Ledger": "campaign.ledger", "load_config": "config.train_toml"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """A public name, loaded when it is first asked for. AttributeError for any other."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

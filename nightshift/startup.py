@@ -5,6 +5,8 @@ import os
 import sys
 
 _GC_OBJECTS = 100_000  # between two searches for garbage: thousands of modules and records are none
+_OLDEST = (3, 11)
+_UV_SETTINGS = ("UV_FROZEN", "UV_LOCKED", "UV_NO_SYNC")  # they need a uv.lock, which is not in git, or install nothing
 
 
 def is_own(folder: str) -> bool:
@@ -18,20 +20,37 @@ def is_own(folder: str) -> bool:
     return any(folder == name or folder.startswith(os.path.join(name, "")) for name in names)
 
 
+def _refuse(problem: str) -> None:
+    """Print in one line the problem of this Python and the command that solves the problem; exit with code 2."""
+    settings = [f"-u {name}" for name in _UV_SETTINGS if name in os.environ]
+    command = " ".join([*(["env", *settings] if settings else []), "uv run", os.path.basename(sys.argv[0])])
+    sys.stderr.write(f"{sys.executable} {problem}. Run: {command} (to install uv: pip install uv)\n")
+    sys.exit(2)
+
+
 def begin() -> None:
-    """Import nothing from the folders of PYTHONPATH, let no thread of a library receive a stop signal, and let Python
-    search for garbage less often.
+    """Refuse a Python that is too old or lacks a package, import nothing from the folders of PYTHONPATH, let no thread
+    of a library receive a stop signal, and let Python search for garbage less often. Older Pythons parse this file.
 
     `module load` on a cluster sets PYTHONPATH to packages of another Python. The checkout comes last, so that no file
     at its top hides a library. Libraries start threads when they are imported: these inherit the signal mask.
     cli/shell.py unblocks the signals in the main thread, where a signal of before then ends the command in one line.
     """
+    if sys.version_info < _OLDEST:
+        _refuse(f"is Python {sys.version_info[0]}.{sys.version_info[1]}; Nightshift needs 3.11 or newer")
     gc.set_threshold(_GC_OBJECTS)
     checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     value = os.environ.get("PYTHONPATH")
     foreign = {os.path.abspath(folder) for folder in value.split(os.pathsep)} if value else set()  # "": this folder
     kept = [folder for folder in sys.path if folder not in foreign or is_own(folder)]
     sys.path[:] = [*(folder for folder in kept if os.path.abspath(folder) != checkout), checkout]
-    import signal  # which imports modules that such a folder may hold, too
+    import signal  # these import modules that such a folder may hold, too
+    from importlib import metadata
 
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        for requirement in metadata.requires("nightshift") or ():
+            if ";" not in requirement:  # the others belong to extras
+                metadata.distribution(requirement.partition("==")[0])
+    except metadata.PackageNotFoundError as error:
+        _refuse(f"has no package {error.name}")

@@ -3,9 +3,8 @@
 import shutil
 import subprocess
 import sys
-import time
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -117,13 +116,3 @@ def leftovers(*folders: Path) -> list[psutil.Process]:
         except (psutil.Error, OSError):  # gone, or in a folder too deep for the kernel to name
             continue
     return found
-
-
-def wait_for(condition: Callable[[], object], within_seconds: float = 30.0) -> bool:
-    """Poll until it is true; False if it does not come to pass."""
-    deadline = time.monotonic() + within_seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -21,6 +21,7 @@ GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_", "tests/integration/test_prime_rl_reader.py"),
     "browser": ("tests/browser/",),
+    "slurm": ("tests/integration/test_slurm.py",),
     "verifiers": (
         "tests/integration/test_tasksets.py",
         "tests/integration/test_somebodys_taskset.py",

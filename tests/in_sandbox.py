@@ -26,7 +26,7 @@ def main() -> None:
         print(json.dumps({"problem": check.problem and str(check.problem), "detail": check.detail}))
         return
     try:
-        agent = open_agent(asked["agent"], asked["sandbox"], root, asked["environ"], 60.0, clone)
+        agent = open_agent(asked["agent"], asked["sandbox"], root, asked["environ"], 600.0, clone)
     except UsageError as error:
         print(json.dumps({"refused": str(error)}))
         return

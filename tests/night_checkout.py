@@ -17,7 +17,8 @@ from nightshift.experiment.integrity import changed_files
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
 from tests.rules import ARITHMETIC_TRL
-from tests.waiting import POLL_SECONDS
+from tests.stand_ins import fault
+from tests.waiting import POLL_SECONDS, wait_for
 
 BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 
@@ -42,6 +43,18 @@ def start(root: Path, **asked: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "TMPDIR": str(root.parent / "temporary")}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def start_held(root: Path, **asked: object) -> subprocess.Popen[str]:
+    """Start a night that runs its baseline; later runs train until `stand-in.json` is removed."""
+    of_baseline = root / "runs" / "stand-in.json"
+    of_baseline.parent.mkdir(exist_ok=True)
+    fault(of_baseline.parent, "hold", once=False)
+    night = start(root, **asked)
+    wait_for(lambda: is_running(root, 1))
+    fault(root, "hold", once=False)
+    of_baseline.unlink()
+    return night
 
 
 def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:

@@ -131,7 +131,7 @@ DebugFlags=NO_CONF_HASH
         done = subprocess.run(command, env=self.environ, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout
 
-    def wait_until(self, is_so: object, within_seconds: float = 60.0) -> None:
+    def wait_until(self, is_so: object, within_seconds: float = 180.0) -> None:
         """Ask again and again; a controller that is away has said nothing."""
         ends_at = time.monotonic() + within_seconds
         while time.monotonic() < ends_at:
@@ -155,7 +155,7 @@ DebugFlags=NO_CONF_HASH
             return {line.split()[1] for line in states} == {"idle"}
 
         # "idle*": a ping of before the node's new daemon failed; the next one may be two minutes away.
-        self.wait_until(is_idle, within_seconds=180.0)
+        self.wait_until(is_idle)
 
     def stop(self) -> None:
         """End the daemons, and the jobs that they watch."""

@@ -90,7 +90,7 @@ def actions(hangs: Path) -> dict[str, Callable[[], object]]:
         "evidence": read_evidence,
         "hang": lambda: hang(hangs),
         "exit 1": lambda: sys.exit("stand-in: cannot go on"),
-        "50 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(1087)],
+        "5 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(109)],
         "delete .git": lambda: subprocess.run(["rm", "-rf", ".git"], check=True),
         "link": lambda: replace_config(lambda: TRAIN.symlink_to("/etc/passwd")),
         "fifo": lambda: replace_config(lambda: os.mkfifo(TRAIN)),
@@ -104,7 +104,7 @@ def actions(hangs: Path) -> dict[str, Callable[[], object]]:
         "link answer": lambda: Path("hypothesis.txt").symlink_to("/etc/hostname"),
         "2 MB": lambda: Path("hypothesis.txt").write_text("HYPOTHESIS: " + 1_999_988 * "x"),
         "long path": lambda: [(Path("d" * 200).mkdir(), os.chdir("d" * 200)) for _ in range(25)],
-        "100,000 files": lambda: [Path(f"file-{number}").touch() for number in range(100_000)],
+        "50,001 files": lambda: [Path(f"file-{number}").touch() for number in range(50_001)],
     }
 
 

@@ -2,10 +2,9 @@
 
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
-agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `lengths`, in seconds: of the runs that a
-proposer asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`:
-as the flag. `waits`: seconds until an agent that could not be asked is asked again, whatever it says. `question`: the
-limit of the question before the night.
+agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `slots`: so many, however few cores there are.
+`notify`: as the flag. `waits`: seconds until an agent that could not be asked is asked again, whatever it says.
+`question`: the limit of the question before the night.
 With --detach after REQUEST it starts a night as that flag does.
 """
 
@@ -26,7 +25,7 @@ from nightshift.startup import begin  # noqa: E402
 begin()
 
 from nightshift.agents import agent, availability  # noqa: E402
-from nightshift.agents.base import Answer, Context, Proposing  # noqa: E402
+from nightshift.agents.base import Answer, Context  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.records import Proposal  # noqa: E402
 from nightshift.cli import output  # noqa: E402
@@ -40,8 +39,7 @@ from nightshift.experiment import setup  # noqa: E402
 from nightshift.night import start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from tests.stand_in_proposer import StandInProposer  # noqa: E402
-from tests.stand_in_trainer import STEP_SECONDS  # noqa: E402
-from tests.stand_ins import install  # noqa: E402
+from tests.stand_ins import install, save_time  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
 
@@ -82,38 +80,24 @@ class KeyProposer(RateProposer):
         return Answer(set_values(context.source, {key: value}), Proposal(description=f"{key} {value:g}"))
 
 
-class LengthProposer(StandInProposer):
-    """A stand-in for an agent that thinks, and then asks for a run of a given length."""
+class LaterSearch(StandInProposer):
+    """A search that loads Optuna, which takes half a second, when it is first asked."""
 
-    name, is_instant = "lengths", False
-
-    def __init__(self, lengths: list[float], thinks_seconds: float) -> None:
-        self.lengths, self.thinks_seconds, self.num_asked = lengths, thinks_seconds, 0
-
-    def propose(self, context: Context) -> Proposing:
-        until = time.monotonic() + self.thinks_seconds
-        while time.monotonic() < until:
-            yield
-        return (self.answer(context),)
+    def __init__(self, name: str, request: NightRequest, search_of=start.search_of) -> None:
+        self.name, self.request, self.search_of = name, request, search_of
 
     def answer(self, context: Context) -> Answer:
-        seconds = self.lengths[self.num_asked % len(self.lengths)]
-        self.num_asked += 1
-        values = {"trainer.optim.lr": 1e-6 * (1 + self.num_asked / 100), "max_steps": round(seconds / STEP_SECONDS)}
-        return Answer(set_values(context.source, values), Proposal(description=f"{seconds:.0f} s"))
+        return self.search_of(self.name, self.request).answer(context)
 
 
 def main() -> None:
     asked = json.loads(sys.argv[2])
     if "--detach" in sys.argv:  # as cli/main.py does it
         ledger = Ledger(Path(sys.argv[1]))
-        sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), 60.0, "nightshift wait --night"))
+        sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), 600.0, "nightshift wait --night"))
     pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
         start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
-    if lengths := asked.pop("lengths", None):
-        thinks_seconds = asked.pop("proposal_seconds")
-        start.proposer_of = lambda request, of: LengthProposer(lengths, thinks_seconds)
     if num_slots := asked.pop("slots", None):
         asked["pairs"] = num_slots
         setup.own_cores = lambda: [own_cores()[i % len(own_cores())] for i in range(num_slots)]
@@ -124,7 +108,9 @@ def main() -> None:
     if (seconds := asked.pop("waits", None)) is not None:
         availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
+    start.search_of = LaterSearch
     install("night")
+    save_time()
     start.Night = partial(start.Night, pauses=tuple(pauses))
 
     def night() -> int:

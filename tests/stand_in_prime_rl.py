@@ -211,19 +211,19 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
 def post(base: str, path: str, body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()
     request = urllib.request.Request(base + path, data, {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=30).read()
+    urllib.request.urlopen(request).read()
 
 
 def get(url: str) -> bool:
     try:
-        return urllib.request.urlopen(url, timeout=5).status == 200  # type: ignore[no-any-return]
+        return urllib.request.urlopen(url).status == 200  # type: ignore[no-any-return]
     except OSError:
         return False
 
 
 def listens(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection(("127.0.0.1", port)).close()
     except OSError:
         return False
     return True
@@ -255,7 +255,7 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
         or not (run_dir / "broadcasts" / "step_0" / "STABLE").exists()
     ):
         time.sleep(0.05)
-    with urllib.request.urlopen(f"{base}/v1/models", timeout=5) as answer:
+    with urllib.request.urlopen(f"{base}/v1/models") as answer:
         if config["model"]["name"] not in {model["id"] for model in json.load(answer)["data"]}:
             fail(f"ValueError: Model {config['model']['name']} was not found in the inference pool on {base}")
     if fault == "loop_never_starts":

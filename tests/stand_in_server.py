@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 FAULTS = (
-    "refuse",  # nobody listens on the port for the first second
+    "refuse",  # nobody listens on the port until `listening` is set
     "unhealthy",  # /health answers 503 for ever
     "no_model",  # /v1/models lists another model
     "chat_500",
@@ -46,7 +46,6 @@ FAULTS = (
     "logprobs_above_0",
     "logprobs_another_token",
 )
-REFUSE_SECONDS = 1.0
 Answer = Callable[[str], str]
 Step = Callable[[str], int]  # of the weights that are served under a name
 
@@ -84,7 +83,7 @@ class StandInServer:
         self.num_chats = self.num_cut = 0
         self.running = threading.Event()  # cleared while paused
         self.running.set()
-        self.closing = threading.Event()
+        self.listening, self.closing = threading.Event(), threading.Event()
         self.lock = threading.Lock()
         owner = self
 
@@ -100,13 +99,13 @@ class StandInServer:
 
     def serve(self) -> None:
         if self.fault == "refuse":
-            time.sleep(REFUSE_SECONDS)
+            self.listening.wait()
             self._http.server_activate()
         self._http.serve_forever(poll_interval=0.05)
 
     def close(self) -> None:
-        self.closing.set()
-        self.running.set()
+        for event in (self.closing, self.running, self.listening):
+            event.set()
         self._http.shutdown()
         self._http.server_close()
 

@@ -63,6 +63,7 @@ def make_setup(
     """`trainer`: words of its command; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
     monkeypatch.setattr(data, "load", LOAD)
     return Setup(
         root=checkout,

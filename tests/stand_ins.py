@@ -8,6 +8,7 @@ rates; `prime-rl:FOLDER`, the real engine around programs that train nothing; `r
 """
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -68,12 +69,12 @@ def prime_rl_rules() -> Rules:
 def _put_into(module: ModuleType, kind: str) -> None:
     name, _, folder = kind.partition(":")
     if name == "prime-rl":
-        from nightshift.engines.prime_rl import engine
+        from nightshift.engines.prime_rl import engine, served
         from nightshift.engines.prime_rl.installation import Installation, Pins
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
 
-        engine.problems = lambda *arguments: []
+        engine.problems, served.ASK_SECONDS = lambda *arguments: [], HANG_SECONDS
         there = Path(folder) / "prime-rl"  # the head has made it, before its workers
         pins = Pins.read(HERE.parent / "pyproject.toml")
         made = Installation(there, pins)
@@ -92,13 +93,25 @@ def _put_into(module: ModuleType, kind: str) -> None:
         module.open_engine = {"trl": trl_engine, "night": night_engine}[name]  # type: ignore[attr-defined]
 
 
+def save_time() -> None:
+    """Have this controller draw no picture, write no 4,000 problems for its page, and skip fsync."""
+    from nightshift.report import png, slices
+
+    os.fsync = lambda descriptor: None
+    png.draw = lambda chart, title: b"a stand-in for a picture"
+    named = slices.environments_named
+    slices.environments_named = lambda *arguments: tuple(
+        replace(rules, num_validation=NUM_VALIDATION) for rules in named(*arguments)
+    )
+
+
 def install(kind: str) -> None:
     """Have this process, as the controller, and its workers use the stand-in. It does not wait long for git's locks."""
     from nightshift.campaign import git
     from nightshift.executors import local, slurm
     from nightshift.experiment import setup
 
-    git.LOCK_SECONDS = 1.0
+    git.LOCK_SECONDS = 0.3
     if kind != "real":
         _put_into(setup, kind)
         local.PROGRAM = slurm.PROGRAM = (__file__, kind)

@@ -39,7 +39,7 @@ def cpu_seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def assert_linear(work: Callable[[int], object], size: int) -> None:
+def assert_linear(work: Callable[[int], object], size: int, min_tries: int = 3) -> None:
     """Four times the size may cost up to eight times the CPU time: linear costs four times, quadratic sixteen.
 
     CPU time of this process, the least of several tries: others on the machine disturb both sizes and no try for good.
@@ -50,6 +50,6 @@ def assert_linear(work: Callable[[int], object], size: int) -> None:
             began = time.process_time()
             work(each)
             least[each] = min(least[each], time.process_time() - began)
-        if num_tries >= 3 and least[4 * size] < 8 * least[size]:
+        if num_tries >= min_tries and least[4 * size] < 8 * least[size]:
             return
     raise AssertionError(f"{least[size]:.4f} s of CPU time for {size}, {least[4 * size]:.4f} s for four times as much")

@@ -138,8 +138,9 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
     """Close what an earlier controller left open, except what is `in_flight`. Call as the controller."""
     ledger.sweep(in_flight)
     records = ledger.records()
-    due = {record.number for record in _unsettled(records, repo.head().branch)}
-    due |= {record.number for record in records if record.git_action is None}
+    due = {record.number for record in records if record.git_action is None}
+    if any(map(_is_unsettled, records)):
+        due |= {record.number for record in _unsettled(records, repo.head().branch)}
     records = [record for record in records if record.number in due and record.number not in in_flight]
     for record in sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number)):
         if record.status == STARTED:

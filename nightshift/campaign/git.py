@@ -83,10 +83,12 @@ class Repo:
         """Return branch and commit; ("", None) outside a git checkout."""
         if _program() is None:
             return Head("", None)
-        # Not --short, which prints heads/<branch> if a tag has the branch's name.
-        branch = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip().removeprefix("refs/heads/")
-        commit = self._git("rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
-        return Head(branch, commit or None)
+        command = ("rev-parse", "--quiet", "--revs-only", "HEAD", "--symbolic-full-name", "HEAD")
+        commit, _, ref = self._git(*command, check=False).strip().partition("\n")
+        if not ref:  # no commit yet, or a branch or tag is called HEAD
+            # Not --short, which prints heads/<branch> if a tag has the branch's name.
+            ref = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip()
+        return Head("" if ref == "HEAD" else ref.removeprefix("refs/heads/"), commit or None)
 
     def config_at(self, commit: str) -> bytes | None:
         """Return the bytes of train.toml in `commit`; None if it has none."""

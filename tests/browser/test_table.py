@@ -127,7 +127,6 @@ def test_hostile_texts_run_nothing_and_are_searched_and_downloaded_as_text(open_
     tab = open_tab(written(tmp_path), 390)
     for button in tab.page.query_selector_all("button.open"):
         button.click()
-    tab.page.wait_for_timeout(200)
     assert tab.width() <= 390
     tab.page.locator("#search").fill("<script>document.title")
     assert tab.column("number") == ["1"]

@@ -38,7 +38,7 @@ BETTER = BASELINE.replace("6e-7", "6e-6")  # truly better: the harness keeps and
 HARNESS = "nightshift/campaign/posterior.py"  # a measuring file
 SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
 EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one
-_WITHIN_SECONDS = 120.0
+_WITHIN_SECONDS = 300.0
 
 
 Ended = subprocess.CompletedProcess[str]
@@ -136,7 +136,7 @@ class Checkout:
             self.marker,
         )
         command = shlex.join(map(str, words))
-        order = ("night", f"--agent={command}", f"--sandbox={sandbox}", "--agent-timeout=20", "--experiments=1", *FLAGS)
+        order = ("night", f"--agent={command}", f"--sandbox={sandbox}", "--agent-timeout=60", "--experiments=1", *FLAGS)
         return self.call([f"{self.root}/.venv/bin/nightshift", *order], {"MY_TOKEN": "the secret"})
 
     def call(self, command: list[str], variables: Mapping[str, str]) -> Ended:

@@ -27,7 +27,7 @@ from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import small
 
 TRAINER = (str(Path(__file__).with_name("stand_in_trainer.py")),)
-RULES = replace(small(ARITHMETIC_TRL, NUM_VALIDATION), startup_seconds=20.0)
+RULES = replace(small(ARITHMETIC_TRL, NUM_VALIDATION), startup_seconds=60.0)
 
 # The steps of an experiment, by the outermost of these functions on the stack: those of run.py, and of its worker.
 STEPS = {
@@ -54,7 +54,7 @@ class Plan:
     struck: str = ""
     told: str = ""
     last: int = 0
-    deadline_seconds: float = 60.0
+    deadline_seconds: float = 120.0
 
 
 def open_engine(plan: Plan, rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> Engine:

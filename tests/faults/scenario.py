@@ -15,11 +15,11 @@ from tests.faults.matrix import BRANCH, SCENARIOS, Moments
 from tests.faults.plan import RULES, Plan
 from tests.faults.stand_in_trainer import NUM_VALIDATION
 from tests.stand_in_trainer import is_right, right_of
+from tests.waiting import wait_for
 
 FLAGS = ("--engine", "trl", "--budget-seconds", "1")
 RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3}
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
-GONE_SECONDS = 20.0  # until the last process is gone: the watchdog's second, two graces, and a slow machine
 IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift", "fault.json")
 
 
@@ -79,11 +79,12 @@ def flags_of(scenario: str) -> tuple[str, ...]:
 
 def wait_until_gone(root: Path) -> bool:
     """Wait until no process of the checkout is left. False if some stay; they are killed."""
-    if checkouts.wait_for(lambda: not checkouts.leftovers(root.parent), GONE_SECONDS):
-        return True
-    for process in checkouts.leftovers(root.parent):
-        process.kill()
-    return False
+    try:
+        return wait_for(lambda: not checkouts.leftovers(root.parent))
+    except AssertionError:
+        for process in checkouts.leftovers(root.parent):
+            process.kill()
+        return False
 
 
 def next_experiment(root: Path, scenario: str) -> list[str]:

@@ -20,6 +20,7 @@ from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
+LIMIT_SECONDS = 10 * HANG_SECONDS  # of an agent; one that hangs is given up at once
 
 
 def script(root: Path, steps: list[list[str]]) -> Path:
@@ -32,9 +33,9 @@ def script(root: Path, steps: list[list[str]]) -> Path:
 
 def drive(root: Path, steps: list[list[str]], **asked: Any) -> tuple[str, str]:
     command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))])
-    leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
+    leaps = str(root.parent / "agent")
     asked = {"sandbox": "none", **asked}  # test_in_sandbox.py and test_other_user.py have the others
-    return good_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
+    return good_night(root, agent=command, agent_timeout_seconds=LIMIT_SECONDS, leaps=leaps, **asked)
 
 
 def notes(root: Path, number: int) -> str:
@@ -47,7 +48,7 @@ def kept_by_agent(root: Path, call: int, kind: str) -> str:
     return (root.parent / "agent" / f"script.{kind}-{call}").read_text()
 
 
-def test_without_a_sandbox_everything_says_so(root: Path) -> None:
+def test_an_agent_that_behaves_and_has_no_sandbox(root: Path) -> None:
     stdout, stderr = drive(root, [], experiments=4)
     assert "agent: not isolated: it has your rights" in stderr
     assert "agent:        not isolated" in stdout
@@ -58,10 +59,6 @@ def test_without_a_sandbox_everything_says_so(root: Path) -> None:
     assert "agent: not isolated in 3 experiments (--sandbox none)" in page
     assert "agent: not isolated in 3 experiments (--sandbox none)." in text
     assert "\nagent:            not isolated\n" in nightshift(root, "wait")[1]
-
-
-def test_an_agent_that_behaves(root: Path) -> None:
-    drive(root, [], experiments=4)
     ours = records(root)
     assert [r.proposal.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]
     assert [r.proposal.prediction for r in ours[1:]] == ["+1 pp"] * 3
@@ -77,71 +74,81 @@ def test_an_agent_that_behaves(root: Path) -> None:
     assert "call 0 tries another rate" in briefs[1]
 
 
+@pytest.mark.slow
 def test_a_cause_that_only_a_rollout_shows_is_named(root: Path) -> None:
     fault(root, "cut off", once=False)
-    drive(root, [["edit", "evidence"]] * 2, experiments=3)
-    baseline, *ours = records(root)
+    drive(root, [["edit", "evidence"]], experiments=2)
+    baseline, record = records(root)
     assert CUT_OFF not in (baseline.health or "")
     told = f"completions end before the answer: {CUT_OFF!r}"
-    assert [(record.proposal.description, notes(root, record.number)) for record in ours] == [(told, "")] * 2
-    briefs = [kept_by_agent(root, call, "brief") for call in range(2)]
-    assert CUT_OFF not in briefs[0]
+    assert (record.proposal.description, notes(root, 2)) == (told, "")
+    assert CUT_OFF not in kept_by_agent(root, 0, "brief")
 
 
-@pytest.mark.timeout(1200)  # eighteen proposals, each with a limit of its own
-def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> None:
-    good = ["edit", "answer"]
+GOOD = ["edit", "answer"]
+
+
+def test_the_night_goes_on_whatever_the_agent_edits(root: Path) -> None:
     steps = [
-        [*good, "other files"],  # 0002
+        [*GOOD, "other files"],  # 0002
         ["invalid"],
         ["locked"],
         ["repeat"],
-        good,  # 0003
+        GOOD,  # 0003
         ["exit 1"],
         ["exit 1"],  # so the next one changes another key than 0003, which may be kept meanwhile
-        [*good, "delete .git"],  # 0004
-        [*good, "50 MB"],  # 0005
-        ["link"],
-        ["fifo"],
-        ["device"],
-        ["link to fifo"],
-        ["huge"],
-        ["no train.toml"],
-        [*good, "commit", "results.tsv"],  # 0006
-        ["hang"],
-        [*good, "long path"],
-        [*good, "100,000 files"],
-        ["edit", "link answer"],
-        [*good, "grandchild", "2 MB"],  # 0007
-        ["edit", "exit 1"],  # 0008
+        [*GOOD, "delete .git"],  # 0004
     ]
-    main = git(root, "rev-parse", "main")
-    _, stderr = drive(root, steps, experiments=8)
-    assert git(root, "rev-parse", "main") == main
-    assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
+    _, stderr = drive(root, steps, experiments=4)
     assert "changed files other than train.toml: new\\u001b[2J.py, rules.toml: dropped" in notes(root, 2)
     assert [line.split(":")[0] for line in notes(root, 3).splitlines()] == [f"proposal {n} refused" for n in (1, 2, 3)]
     assert "is not TOML" in notes(root, 3)
     assert 'model.name = "mine" is locked' in notes(root, 3)
     assert "already tried in experiment 0002" in notes(root, 3)
     assert "exit code 1; its last words: stand-in: cannot go on" in notes(root, 4)
-    log = root / "runs" / "agent" / "0005-1.log"
+    assert "once more in" not in stderr  # no failure of ours
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # fourteen proposals, each with a limit of its own
+def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) -> None:
+    steps = [
+        [*GOOD, "5 MB"],  # 0002
+        ["link"],
+        ["fifo"],
+        ["device"],
+        ["link to fifo"],
+        ["huge"],
+        ["no train.toml"],
+        [*GOOD, "commit", "results.tsv"],  # 0003
+        ["hang"],
+        [*GOOD, "long path"],
+        [*GOOD, "50,001 files"],
+        ["edit", "link answer"],
+        [*GOOD, "grandchild", "2 MB"],  # 0004
+        ["edit", "exit 1"],  # 0005
+    ]
+    main = git(root, "rev-parse", "main")
+    _, stderr = drive(root, steps, experiments=5)
+    assert git(root, "rev-parse", "main") == main
+    assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
+    log = root / "runs" / "agent" / "0002-1.log"
     assert log.stat().st_size == MAX_LOG_BYTES
     assert log.stat().st_mode & 0o777 == 0o600  # agents print what they are told, and that may be secret
-    assert notes(root, 5) == ""
+    assert notes(root, 2) == ""
     assert "train.toml cannot be read: it is a symbolic link: it must stay a regular file" in stderr
     assert "it is no regular file" in stderr
-    assert "200,000 bytes" in notes(root, 6)
-    assert "train.toml cannot be read: No such file" in notes(root, 6)
-    assert "results.tsv: dropped" in notes(root, 6)
-    assert "no end after 60 s: stopped" in notes(root, 7)
+    assert "200,000 bytes" in notes(root, 3)
+    assert "train.toml cannot be read: No such file" in notes(root, 3)
+    assert "results.tsv: dropped" in notes(root, 3)
+    assert f"no end after {LIMIT_SECONDS:.0f} s: stopped" in notes(root, 4)
     clone = "refused: python: {} in the agent's clone {}"
-    assert clone.format(60 * "d", "")[:50] in notes(root, 7)
-    assert "File name too long" in notes(root, 7)
-    assert "has more than 50,000 files" in notes(root, 7)
-    assert clone.format("hypothesis.txt", "cannot be read: it is a symbolic link") in notes(root, 7)
+    assert clone.format(60 * "d", "")[:50] in notes(root, 4)
+    assert "File name too long" in notes(root, 4)
+    assert "has more than 50,000 files" in notes(root, 4)
+    assert clone.format("hypothesis.txt", "cannot be read: it is a symbolic link") in notes(root, 4)
     assert "once more in" not in stderr  # no failure of ours
-    assert "exit code 1" in notes(root, 8)
+    assert "exit code 1" in notes(root, 5)
     last = records(root)[-1]
     assert (last.proposal.description, last.proposal.prediction) == ("; ".join(last.diff), None)
 

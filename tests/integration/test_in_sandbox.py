@@ -395,6 +395,7 @@ def test_a_sandbox_that_is_asked_for_and_cannot_be_had_is_refused_before_anythin
     assert not (root / "runs" / "night.json").exists()
 
 
+@pytest.mark.slow
 def test_doctor_asks_an_agent_one_question_in_a_sandbox(checkout: Path) -> None:
     root = furnish(checkout)
     shutil.copy2(ROOT / "pyproject.toml", root)

@@ -114,6 +114,7 @@ def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, 
         assert terminal.said.isascii()
 
 
+@pytest.mark.slow
 def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
     """Of a description, a branch, a file and an argument: their codes reach neither the terminal nor a commit."""
     git(root, "switch", "--quiet", "--create", "autoresearch/\u202eevil\u2066\u200b\u009b2J")
@@ -143,7 +144,9 @@ COMMANDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help", "--version"])
+@pytest.mark.parametrize(
+    "flag", ["-h", *(pytest.param(flag, marks=pytest.mark.slow) for flag in ("--help", "--version"))]
+)
 def test_every_command_answers_and_says_whole_sentences_in_80_columns(root: Path, flag: str) -> None:
     programs = [["nightshift"], *(["nightshift", name] for name in COMMANDS)]
     programs += [[sys.executable, str(ROOT / name)] for name in ("run.py", "prepare.py")]

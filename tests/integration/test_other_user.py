@@ -143,6 +143,7 @@ def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Pat
     assert (root / "runs").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_what_a_killed_night_leaves_of_an_agent_is_ended_by_the_next_start(folder: Path, root: Path) -> None:
     agent = folder / "agent.py"
     agent.write_text(REACHING + "import time\ntime.sleep(600)\n")

@@ -13,6 +13,7 @@ from filelock import FileLock
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import prepare as preparation
+from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import Installer
 from nightshift.engines.prime_rl.installation import Installation, Pins, cache_dir
@@ -81,6 +82,7 @@ class _NoInstaller(Installer):
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
+    monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments)
     monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
     monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)

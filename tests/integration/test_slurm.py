@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.checkouts import ROOT
 from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
-from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
+from tests.slurm_cluster import Cluster
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -78,10 +77,9 @@ def folder_of(root: Path, number: int) -> Path:
     return folder
 
 
-def until_over(executor: LocalExecutor | SlurmExecutor, folder: Path, within_seconds: float = 120.0) -> None:
-    ends_at = time.monotonic() + within_seconds
+def until_over(executor: LocalExecutor | SlurmExecutor, folder: Path) -> None:
+    """Wait for the end of a run; pytest ends a test whose run hangs."""
     while not executor.is_over(folder):
-        assert time.monotonic() < ends_at, "the run does not end"
         executor.wait(0.2)
 
 
@@ -99,6 +97,7 @@ def test_four_runs_side_by_side_come_back(executor: LocalExecutor | SlurmExecuto
     wait_for(lambda: not leftovers(root))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: LocalExecutor | SlurmExecutor, root: Path) -> None:
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
@@ -144,7 +143,7 @@ def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
     for number, folder in enumerate(folders):
         executor.submit(folder, job_in(root, number), lambda: None)
     wait_for(lambda: len([*(root / "runs").glob("*/metrics.jsonl")]) == 4)
-    time.sleep(1)
+    cluster.wait_until(lambda: "Resources" in cluster.ask("squeue", "-h", "-o", "%r"))  # the fifth was refused a place
     states = cluster.ask("squeue", "-h", "-o", "%T").split()
     assert sorted(states) == ["PENDING", *["RUNNING"] * 4]
     running = [p for p in leftovers(root) if p.cmdline()[-1] in map(str, folders)]
@@ -157,6 +156,7 @@ def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
         assert executor.result(folder).evaluation
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -> None:
     stand_ins.install("trl")
     executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
@@ -169,17 +169,16 @@ def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -
     assert executor.result(folder).evaluation
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) -> None:
     stand_ins.install("trl")
     fault(root, "hold", once=False)
     executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
     executor.submit(folder, job_in(root), lambda: None)
-    cluster.wait_until(lambda: any(folder.glob("metrics.jsonl")), within_seconds=180.0)  # or it says why
+    cluster.wait_until(lambda: any(folder.glob("metrics.jsonl")))  # or it says why
     node = cluster.ask("squeue", "-h", "-o", "%N").strip()
-    began = time.monotonic()
     cluster.kill(f"slurmd-{node}")
     until_over(executor, folder)
-    assert time.monotonic() - began < SLURMD_TIMEOUT_SECONDS + 30.0 + 10.0  # and the shared folder's patience
     with pytest.raises(EngineError, match=f"NODE_FAIL.*node {node}"):
         executor.result(folder)
     for process in leftovers(root):
@@ -187,6 +186,7 @@ def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) 
     cluster.start_node(node)
 
 
+@pytest.mark.slow
 def test_a_night_of_eight_on_a_cluster_whose_head_is_killed_once(root: Path, cluster: Cluster) -> None:
     asked = {"agent": "lr", "proposer": "lr", "experiments": 8, "slurm": str(root.parent / "slurm.toml")}
     night = start(root, **asked)
@@ -211,7 +211,9 @@ KILLERS = {
 }
 
 
-@pytest.mark.parametrize("when", KILLERS)
+@pytest.mark.parametrize(
+    "when", [pytest.param(when, marks=[] if when.startswith("after") else pytest.mark.slow) for when in KILLERS]
+)
 def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(root, cluster, when, monkeypatch):
     config = root.parent / "slurm.toml"
     config.write_text(config.read_text() + f'setup = ["echo $SLURM_JOB_NAME >> {root.parent}/starts"]\n')
@@ -238,6 +240,7 @@ def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_
     assert cluster.ask("squeue", "-h") == ""
 
 
+@pytest.mark.slow
 def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cluster: Cluster) -> None:
     config = root.parent / "slurm.toml"
     assert finish(start(root, agent="lr", proposer="lr", experiments=1, slurm=str(config)))[0] == 0
@@ -267,6 +270,7 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
     assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
 
 
+@pytest.mark.slow
 def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> None:
     if why := why_no_bwrap():
         pytest.skip(why)
@@ -282,6 +286,7 @@ def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> 
     assert cluster.ask("squeue", "-h", "-o", "%j") == ""
 
 
+@pytest.mark.slow
 def test_doctor_runs_on_a_node(root: Path, cluster: Cluster) -> None:
     (root / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     config = str(root.parent / "slurm.toml")

@@ -3,7 +3,9 @@
 import itertools
 import json
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,10 +14,11 @@ import pytest
 
 from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import rules_here
-from nightshift.engines.downloads import data_problem
 from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import evaluate
+from tests.contract import environments as contract
+from tests.contract.environments import EnvironmentContract
 from tests.integration.test_tasksets import StandIn, rewards, rollout
 from tests.rules import ROOT
 
@@ -49,6 +52,10 @@ class Reverse(vf.Taskset[Task, Config]):
             text = f"word{number}"
             yield Task(Data(idx=idx, prompt=text, system_prompt="Reverse.", answer=text[::-1]), self.config.task)
 """
+EXACT = HEAD.replace(
+    "SequenceMatcher(None, trace.last_reply, self.data.answer).ratio()", "float(trace.last_reply == self.data.answer)"
+)
+RULES = 'environments = ["mine"]\n[environment.mine]\npackage = "their_env"\nnum_validation = 5\n'
 Open = Callable[..., Any]
 _names = (f"their_env_{number}" for number in itertools.count())
 
@@ -86,6 +93,34 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
     assert keys(open_(backwards=True)) == found
     assert {*keys(open_(), num_train=4)["train"]} < {*found["train"]}
     assert keys(open_(rows=21))["validation"] != found["train"][:5]
+
+
+class TestReverse(EnvironmentContract):
+    """The contract for a taskset of others, in its own process."""
+
+    name, num_validation, num_scored = "mine", 5, 5
+
+    @classmethod
+    @contextmanager
+    def opened(cls) -> Iterator[environments.Environment]:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "environments").symlink_to(ROOT / "environments")
+            (Path(folder) / "their_env").mkdir()
+            (Path(folder) / "their_env" / "__init__.py").write_text(EXACT)
+            (Path(folder) / "rules.toml").write_text(RULES)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(contract, "ROOT", Path(folder))
+                with super().opened() as environment:
+                    yield environment
+
+    @classmethod
+    def load_sets(cls, environment: environments.Environment) -> dict[str, Any]:
+        """Load all sets in one process, which takes seconds to start."""
+        return {split: environment.scorer.load(split) for split in contract.SPLITS}
+
+    def test_another_process_loads_the_same_bytes(self, environment: Any, sets: dict[str, Any]) -> None:
+        environment.scorer.close()
+        assert self.load_sets(environment) == sets
 
 
 def test_those_that_ask_the_same_are_one(open_: Open) -> None:
@@ -201,8 +236,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "environments").symlink_to(ROOT / "environments")
     (tmp_path / "their_env").mkdir()
     (tmp_path / "their_env" / "__init__.py").write_text(HEAD)
-    text = 'environments = ["mine"]\n[environment.mine]\npackage = "their_env"\nnum_validation = 5\n'
-    (tmp_path / "rules.toml").write_text(text + "reward_range = [-1.0, 1.0]\nargs = { rows = 30 }\n")
+    (tmp_path / "rules.toml").write_text(RULES + "reward_range = [-1.0, 1.0]\nargs = { rows = 30 }\n")
     return tmp_path
 
 
@@ -220,9 +254,8 @@ class Half:
 def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Path) -> None:
     rules = rules_here(root, "trl", 1)
     (environment,) = environments.load(root, rules.environments)
-    examples = environment.examples("validation")
+    examples = environment.scorer.load("validation")  # examples() would end the process, which takes seconds to start
     assert len(examples) == 5
-    assert data_problem(root, rules) is None
     path = root / "evaluation.jsonl"
     found = evaluate(cast(Any, Half()), [(environment, one) for one in examples], rules, path, lambda reading: None)
     assert found.example_scores == (1.0, 1.0, 0.5, 0.5, 0.5)  # a reward of 0 is the middle of -1..1

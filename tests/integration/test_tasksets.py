@@ -6,10 +6,9 @@ The only stand-in is the model: a small OpenAI-compatible server on loopback tha
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -17,13 +16,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from nightshift_gsm8k import data
-from nightshift_math import data as math_data
+from nightshift_math import data as math
 from pydantic import ValidationError
 
-from tests.unit.test_math import rows
+from tests.datasets import small_gsm8k, small_math
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 IDS = ("nightshift-gsm8k", "nightshift-arithmetic", "nightshift-countdown", "nightshift-math")
 SIZE = 2  # as many as the fixture's validation split has
 
@@ -37,17 +34,11 @@ def _verifiers() -> None:
 
 
 @pytest.fixture
-def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The fixture folder, prepared and taken for the official data; and MATH of our own."""
-    digests = {name: hashlib.sha256((FIXTURE / name).read_bytes()).hexdigest() for name in data.SHA256}
-    monkeypatch.setattr(data, "SHA256", digests)
-    monkeypatch.setenv(data.ENV_VAR, str(FIXTURE))
-    monkeypatch.setenv(math_data.ENV_VAR, str(tmp_path / "math"))
-    monkeypatch.setattr(math_data, "NUM_VALIDATION", SIZE)
-    monkeypatch.setattr(math_data, "NUM_OFFICIAL", {"train": 20, "test": 20})
-    for split, number in math_data.NUM_OFFICIAL.items():
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows(split, number))))
-    math_data.prepare(tmp_path)
+def trusted(tmp_path: Path) -> Iterator[None]:
+    """Small data sets, prepared, in place of the official ones."""
+    with small_gsm8k(), small_math(tmp_path) as copy:
+        math.prepare(copy)
+        yield
 
 
 class StandIn(ThreadingHTTPServer):
@@ -96,20 +87,8 @@ def tasks_of(taskset_id: str, split: str = "train", size: int | None = SIZE, **o
     return list(vf.load_taskset(config))
 
 
-def while_serving(stand_in: StandIn, run: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """What `run` returns; the stand-in answers meanwhile, and is gone after."""
-    thread = Thread(target=stand_in.serve_forever)
-    thread.start()
-    try:
-        return asyncio.run(run())
-    finally:
-        stand_in.shutdown()
-        thread.join()
-        stand_in.server_close()
-
-
 def episodes(stand_in: StandIn, config: dict[str, Any], most: int | None = None) -> list[vf.Episode]:
-    """Those of the first tasks, run by verifiers' own environment, agents, runtime and interception server."""
+    """Run the first tasks by verifiers' own environment, agents, runtime and interception server."""
     import verifiers.v1 as vf
     from verifiers.v1.utils import loaders
 
@@ -122,7 +101,14 @@ def episodes(stand_in: StandIn, config: dict[str, Any], most: int | None = None)
             slots = [slot for task in islice(env.taskset, most) for slot in env.slots(task)]
             return await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
 
-    return while_serving(stand_in, run)
+    thread = Thread(target=stand_in.serve_forever)
+    thread.start()
+    try:
+        return asyncio.run(run())
+    finally:
+        stand_in.shutdown()
+        thread.join()
+        stand_in.server_close()
 
 
 def rollout(taskset_id: str, stand_in: StandIn, without: Sequence[str] = (), **taskset: Any) -> vf.Episode:
@@ -170,18 +156,15 @@ def test_ids_resolve_to_one_taskset_and_its_own_harness(taskset_id: str) -> None
     assert loaders.environment_class(taskset_id) is vf.SingleAgentEnv
 
 
-def test_split_has_no_default(taskset_id: str) -> None:
+@pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
+def test_the_test_split_cannot_be_loaded_and_split_has_no_default(taskset_id: str) -> None:
+    for split in ("test", "sealed", "", None):
+        with pytest.raises(ValidationError, match="Input should be 'train' or 'validation'"):
+            tasks_of(taskset_id, split=split)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match=r"split\n  Field required"):
         loaders.taskset_config_type(taskset_id)(id=taskset_id, size=SIZE)
     with pytest.raises(ValidationError, match="Field required"):
         loaders.resolve_env_config({"taskset": {"id": taskset_id, "size": SIZE}})
-
-
-@pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
-@pytest.mark.parametrize("split", ["test", "sealed", "", None])
-def test_the_test_split_cannot_be_loaded(taskset_id: str, split: str | None) -> None:
-    with pytest.raises(ValidationError, match="Input should be 'train' or 'validation'"):
-        tasks_of(taskset_id, split=split)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
@@ -201,13 +184,24 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
             assert rewards([(task, reply) for reply in replies]) == [{"correct": score} for score in (1.0, 0.0, 0.0)]
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, right, monkeypatch):
+@pytest.mark.parametrize("taskset_id", [IDS[0]], indirect=True)
+def test_a_policy_that_cannot_answer_is_an_error_of_the_trace_not_a_zero(taskset_id: str) -> None:
+    """All tasksets share the harness."""
+    stand_in = StandIn("#### 0", status=500)
+    episode = rollout(taskset_id, stand_in)
+    (trace,) = episode.traces
+    assert not episode.ok
+    assert trace.errors
+    assert not trace.rewards
+    assert len(stand_in.requests) == 1
+
+
+def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError(f"a process was started: {args}")
 
     task = tasks_of(taskset_id)[0]
-    stand_in = StandIn(f"Thinking.\n#### {task.data.answer}{'' if right else '9'}")
+    stand_in = StandIn(f"Thinking.\n#### {task.data.answer}")
     rollout(taskset_id, StandIn("#### 0"))  # the first of a process asks git for the commit of verifiers itself
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", refuse)
@@ -217,7 +211,7 @@ def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, 
     assert not episode.errors
     (trace,) = episode.traces
     assert episode.ok
-    assert trace.reward == float(right)
+    assert trace.reward == 1.0
     assert trace.num_turns == 1
     assert (episode.task.key, episode.task.hash) == (task.key, task.hash)
     (request,) = stand_in.requests
@@ -225,13 +219,3 @@ def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, 
     assert request["model"] == "the-policy"
     assert request["temperature"] == 0.25  # the run's sampling, laid over the harness's request
     assert request["messages"] == [{"role": "user", "content": task.data.prompt_text}]
-
-
-def test_a_policy_that_cannot_answer_is_an_error_of_the_trace_not_a_zero(taskset_id: str) -> None:
-    stand_in = StandIn("#### 0", status=500)
-    episode = rollout(taskset_id, stand_in)
-    (trace,) = episode.traces
-    assert not episode.ok
-    assert trace.errors
-    assert not trace.rewards
-    assert len(stand_in.requests) == 1

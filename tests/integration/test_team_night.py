@@ -27,12 +27,12 @@ def team(*of_strategist: str) -> str:
     return f"team:{strategist},{shlex.join([sys.executable, '-c', CODE, 'implementer'])}"
 
 
-@pytest.mark.parametrize("sandbox", ["none", "bwrap"])
+@pytest.mark.parametrize("sandbox", ["none", pytest.param("bwrap", marks=pytest.mark.slow)])
 def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) -> None:
     if sandbox == "bwrap" and (why := why_no_bwrap()):
         pytest.skip(why)
     fault(root, "collapse", once=False)
-    good_night(root, agent=team(), sandbox=sandbox, experiments=5)
+    good_night(root, agent=team(), sandbox=sandbox, experiments=4)
     ours = records(root)
     found, *later = ours[1:]
     assert found.diff == (f"{TEMPERATURE} 1.0 -> 0.8",)
@@ -60,8 +60,9 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) ->
     assert not [note for record in later for note in record.proposal.notes if "changed files" in note]
 
 
+@pytest.mark.slow
 def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
-    good_night(root, agent=team("lie"), sandbox="none", experiments=6)
+    good_night(root, agent=team("lie"), sandbox="none", experiments=5)
     lied = [record for record in records(root) if record.proposal.reported_outcome]
     assert len(lied) > 1
     assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}
@@ -74,8 +75,7 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
 
 
 def test_without_a_hypothesis_there_is_no_edit(root: Path) -> None:
-    code = shlex.join([sys.executable, "-c", "pass"])
-    exit_code, _, stderr = whole_night(root, agent=f"team:{code},{code}", sandbox="none", experiments=3)
+    exit_code, _, stderr = whole_night(root, agent="team:true,true", sandbox="none", experiments=3)
     assert exit_code == 1
     assert "gave no hypothesis" in stderr
     assert {record.proposal.proposer for record in records(root)} <= {"", FILL}

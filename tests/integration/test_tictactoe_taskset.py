@@ -11,7 +11,7 @@ from tests.integration.test_tasksets import StandIn, episodes
 from tests.unit.test_tictactoe_game import read
 
 ID = "nightshift-tictactoe"
-NUM_GAMES = 40
+NUM_GAMES = 30  # the first two draws are games 29 and 30
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +26,11 @@ def says(body: dict[str, Any]) -> str:
     return "pass" if sum(map(ord, board)) % 4 == 0 else f" {next(cell for cell in board if cell in START)}\n"
 
 
-def games(stand_in: StandIn, played_by: str, split: str = "train") -> list[Any]:
+def games(stand_in: StandIn, played_by: str, split: str = "train", num_games: int = NUM_GAMES) -> list[Any]:
     """An episode each of the first tasks, by verifiers' own agents and interception server."""
     agent = {"harness": {"id": ID}, "runtime": {"type": "subprocess"}}
     opponent = agent | {"sampling": {"temperature": 1.5}}
-    taskset = {"id": ID, "split": split, "size": NUM_GAMES // 2, "seed": 7}
+    taskset = {"id": ID, "split": split, "size": num_games // 2, "seed": 7}
     config = {"taskset": taskset, "agent": agent, "opponent": opponent, "played_by": played_by}
     return episodes(stand_in, config)
 
@@ -39,7 +39,7 @@ def said(trace: Any) -> list[str]:
     return [node.message.content for node in trace.nodes if node.sampled]
 
 
-def test_forty_games_against_itself_are_scored_as_they_went_forfeits_included() -> None:
+def test_games_against_itself_are_scored_as_they_went_forfeits_included() -> None:
     stand_in = StandIn(says)
     played = games(stand_in, "self")
     assert len(played) == NUM_GAMES
@@ -68,17 +68,16 @@ def test_forty_games_against_itself_are_scored_as_they_went_forfeits_included() 
 
 def test_against_the_pool_nobody_else_is_asked() -> None:
     stand_in = StandIn(says)
-    played = games(stand_in, "pool", "validation")
+    played = games(stand_in, "pool", "validation", num_games=8)
     assert all(episode.ok and len(episode.traces) == 1 for episode in played)
     assert {request["temperature"] for request in stand_in.requests} == {0.25}
     assert len({episode.traces[0].reward for episode in played}) > 1
 
 
 def test_a_model_that_cannot_answer_is_an_error_and_no_lost_game() -> None:
-    played = games(StandIn(says, status=500), "self")
-    asked = [episode for episode in played if any(trace.errors for trace in episode.traces)]
-    assert len(asked) == NUM_GAMES
-    assert not any(episode.ok for episode in asked)
+    for episode in games(StandIn(says, status=500), "self", num_games=2):
+        assert any(trace.errors for trace in episode.traces)
+        assert not episode.ok
 
 
 def test_both_seats_of_every_opening_are_tasks() -> None:

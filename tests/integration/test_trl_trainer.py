@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from nightshift_arithmetic import data
 from nightshift.evaluation import environment as environments
 from tests.conftest import slow
 from tests.rules import ARITHMETIC_TRL
+from tests.waiting import Clock
 
 # Libraries warn about each other; here only results count.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -391,6 +393,18 @@ def test_a_diverging_run_is_an_error_that_names_step_and_lr(make_trainer: MakeTr
 def test_a_prompt_that_does_not_fit_is_refused_at_the_start(make_trainer: MakeTrainer) -> None:
     with pytest.raises(ValueError, match="seq_len = 20 leaves no room"):
         make_trainer(seq_len=20)
+
+
+def test_a_budget_of_cpu_seconds_waits_while_others_have_the_machine(make_trainer, trainer_module, monkeypatch):
+    """An hour passes between any two looks at the clock on the wall."""
+    wall = Clock()
+    wall.step = 3600.0
+    clocks = SimpleNamespace(monotonic=wall, process_time=time.process_time)
+    monkeypatch.setattr(trainer_module, "time", clocks)
+    trainer, rows = make_trainer(max_steps=2)
+    trained = trainer.train_for(600.0)
+    assert (trained["outcome"], trained["num_steps"]) == ("finished", 2)
+    assert 0 < rows[-1]["time"] < 600.0 < 3600.0 <= trained["training_seconds"]
 
 
 @pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,6 @@ COLUMNS = {
     "all_wrong_share", "equal_share", "entropy", "kl", "grad_norm", "lr", "loss", "tokens_per_second",
     "generate_seconds", "train_seconds",
 }  # fmt: skip
-# The budget counts CPU seconds of all threads, the test wall-clock seconds: 1 ms more was seen in 0.7 s.
-CLOCKS_APART_SECONDS = 0.1
 
 
 class Worker:
@@ -127,7 +123,6 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(set(row) == COLUMNS for row in rows)
     assert trained["reward_mean"] == pytest.approx(sum(row["reward_mean"] for row in rows) / 3)
-    assert rows[-1]["time"] <= trained["training_seconds"] + CLOCKS_APART_SECONDS
     assert all(row["lr"] == 6e-4 and row["grad_norm"] > 0 and row["kl"] is None for row in rows)
 
     rollouts = read_rows(worker.folder / SAMPLES_NAME, Sample)
@@ -148,20 +143,4 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert {path.stat().st_mode & 0o777 for path in file.parent.iterdir()} == {file.parent.stat().st_mode & 0o666}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names  # a complete model: vLLM can serve it
     worker.process.stdin.close()  # the parent is gone
-    assert worker.process.wait(timeout=60) == 0
-
-
-def test_a_budget_of_cpu_seconds_waits_while_the_machine_is_somebody_else_s(start: Any) -> None:
-    worker = start()
-    worker.events("ready")
-    began = time.monotonic()
-    first = worker.ask({"command": "train", "budget_seconds": 2.0}, "step")[-1]
-    worker.process.send_signal(signal.SIGSTOP)  # another process has the cores
-    time.sleep(4.0)
-    worker.process.send_signal(signal.SIGCONT)
-    trained = worker.events("trained")[-1]
-    assert trained["outcome"] == "budget"
-    assert trained["training_seconds"] >= 4.0  # wall-clock
-    assert trained["num_steps"] > first["step"]
-    last = worker.rows()[-1]
-    assert last["time"] <= time.monotonic() - began - 4.0 + CLOCKS_APART_SECONDS
+    assert worker.process.wait() == 0

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +17,10 @@ from nightshift.config.train_toml import load
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.errors import UsageError
 from nightshift.evaluation import environment as environments
-from nightshift.evaluation.environment import Environment
-from nightshift.evaluation.scorer import Scorer
 from tests.conftest import living_children
+from tests.datasets import math_problems, small_math
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
-SUBJECTS = ("algebra", "geometry")
 # A completion that ends in an answer, and the right answer.
 ANSWERS = json.loads((Path(__file__).parents[1] / "fixtures" / "scoring" / "math.json").read_text())
 HOSTILE = {
@@ -44,31 +41,11 @@ HOSTILE = {
 }
 
 
-def rows(split: str, number: int) -> list[dict[str, str]]:
-    """Problems of our own, of all levels in turn."""
-    return [
-        {
-            "problem": f"On {split} day {day} a baker sells ${day}$ of ${2 * day + 1}$ loaves. What share is that?",
-            "level": f"Level {day % 5 + 1}",
-            "type": SUBJECTS[day % 2].title(),
-            "solution": f"It is $\\boxed{{0}}$ at first, and $\\boxed{{\\frac{{{day}}}{{{2 * day + 1}}}}}$ at last.",
-        }
-        for day in range(1, number + 1)
-    ]
-
-
 @pytest.fixture
-def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copy(tmp_path: Path) -> Iterator[Path]:
     """A tree of 60 problems, taken for the whole of MATH."""
-    for split, number in (("train", 40), ("test", 20)):
-        for index, row in enumerate(rows(split, number)):
-            path = tmp_path / "copy" / split / SUBJECTS[index % 2] / f"{index}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(row))
-    monkeypatch.setattr(data, "NUM_OFFICIAL", {"train": 40, "test": 20})
-    monkeypatch.setattr(data, "NUM_VALIDATION", 9)
-    monkeypatch.setenv(data.ENV_VAR, str(tmp_path / "prepared"))
-    return tmp_path / "copy"
+    with small_math(tmp_path) as copy:
+        yield copy
 
 
 def math(engine: str = "prime-rl", **table: Any) -> Rules:
@@ -76,45 +53,33 @@ def math(engine: str = "prime-rl", **table: Any) -> Rules:
     return rules_of(ROOT, chosen, engine, 2)
 
 
-@contextmanager
-def bounded(**table: Any) -> Iterator[tuple[Environment, Scorer]]:
-    """The environment, and its scorer, which is closed."""
-    (environment,) = environments.load(ROOT, math(**table).environments)
-    try:
-        yield environment, environment.scorer
-    finally:
-        environment.scorer.close()
-    assert living_children() == []
-
-
-def test_the_sets_are_apart_stratified_and_without_what_is_public(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sets_are_stratified_and_without_what_is_public(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     public = copy / "public.txt"
     monkeypatch.setattr(data, "MATH_500", public)
     public.write_text("")
-    said: list[str] = []
-    data.prepare(copy, said.append)
+    notes: list[str] = []
+    data.prepare(copy, notes.append)
     sets = {split: data.load(split) for split in get_args(data.Split)}
-    assert {split: len(one) for split, one in sets.items()} == {"train": 15, "validation": 9, "test": 9}
-    assert len({one.key for each in sets.values() for one in each}) == 33
-    assert {one.split for one in sets["test"]} == {"test"}
+    assert {split: len(examples) for split, examples in sets.items()} == {"train": 15, "validation": 9, "test": 9}
+    assert {example.split for example in sets["test"]} == {"test"}
     for split in ("validation", "test"):
-        assert Counter(one.level for one in sets[split]) == {1: 3, 2: 3, 3: 3}
-        assert data.load(split, 3) == sets[split][:3]
-        assert {one.level for one in sets[split][:3]} == {1, 2, 3}
-    assert data.load("train", seed=1) != sets["train"] == data.load("train")
-    assert {one.key for one in data.load("train", seed=1)} == {one.key for one in sets["train"]}
-    public.write_text("\n".join(one.key for one in sets["test"][:3]))
-    assert not {one.key for one in sets["test"][:3]} & {one.key for one in data.load("test")}
-    data.prepare(copy, said.append)
-    assert said[1].endswith("; the test split has none of 3 of MATH-500")
-    one = sets["train"][0]
-    assert data.slices(one) == {"level": str(one.level), "subject": one.subject}
-    assert one.answer.startswith("\\frac{")
-    assert scoring.score(f"So \\boxed{{{one.answer}}}.", one.answer) == 1.0
+        assert Counter(example.level for example in sets[split]) == {1: 3, 2: 3, 3: 3}
+        assert {example.level for example in sets[split][:3]} == {1, 2, 3}
+    assert data.load("train", seed=1) != sets["train"]
+    assert {example.key for example in data.load("train", seed=1)} == {example.key for example in sets["train"]}
+    keys = {example.key for example in sets["test"][:3]}
+    public.write_text("\n".join(keys))
+    assert not keys & {example.key for example in data.load("test")}
+    data.prepare(copy, notes.append)
+    assert notes[1].endswith("; the test split has none of 3 of MATH-500")
+    example = sets["train"][0]
+    assert example.answer.startswith("\\frac{")
+    assert data.slices(example) == {"level": str(example.level), "subject": example.subject}
+    assert data.messages(example)[0]["content"].endswith(data.INSTRUCTION)
 
 
 def test_a_text_of_the_test_split_is_not_trained_on_and_a_long_problem_is_left_out(copy: Path) -> None:
-    (row,) = rows("test", 1)
+    (row,) = math_problems("test", 1)
     changed = {"problem": row["problem"].upper().replace(" ", "\n ")}
     (copy / "train" / "algebra" / "0.json").write_text(json.dumps(row | changed))
     (copy / "train" / "algebra" / "2.json").write_text(json.dumps(row | {"problem": "é" * 951}))
@@ -130,7 +95,7 @@ def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Pa
     data.prepare(copy)
     before = data.load("validation")
     for split, number in data.NUM_OFFICIAL.items():
-        found = [{subject if k == "type" else k: v for k, v in row.items()} for row in rows(split, number)]
+        found = [{subject if k == "type" else k: v for k, v in row.items()} for row in math_problems(split, number)]
         lines = [json.dumps(row | ({"level": int(row["level"][-1])} if subject == "subject" else {})) for row in found]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
     data.prepare(tmp_path)
@@ -177,8 +142,6 @@ def test_data_that_is_missing_or_changed_later_and_levels_that_hold_too_little(c
     for levels in ([], [6], ["1"]):
         with pytest.raises(ValueError, match=r"is no list of levels. Write some of \[1, 2, 3, 4, 5\]"):
             data.load("train", levels=levels)
-    with pytest.raises(ValueError, match="size = 10 is not available in validation"):
-        data.load("validation", 10)
     path = data.prepared_folder() / "math.jsonl"
     path.write_bytes(path.read_bytes().replace(b"loaves", b"LOAVES", 1))
     with pytest.raises(ValueError, match=r"is not what prepare.py wrote: another sha256"):
@@ -216,32 +179,21 @@ def test_answers_that_are_not(text: str, answer: str) -> None:
     assert scoring.score(text, answer) == 0.0
 
 
-def test_hostile_answers_score_0_in_the_bounded_process_and_the_next_is_scored(copy: Path) -> None:
-    """One that takes too long is counted and named; none ends the process."""
-    with bounded() as (_, scorer):
-        for name, text in HOSTILE.items():
-            assert scorer.score(text, "x^2+\\sqrt{2}") == 0.0, name
-            assert scorer.score("\\boxed{x+x}", "2x") == 1.0, name
-        failed, scored = scorer.num_failed, scorer.num_scored
-        assert (0 < failed <= len(HOSTILE), scored) == (True, 2 * len(HOSTILE))
-        told = (
-            f"math: the reward of {failed} of {scored} answers failed and counts 0; the first: TimeoutError: not told"
-        )
-        assert scorer.failures().startswith(told)
+def test_hostile_answers_score_0_in_the_bounded_process_and_the_next_is_scored() -> None:
+    """An answer that takes too long is counted and named; no answer ends the process."""
+    (environment,) = environments.load(ROOT, math().environments)
+    scorer = environment.scorer
+    for name, text in HOSTILE.items():
+        assert scorer.score(text, "x^2+\\sqrt{2}") == 0.0, name
+        assert scorer.score("\\boxed{x+x}", "2x") == 1.0, name
+    assert (0 < scorer.num_failed <= len(HOSTILE), scorer.num_scored) == (True, 2 * len(HOSTILE))
+    expected = (
+        f"math: the reward of {scorer.num_failed} of {scorer.num_scored} answers failed and counts 0; the first: "
+    )
+    assert scorer.failures().startswith(expected + "TimeoutError: not told")
     assert not Path("/tmp/owned").exists()
-
-
-def test_an_episode_asks_here_and_is_scored_there(copy: Path) -> None:
-    every = {"levels": [1, 2, 3, 4, 5]}
-    with bounded(args=every) as (environment, scorer):
-        data.prepare(copy)
-        example = data.load("validation", **every)[0]
-        episode = environment.episode(example)
-        (message,) = episode.ask() or ()
-        assert message["content"].endswith(data.INSTRUCTION)
-        episode.answer(f"\\boxed{{{example.answer}\\text{{ of them}}}}")
-        assert (episode.is_formatted(), episode.score(), scorer.num_scored) == (True, 1.0, 1)
-        assert environment.slices(example) == {"level": str(example.level), "subject": example.subject}
+    scorer.close()
+    assert living_children() == []
 
 
 def test_its_limits_and_levels_reach_both_engines_rules_and_no_other_environment() -> None:

@@ -1,5 +1,6 @@
 """`nightshift new environment` and `nightshift doctor --environment`."""
 
+import os
 import re
 import subprocess
 import sys
@@ -19,27 +20,68 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "environments").mkdir()
     for path in (ROOT / "environments").iterdir():
         (tmp_path / "environments" / path.name).symlink_to(path)
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    (tmp_path / "models").symlink_to(ROOT / "models")
+    for name in ("docs", "models", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "rules.toml").write_text('environments = ["boxes"]\n')
     return tmp_path
 
 
-def test_the_skeleton_is_an_environment_with_a_test_that_passes(root: Path) -> None:
-    said = template.create(root, "boxes")
-    assert "uv run nightshift doctor --environment boxes" in "\n".join(said)
+# By the only test of the contract that each fault may break: the file of the skeleton, a text in it, the fault.
+FAULTS = {
+    "no_problem_is_in_two_splits": ("data.py", '("loses", -1)', '("buys", 1.0)'),  # each question twice
+    "every_key_is_unique": (
+        "data.py",
+        "    return found\n",
+        "    return [Example(str(i), one.question, one.answer) for i, one in enumerate(found)]\n",
+    ),
+    "right_answers_score_1": ("scoring.py", "== answer", "== f'+{answer}'"),
+    "wrong_and_hostile_answers_score_0": ("scoring.py", "(text) == answer", "(text or '0').startswith(answer)"),
+    "an_episode_without_an_answer_scores_as_an_empty_text": ("data.py", '"role": "user"', '"role": "assistant"'),
+    "another_process_loads_the_same_bytes": ("data.py", "example: example.key)", "example: hash(example.key))"),
+    "a_smaller_set_is_part_of_the_larger": ("data.py", "found[:size]", "found[-(size or 0) :]"),
+    "a_set_that_is_not_there_is_refused_in_one_line": ("data.py", "not 0 < size <= len(found)", "size < 1"),
+    "another_seed_trains_on_no_held_out_problem": (
+        "data.py",
+        "(example.key) == split",
+        "(example.key) == split or seed",
+    ),
+}
+
+
+def test_the_skeleton_passes_its_test_and_each_fault_breaks_one_rule(root: Path) -> None:
+    template.create(root, "faultless")
+    for number, (file, text, fault) in enumerate(FAULTS.values()):
+        name = f"fault_{number}"
+        template.create(root, name)
+        folder = root / "environments" / name
+        path = folder / f"nightshift_{name}" / file
+        assert path.read_text().count(text) == 1
+        path.write_text(path.read_text().replace(text, fault))
+        if "hash(" not in fault:  # the rule that costs a process
+            with (folder / f"test_{name}.py").open("a") as test:
+                test.write("    test_another_process_loads_the_same_bytes = None\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-c", "/dev/null", "-p", "no:cacheprovider", "--tb=no"]
+    command += map(str, root.glob("environments/fault*/test_*.py"))
+    variables = {**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=variables)
+    failed = re.findall(r"(?:FAILED|ERROR) \S*/test_(\w+)\.py::TestEnvironment::test_(\w+)", process.stdout)
+    expected = [(f"fault_{number}", rule) for number, rule in enumerate(FAULTS)]
+    expected.append(("fault_0", "another_seed_trains_on_no_held_out_problem"))  # what is in two splits is held out
+    assert sorted(failed) == sorted(expected), process.stdout + process.stderr
+
+
+def test_the_skeleton_is_an_environment(root: Path) -> None:
+    lines = template.create(root, "boxes")
+    assert "uv run nightshift doctor --environment boxes" in "\n".join(lines)
     rules = rules_here(root, None, 0)
     assert (rules.name, rules.model) == ("boxes-trl", "models/arithmetic-base")
     assert rules_here(root, "prime-rl", 2).name == "boxes-prime-rl"
     folder = root / "environments" / "boxes"
     assert "NAME" not in "".join(path.read_text() for path in folder.rglob("*.*"))
-    for check in (
-        ["pytest", "-q", "-n", "0", "-c", "/dev/null", "-p", "no:cacheprovider", str(folder)],
-        ["ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml"), str(folder)],
-        ["ruff", "format", "--no-cache", "--check", "--config", str(ROOT / "pyproject.toml"), str(folder)],
-    ):
-        done = subprocess.run([sys.executable, "-m", *check], capture_output=True, text=True, cwd=root)
-        assert done.returncode == 0, done.stdout + done.stderr
+    for check in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *check, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
+        process = subprocess.run([*command, str(folder)], capture_output=True, text=True, cwd=root)
+        assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,12 @@ def test_the_extra_is_the_verifiers_of_the_pinned_prime_rl_and_of_the_tests() ->
     assert f"verifiers=={pinned}" in PROJECT["dependency-groups"]["dev"]
 
 
+def test_no_result_names_a_place_of_a_machine() -> None:
+    texts = {path.name: path.read_text() for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+    assert len(texts) > 10
+    assert [name for name, text in texts.items() if str(ROOT) in text or str(Path.home()) in text] == []
+
+
 @pytest.mark.parametrize(
     "page",
     ["README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{name}.md" for name in ("architecture",

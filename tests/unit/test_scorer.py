@@ -100,23 +100,29 @@ def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(make, te
 def test_a_reward_that_hangs_is_ended_with_all_that_it_started(make, monkeypatch, tmp_path):
     scorer, note = make(), tmp_path / "pid"
     assert scorer.score("#one", "key") == 1.0
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
+    line = Scorer._line
+
+    def is_late(self: Scorer, deadline: float) -> bytes:
+        wait_for(lambda: note.exists() and note.read_text(), "what a hanging reward starts")
+        return line(self, 0.0)
+
+    monkeypatch.setattr(Scorer, "_line", is_late)
     hang = "import signal\nsignal.signal(15, signal.SIG_IGN)\np = subprocess.Popen(['sleep', '600'], "
     hang += f"start_new_session=True)\nopen({str(note)!r}, 'w').write(str(p.pid))\nwhile True: pass"
     assert scorer.score(hang, "key") == 0.0
     monkeypatch.undo()
     wait_for(lambda: not psutil.pid_exists(int(note.read_text())), "the end of what a hanging reward started")
     assert scorer.score("#one", "key") == 1.0
-    assert "the reward of 1 of 3 answers failed and counts 0; the first: no reply within 1 s" in scorer.failures()
+    assert "the reward of 1 of 3 answers failed and counts 0; the first: no reply within 10 s" in scorer.failures()
 
 
 def test_a_process_that_does_not_read_is_not_waited_for(make, monkeypatch):
     scorer = make()
     assert scorer.score("#one", "key") == 1.0
     psutil.Process(scorer._child.pid).suspend()
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
     assert scorer.score("#" + "x" * 1_000_000, "key") == 0.0  # more than a pipe takes
-    assert "no reply within 1 s" in scorer.failures()
+    assert "no reply within 0.1 s" in scorer.failures()
     monkeypatch.undo()
     assert scorer.score("#one" + " " * 1_000_000, "key") == 0.5
 
@@ -140,15 +146,15 @@ def test_what_a_reward_computes_elsewhere_counts_and_the_next_start_does_not(mak
     burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
     scorer = make(burns=True)
     assert scorer.score("#one", "key") == 1.0
-    assert scorer.cpu_seconds < 0.5
+    assert scorer.cpu_seconds < 1.0
     scorer.score(f"subprocess.run([sys.executable, '-c', {burn.format(1)!r}])", "key")
     after_child = scorer.cpu_seconds
-    assert 1.0 <= after_child < 1.5
+    assert 1.0 <= after_child < 2.0
     monkeypatch.setattr(module, "ANSWER_SECONDS", 2.0)
     assert scorer.score(burn.format(600), "key") == 0.0
     monkeypatch.undo()
     assert scorer.score("#one", "key") == 1.0
-    assert after_child <= scorer.cpu_seconds < after_child + 0.5
+    assert after_child <= scorer.cpu_seconds < after_child + 1.0
 
 
 def test_what_a_reward_prints_reads_or_forks_reaches_no_reply(make: Callable[..., Scorer]) -> None:
@@ -199,12 +205,12 @@ def test_a_reward_out_of_range_ends_the_run(make: Callable[..., Scorer], text: s
             "environment mine: RuntimeError: no such table here (nightshift_taskset/tasks.py:8). Run uv run",
         ),
         ({"exits": True}, "environment mine: its process ended: exit code 7"),
-        ({"hangs": True}, "environment mine: no reply within 1 s"),
+        ({"hangs": True}, "environment mine: no reply within 0.1 s"),
     ],
 )
 def test_a_taskset_that_cannot_be_loaded_is_one_line(make, args, cause, monkeypatch):
     if "hangs" in args:
-        monkeypatch.setattr(module, "LOAD_SECONDS", 1.0)
+        monkeypatch.setattr(module, "LOAD_SECONDS", 0.1)
     with pytest.raises(EngineError) as raised:
         make(**args).load("train")
     assert str(raised.value).startswith(cause)

@@ -1,5 +1,6 @@
 """What the commands import: nothing of foreign PYTHONPATH folders; and what their children get."""
 
+import ast
 import json
 import os
 import shutil
@@ -78,6 +79,46 @@ def test_a_child_imports_from_this_checkout_and_gets_no_variable_that_injects_co
     child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "a foreign module ran" not in child.stderr
     assert f"{ROOT}/nightshift/experiment/worker.py" in child.stderr  # in the traceback: it has no arguments
+
+
+# Executes the first argument, then runs the program in the second one, as Python does.
+BARE = """
+import os, runpy, sys
+_, preparation, *sys.argv = sys.argv
+sys.path[0] = os.path.dirname(sys.argv[0])
+exec(preparation)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", ["run.py", "prepare.py"])
+@pytest.mark.parametrize(
+    ("preparation", "problem"),
+    [
+        ("sys.version_info = (3, 8, 18)", "is Python 3.8; Nightshift needs 3.11 or newer"),
+        ("", "has no package nightshift"),
+        ("sys.path.append('packages')", "has no package tomlkit"),
+    ],
+)
+def test_a_python_without_packages_is_refused_with_the_command(
+    tmp_path: Path, program: str, preparation: str, problem: str
+) -> None:
+    metadata = tmp_path / "packages" / "nightshift-1.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(
+        "Name: nightshift\nVersion: 1\nRequires-Dist: scipy==1; extra == 'search'\nRequires-Dist: tomlkit==1\n"
+    )
+    command = [sys.executable, "-S", "-c", BARE, preparation, str(ROOT / program), "--help"]
+    for variables, words in (({}, "uv run"), ({"UV_NO_SYNC": "1"}, "env -u UV_NO_SYNC uv run")):
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        line = f"{sys.executable} {problem}. Run: {words} {program} (to install uv: pip install uv)\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+@pytest.mark.parametrize("name", ["run.py", "prepare.py", "nightshift/__init__.py", "nightshift/startup.py"])
+def test_an_old_python_can_read_the_files_that_refuse_it(name: str) -> None:
+    tree = ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
 
 
 # Runs a program with its arguments; at its end, says which of the modules in the first argument it has imported.

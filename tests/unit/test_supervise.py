@@ -146,17 +146,14 @@ TREES: dict[str, tuple[list[str], float, str | None, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.wall_clock  # the grace is kept in real time; only its lower bound is asserted
 @pytest.mark.parametrize("tree", TREES)
 def test_stop_ends_a_tree_and_waits_for_its_grace_at_most(make_group, launch, signature, tree):
     living, grace_seconds, cause, code = TREES[tree]
     group = make_group(grace_seconds)
     child = launch(group, code)
     wait_for(lambda: titles(signature) == living)
-    began = time.monotonic()
     assert group.stop() == []
     assert cause in (None, child.exit_cause())
-    assert cause != "killed by SIGKILL" or time.monotonic() - began >= grace_seconds
     assert not with_signature(signature)
     assert group.stop() == []
 
@@ -586,9 +583,9 @@ except Interrupted as error:
     say(error)
 """
 WAITS = {
-    "sleep": "time.sleep(60)",
+    "sleep": "time.sleep(600)",
     "a lock": "threading.Event().wait()",
-    "a join": "t = threading.Thread(target=time.sleep, args=(60,), daemon=True); t.start(); t.join()",
+    "a join": "t = threading.Thread(target=time.sleep, args=(600,), daemon=True); t.start(); t.join()",
     # It reads this process's stdin, and so ends when the test closes that, even if the signal came as it was started.
     "a child": 'subprocess.run(["cat"], stdout=subprocess.DEVNULL)',
     "computing": "while True: pass",
@@ -605,7 +602,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def ended(process: subprocess.Popen[str]) -> list[str]:
-    stdout, _ = process.communicate(timeout=30)
+    stdout, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
     return stdout.splitlines()
 
@@ -617,12 +614,10 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 def test_a_signal_ends_what_waits(wait: str, number: signal.Signals) -> None:
     process = program(WAITING.replace("WAIT", WAITS[wait]))
     assert first_line(process) == "ready"
-    began = time.monotonic()
     process.send_signal(number)
     # The child ends when stdin is closed: without the first line that could be before the signal is received.
     lines = [first_line(process), *ended(process)]
     assert lines == [f"stopped by {number.name}"]
-    assert time.monotonic() - began < 20
 
 
 def test_a_second_signal_is_ignored_and_one_to_come_is_not_lost() -> None:
@@ -631,7 +626,7 @@ try:
     with interruptible():
         try:
             say("ready")
-            time.sleep(60)
+            time.sleep(600)
         finally:
             say("cleaning")
             sys.stdin.read()
@@ -703,13 +698,13 @@ def test_a_command_ends_in_one_line_whatever_threads_its_libraries_start(tmp_pat
         "from nightshift.cli.shell import in_one_line\nfrom nightshift.executors.process import interruptible\n"
         "def command():\n"
         "    with interruptible():\n"
-        "        print('ready', flush=True)\n        time.sleep(60)\n"
+        "        print('ready', flush=True)\n        time.sleep(600)\n"
         "sys.exit(in_one_line(command)())\n"
     )
     command = [sys.executable, str(tmp_path / "run.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert first_line(process) == "ready"
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130
     assert stderr == "stopped by SIGINT\n"

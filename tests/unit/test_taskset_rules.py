@@ -27,6 +27,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def links(tmp_path: Path) -> Path:
+    """A checkout in which nothing is hashed."""
+    for name in ("environments", "nightshift"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
 def package(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(BOMB)
@@ -118,18 +126,18 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
         ("[environment.gsm8k]\nnum_validation = 5", "[environment.gsm8k]: num_validation goes with package"),
     ],
 )
-def test_what_does_not_fit_is_one_line(root: Path, text: str, expected: str) -> None:
-    package(root / "their_env")
-    (root / "empty").mkdir()
+def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) -> None:
+    package(links / "their_env")
+    (links / "empty").mkdir()
     for name in ("one", "other"):
-        package(root / "two" / name)
-    for project, data in (("torn", b"["), ("typed", b"[project]\ndependencies = 3"), ("binary", b"\xff\0")):
-        package(root / project / "inside")
-        (root / project / "pyproject.toml").write_bytes(data)
+        package(links / "two" / name)
+    for project, data in (("torn", b"["), ("typed", b"[project]\ndependencies = 3")):
+        package(links / project / "inside")
+        (links / project / "pyproject.toml").write_bytes(data)
     name = re.findall(r"environment\.\"?([^\"\]]+)", text)[0]
-    (root / "rules.toml").write_text(f'environments = ["{name}"]\n{text}\n')
+    (links / "rules.toml").write_text(f'environments = ["{name}"]\n{text}\n')
     with pytest.raises(UsageError) as raised:
-        rules_here(root, "trl", 1)
+        rules_here(links, "trl", 1)
     assert expected in str(raised.value)
 
 
@@ -147,10 +155,10 @@ def test_what_does_not_fit_is_one_line(root: Path, text: str, expected: str) -> 
         ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Name a folder, or org/name"),
     ],
 )
-def test_a_model_is_a_folder_or_a_commit_on_the_hub(root: Path, chosen: dict[str, Any], expected: str) -> None:
-    (root / "my_model").mkdir()
+def test_a_model_is_a_folder_or_a_commit_on_the_hub(links: Path, chosen: dict[str, Any], expected: str) -> None:
+    (links / "my_model").mkdir()
     try:
-        rules = rules_of(root, msgspec.convert(chosen | {"environments": ["gsm8k"]}, Chosen), "trl", 1)
+        rules = rules_of(links, msgspec.convert(chosen | {"environments": ["gsm8k"]}, Chosen), "trl", 1)
         found = f"{rules.model} {rules.model_revision} {rules.learning_rate_scale:g}"
     except UsageError as error:
         found = str(error)

@@ -13,7 +13,7 @@ from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
 from nightshift.evaluation.verifiers_environment import Question
 from nightshift.executors.process import interruptible
-from tests.rules import ARITHMETIC_TRL, GSM8K_TRL
+from tests.rules import GSM8K_TRL
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,20 +67,6 @@ def test_a_signal_in_the_code_of_a_package_is_no_fault_of_the_package(tmp_path, 
     (environment,) = environments.load(tmp_path, [EnvironmentRules("signalled", 1)])
     with pytest.raises(Interrupted), interruptible():
         environment.examples("train")
-
-
-def test_an_episode_asks_once_and_scores_the_answer() -> None:
-    (environment,) = environments.load(ROOT, ARITHMETIC_TRL.environments)
-    assert (environment.name, environment.package) == ("arithmetic", "nightshift_arithmetic")
-    assert [len(environment.examples(split)) for split in ("train", "validation")] == [4000, 4000]
-    example = environment.examples("validation")[0]
-    episode = environment.episode(example)
-    assert episode.score() == 0.0
-    (message,) = episode.ask() or ()
-    assert message["role"] == "user"
-    episode.answer(f"#### {example.answer}")
-    assert (episode.ask(), episode.score()) == (None, 1.0)
-    assert environment.episode(example).ask() == [message]  # a fresh one
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,389 @@
+"""Write what the documents quote: tables and figures from benchmarks/results, constants of the code, JSON Schemas.
+
+    uv run tools/docs.py
+
+In README.md and docs/*.md the text between `<!--NAME-->` and `<!--/-->` is replaced by what MAKERS has for NAME
+below. No line may begin with the marker of a figure: Markdown would read the line as HTML.
+docs/schemas/KIND.json are the shapes of record.json and of `nightshift status --json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nightshift.campaign.records import Record
+from nightshift.cli.status import Status
+from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
+from nightshift.engines.prime_rl.config import AC, DEFAULTS, OFFLOAD, SHARE
+from nightshift.engines.trl.engine import AT_ONCE
+from nightshift.files import Document
+
+ROOT = Path(__file__).parents[1]
+RULES = RuleConstants()
+SHIPPED = "kept-set"  # the name of the shipped rule in the result files
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_SCHEMAS: tuple[type[Document], ...] = (Record, Status)
+_MARKED = re.compile(r"<!--([a-z0-9-]+)-->(.*?)<!--/-->", re.DOTALL)
+
+
+def result(name: str) -> Any:
+    """Return the content of a file of benchmarks/results."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def worlds(name: str, rule: str = SHIPPED) -> dict[str, dict[str, Any]]:
+    """Return the rows of one rule in a file of simulated nights, by the name of the world."""
+    return {row["world"]: row for row in result(name)["worlds"] if row["rule"] == rule}
+
+
+def table(head: str, rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table. `head` separates the columns by ` | `."""
+    lines = [head, "|".join("---" for _ in head.split(" | ")), *(" | ".join(row) for row in rows)]
+    return "\n".join(["", *(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines), ""])
+
+
+def listed(values: Iterable[float]) -> str:
+    """Return numbers as `1, 2 and 3`."""
+    *most, last = (f"{value:g}" for value in values)
+    return f"{', '.join(most)} and {last}"
+
+
+def with_error(value: float, stderr: float, places: int = 2) -> str:
+    return f"{value:.{places}f} ± {stderr:.{places}f}"
+
+
+def percent_points(fraction: float) -> str:
+    """Return a fraction of 1 as a number of percentage points."""
+    return f"{100 * fraction:g}"
+
+
+def normal(mean: float, sd: float) -> str:
+    """Return N(mean, sd) in percentage points."""
+    return f"N({percent_points(mean)}, {percent_points(sd)})"
+
+
+COMPARED_WORLDS = (
+    "default", "hard", "bad changes", "half help", "nothing helps", "noise x2", "drift +3", "drawn 1", "drawn 4",
+    "drawn 5", "drawn 6", "arithmetic",
+)  # fmt: skip
+
+
+def compared() -> str:
+    rows, old = worlds("decision_rules_compared"), worlds("decision_rules_0.2.0", "0.2.0")
+    others = [worlds("decision_rules_compared", rule) for rule in ("best", "bar")]
+    names = [name for name in rows if name in COMPARED_WORLDS]
+    return table(
+        "world | this rule | 0.2.0 | best | bar | interval holds | in / out | kept | harmful",
+        (
+            (
+                name,
+                f"**{rows[name]['gain']:.2f}** ± {rows[name]['stderr']:.2f}",
+                *(f"{other[name]['gain']:.2f}" for other in (old, *others)),
+                f"{old[name]['holds']:.0f} → {rows[name]['holds']:.0f} %",
+                f"{rows[name]['commits_in']:.0f} / {rows[name]['commits_out']:.0f}",
+                f"{rows[name]['changes']:.0f}",
+                f"{rows[name]['harmful']:.0f} %",
+            )
+            for name in names
+        ),
+    )
+
+
+def simulated() -> str:
+    return table(
+        "world | gain | holds | too high | ± told | in / out | kept | harmful | missed",
+        (
+            (
+                name,
+                with_error(row["gain"], row["stderr"]),
+                f"{with_error(row['holds'], row['holds_stderr'], 1)} %",
+                f"{row['told_too_high']:+.2f}",
+                f"{row['half_interval']:.1f}",
+                f"{row['commits_in']:.1f} / {row['commits_out']:.1f}",
+                f"{row['changes']:.1f}",
+                f"{row['harmful']:.0f} %",
+                "" if row["missed"] is None else f"{row['missed']:.0f} %",
+            )
+            for name, row in worlds("decision_rules").items()
+        ),
+    )
+
+
+def answers() -> str:
+    pairs = zip(
+        result("decision_rules_answers")["worlds"], result("decision_rules_answers_ahead")["worlds"], strict=True
+    )
+    return table(
+        "world | answer | after the run | ahead | runs | holds",
+        (
+            (
+                after["world"],
+                f"{after['answer_seconds']:.0f} s",
+                *(with_error(row["gain"], row["stderr"]) for row in (after, ahead)),
+                f"{after['runs']:.0f}, {ahead['runs']:.0f}",
+                f"{after['holds']:.0f}, {ahead['holds']:.0f} %",
+            )
+            for after, ahead in pairs
+        ),
+    )
+
+
+def slots() -> str:
+    names = {1: "decision_rules", 4: "decision_rules_4_slots", 8: "decision_rules_8_slots"}
+    old = {(row["slots"], row["world"]): row for row in result("parallel_nights_0.2.0")["rows"]}
+    rows = [(num, world, worlds(name)[world]) for num, name in names.items() for world in ("default", "hard")]
+    return table(
+        "slots | world | this rule | 0.2.0 | holds | in / out | kept",
+        (
+            (
+                str(num),
+                world,
+                with_error(row["gain"], row["stderr"]),
+                with_error(old[num, world]["gain"], old[num, world]["stderr"]),
+                f"{with_error(row['holds'], row['holds_stderr'], 0)} %",
+                f"{row['commits_in']:.0f} / {row['commits_out']:.0f}",
+                f"{row['changes']:.0f}",
+            )
+            for num, world, row in rows
+        ),
+    )
+
+
+SHIPPED_BOUNDS = "in 0.6 out 0.5"  # when decision_rules_4_slots.json was measured
+OTHER_BOUNDS = ("in 0.6 out 0.4", "in 0.65 out 0.5", "in 0.65 out 0.4", "in 0.7 out 0.5", "in 0.7 out 0.4")
+
+
+def bounds() -> str:
+    """Return the gain of each pair of bounds at four slots: of the shipped pair, and of the others less this gain."""
+    shown, rows = ("default", "hard", "bad changes", "nothing helps", "drawn 6"), []
+    for rule in (SHIPPED, *OTHER_BOUNDS):
+        nights = worlds("decision_rules_4_slots", rule)
+        is_shipped = rule == SHIPPED
+        most = [row for name, row in nights.items() if name != "arithmetic"]
+        leads = [row["minus_kept_set"] or 0.0 for row in most]
+        errors = [row["minus_stderr"] or 0.0 for row in most]
+        stderr = math.sqrt(sum(error**2 for error in errors)) / len(most)
+        rows.append(
+            (
+                SHIPPED_BOUNDS if is_shipped else rule,
+                *(f"{nights[w]['gain']:.2f}" if is_shipped else f"{nights[w]['minus_kept_set']:+.2f}" for w in shown),
+                f"{statistics.mean(leads):+.2f} ± {stderr:.2f}",
+                f"{nights['default']['commits_in'] + nights['default']['commits_out']:.0f}",
+                f"{statistics.mean(row['harmful'] for row in most):.1f} %",
+                f"{min(row['holds'] for row in most):.0f} to {max(row['holds'] for row in most):.0f} %",
+            )
+        )
+    return table(f"bounds | {' | '.join(shown)} | mean of 15 | commits | harmful | holds", rows)
+
+
+def proposers() -> str:
+    def lead(row: Mapping[str, Any], name: str) -> str:
+        return "" if row[name] is None else f"{row[name]:+.2f} ± {row[f'{name}_stderr']:.2f}"
+
+    return table(
+        "proposer | rider | gain | by the rider | lead over random | holds | in / out | kept",
+        (
+            (
+                row["proposer"],
+                "yes" if row["rider"] else "no",
+                with_error(row["gain"], row["gain_stderr"]),
+                lead(row, "by_rider"),
+                lead(row, "lead"),
+                f"{with_error(row['holds'], row['holds_stderr'], 0)} %",
+                f"{row['commits_in']:.1f} / {row['commits_out']:.1f}",
+                f"{row['changes']:.1f}",
+            )
+            for row in result("proposers")["summary"]
+        ),
+    )
+
+
+SETTINGS = {
+    "default": "as shipped",
+    "lr*3": "learning rate x3",
+    "lr*6+max_rl": "learning rate x6, max_rl",
+    "less_easy": "pools: what was right in each rollout is drawn a quarter as often",
+    "lr/3": "learning rate /3",
+    "group16": "group_size 16 instead of 4",
+    "temp0.7": "temperature 0.7 instead of 1.0",
+}
+
+
+def arithmetic() -> str:
+    rows = result("arithmetic_slope")["settings"]
+    return table(
+        "train.toml | score | sd | steps",
+        (
+            (label, f"{rows[name]['mean']:.3f}", f"{rows[name]['sd']:.3f}", f"{rows[name]['steps']:.0f}")
+            for name, label in SETTINGS.items()
+        ),
+    )
+
+
+def figures() -> str:
+    gain, best, bar = (worlds("decision_rules_compared", rule)["default"]["gain"] for rule in (SHIPPED, "best", "bar"))
+    aa, cases = result("aa"), result("certificates")["rows"]
+    low, high = (100 * bound for bound in aa["interval_95"])
+    mistakes = [100 * row["better_within"][-1] for row in cases]
+    covered = [100 * row["covered"] for row in cases]
+    nights = {row["name"]: recorded(row) for row in result("recorded_nights")["nights"]}
+    old, plain = (row for row in result("trainer_steps")["summary"] if row["trainer"] != "here")
+    time = result("where_the_time_goes")
+    start, evaluation = (time["seconds"][name] for name in ("start-up of the trainer", "evaluation"))
+    rows = {
+        ("true gain of a simulated night of 9 hours", "decision_rules"): (
+            f"{gain:.2f} pp; keep-above-best {best:.2f} pp, moving bar {bar:.2f} pp"
+        ),
+        (f"{aa['decisions']} runs of the unchanged train.toml, each decided as a change that does nothing", "aa"): (
+            f"kept at once {aa['kept']} times, {100 * aa['kept_share']:.0f} % "
+            f"(95 % interval {low:.0f} to {high:.0f}); later {aa['adopted']} adopted and {aa['reverted']} reverted, "
+            f"so that {aa['standing']} are kept at the end; "
+            f"simulated campaigns keep {100 * aa['predicted_share']:.0f} % at once"
+        ),
+        ("certificates of two equal configs, 2,000 simulated campaigns in each of seven cases", "certificates"): (
+            f'"better" is said within five accesses in {min(mistakes):.1f} to {max(mistakes):.1f} % of campaigns; '
+            f"the 95 % interval holds in {min(covered):.1f} to {max(covered):.1f} %"
+        ),
+        (
+            "30 experiments each on 2 cores, baseline and result trained afresh with 3 seeds, on the test split",
+            "agents",
+        ): f"TPE {nights['tpe-0']}; random search, one lucky draw: {nights['random-0']}",
+        ("steps of the embedded trainer in a CPU second, five repetitions in turn", "trainer_steps"): (
+            f"{old['times_here']:.2f} times 0.2.0 ({old['least']:.2f} to {old['most']:.2f}), "
+            f"{plain['times_here']:.2f} times plain trl.GRPOTrainer ({plain['least']:.2f} to {plain['most']:.2f})"
+        ),
+        ("share of an experiment that is training, 60 s on 2 cores", "where_the_time_goes"): (
+            f"{100 * time['shares']['training']:.0f} %; {start:.1f} s start the trainer, "
+            f"{evaluation:.1f} s score 4,000 problems"
+        ),
+    }
+    return table(
+        "what | figure | remade by `uv run --group dev ...`",
+        ((label, figure, f"`benchmarks/{program}.py`") for (label, program), figure in rows.items()),
+    )
+
+
+def recorded(night: Mapping[str, Any]) -> str:
+    """Return what a recorded night gained, on fresh seeds."""
+    low, high = (100 * bound for bound in night["95 % interval"])
+    scores = f"{night['baseline, fresh seeds']:.3f} to {night['incumbent, fresh seeds']:.3f}"
+    return f"{scores}, {100 * night['difference']:+.1f} pp (95 % interval {low:+.1f} to {high:+.1f})"
+
+
+def replayed() -> str:
+    """Return the gain of each recorded night as the rule decides it today, and its certificate."""
+    return "; ".join(
+        f"{night['night']} {night['gain']:+.1f} ± {night['half_interval']:.1f} pp, certified {night['certified']:+.1f} "
+        f"({' to '.join(f'{bound:+.1f}' for bound in night['certified_interval'])})"
+        for night in result("replay")["nights"]
+    )
+
+
+def recorded_night() -> str:
+    """Return the title and the certificate of docs/example-report.html."""
+    page = (ROOT / "docs" / "example-report.html").read_text(encoding="utf-8")
+    text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    [title, *_] = re.findall(r"Better, certified: \S+ pp", text)
+    [certificate, *_] = re.findall(r"Certified on .+? pp, 95 % interval .+? pp", text)
+    return f"**{title}.** {certificate}."
+
+
+def presets() -> str:
+    def yes(value: object) -> str:
+        return "no" if value is None else "yes"
+
+    return table(
+        "GB | two GPUs: `ac` | one GPU: `ac` | one GPU: Adam on | one GPU: share of the server | "
+        "TRL: rollouts trained, sampled at once",
+        (
+            (
+                str(size),
+                yes(two[AC]),
+                yes(one[AC]),
+                "CPU" if one[OFFLOAD] else "GPU",
+                f"{one[SHARE]}",
+                ", ".join(map(str, AT_ONCE[size])),
+            )
+            for size, (two, one) in DEFAULTS.items()
+        ),
+    )
+
+
+def kinds() -> str:
+    names = ("ordinary", "bad", "bold", "disastrous")
+    return ", ".join(
+        f"{name} {normal(mean, sd)} ({100 * share:g} %)"
+        for name, (mean, sd, share) in zip(names, RULES.kinds, strict=True)
+    )
+
+
+def gain_ratio() -> str:
+    """Return the gain of the rule over the gain of keeping every new best score, in the default world."""
+    ours, best = (worlds("decision_rules_compared", rule)["default"]["gain"] for rule in (SHIPPED, "best"))
+    return f"{ours / best:.1f}"
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "compared": compared,
+    "simulated": simulated,
+    "answers": answers,
+    "slots": slots,
+    "bounds": bounds,
+    "proposers": proposers,
+    "arithmetic": arithmetic,
+    "figures": figures,
+    "replayed": replayed,
+    "recorded-night": recorded_night,
+    "presets": presets,
+    "gain-ratio": gain_ratio,
+    "kinds": kinds,
+    "noises": lambda: listed(factor for factor, _ in RULES.noises),
+    "noise-weights": lambda: f"{listed(100 * weight for _, weight in RULES.noises)} %",
+    "seed-sd": lambda: percent_points(RULES.seed_sd),
+    "prior-sd": lambda: percent_points(GSM8K_PRIOR_SD),
+    "drift-sd": lambda: percent_points(RULES.drift_sd),
+    "examples-share": lambda: f"{RULES.examples_share:g}",
+    "accident": lambda: f"{normal(*RULES.accidents[1][:2])} pp, with probability {100 * RULES.accidents[1][2]:g} %",
+    "in-out": lambda: f"In at P >= {RULES.keep_at:g}, out at P < {RULES.revert_below:g}",
+    "confirmed": lambda: f"{RULES.confirmed_above:g}",
+    "least-worth": lambda: f"{100 * RULES.least_worth:.2f}",
+    "shrink": lambda: f"{RULES.shrink[0]:g}",
+    "shrink-more": lambda: "beyond {1:g} changes {0:g} sd more for each e-fold".format(*RULES.shrink[1:]),
+    "widen": lambda: "{:g}, at several slots by {:g}".format(*RULES.widen),
+}
+
+
+def schemas() -> dict[str, str]:
+    """Return the text of each schema, JSON Schema 2020-12, by its kind."""
+    texts = {}
+    for document in _SCHEMAS:
+        kind = str(document.__struct_config__.tag)
+        schema = {"$schema": _DIALECT, "title": f"nightshift {kind}"} | msgspec.json.schema(document)
+        texts[kind] = json.dumps(schema, indent=1, sort_keys=True) + "\n"
+    return texts
+
+
+def main() -> None:
+    """Write the files. Exit code 1, and no file is written, if the names of markers and of makers differ."""
+    pages = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    names = {match[1] for text in pages.values() for match in _MARKED.finditer(text)}
+    if names != MAKERS.keys():
+        sys.exit(f"these names are only in the documents or only in MAKERS: {sorted(names ^ MAKERS.keys())}")
+    texts = {name: f"<!--{name}-->{make()}<!--/-->" for name, make in MAKERS.items()}
+    for path, text in pages.items():
+        path.write_text(_MARKED.sub(lambda match: texts[match[1]], text), encoding="utf-8")
+    for kind, text in schemas().items():
+        (ROOT / "docs" / "schemas" / f"{kind}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
