@@ -62,7 +62,7 @@ def apart(one: list[Any], other: list[Any]) -> bool:
     return bool(one[1] >= other[3] or other[1] >= one[3] or one[2] >= other[4] or other[2] >= one[4])
 
 
-@pytest.mark.parametrize("count", [3, 40, slow(120)])
+@pytest.mark.parametrize("count", [slow(3), 40, slow(120)])
 def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_path, count):
     if count != 40:
         build(tmp_path, count, num_examples=60, with_files=False)
@@ -83,7 +83,7 @@ def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_p
                 assert beside or high >= bottom or low <= top, (width, text, x)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [slow(1280), slow(800), 390])
 def test_nothing_scrolls_sideways(open_tab: Callable[..., Tab], path: Path, width: int) -> None:
     tab = open_tab(path, width)
     for row in ("0001", "0002", "0005"):

@@ -12,6 +12,7 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from tests.browsing import Tab, written
 from tests.campaigns import replace
+from tests.conftest import slow
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 
@@ -71,6 +72,7 @@ def test_searching_numbers_words_keys_and_values_beside_the_filters(tab: Tab) ->
     assert tab.column("number") == everything
 
 
+@pytest.mark.slow
 def test_the_table_folds_and_a_link_to_a_row_unfolds_it(tab: Tab) -> None:
     table = tab.page.locator("table.experiments")
     tab.page.locator("#fold-experiments > summary").press("Enter")
@@ -100,6 +102,7 @@ def test_the_table_as_csv_has_what_is_shown_in_numbers(tab: Tab) -> None:
     assert {row[at] for row in rows} == {""}  # not measured is no 0
 
 
+@pytest.mark.slow
 def test_no_cell_of_the_csv_is_a_formula(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
     formulas = [
         *("=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", '"=1', "\uff1d1", "\u22121"),
@@ -145,6 +148,7 @@ def choose(tab: Tab, a: int, b: int) -> str:
     return str(tab.page.locator("#compared").inner_text())
 
 
+@pytest.mark.slow
 def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> None:
     ledger = Ledger(path.parent)
     one, other = ledger.record(4), ledger.record(13)
@@ -180,7 +184,7 @@ def test_answers_shown_are_those_of_the_files(tab: Tab, path: Path) -> None:
     assert problem
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [slow(1280), 390])
 def test_it_fits_and_works_from_the_keyboard(open_tab: Callable[..., Tab], path: Path, width: int) -> None:
     tab = open_tab(path, width)
     before = tab.page.locator("#compared").inner_text()
@@ -190,6 +194,7 @@ def test_it_fits_and_works_from_the_keyboard(open_tab: Callable[..., Tab], path:
     assert tab.width() <= width
 
 
+@pytest.mark.slow
 def test_a_crash_is_compared_by_what_it_has(tab: Tab) -> None:
     tab.page.locator("#group-crash").click()
     text = choose(tab, 1, int(tab.column("number")[0]))

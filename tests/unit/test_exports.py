@@ -227,6 +227,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_folders_of_wandb_are_replaced_where_they_are_ours(checkout: Ledger, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     for _ in range(2):

@@ -22,7 +22,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}
 RULES = replace(ARITHMETIC_TRL, budget_seconds=60.0)
 USUAL = Conditions(Result(1000, Training(Outcome.BUDGET, 100, training_seconds=60.2)), RULES, VALUES)
-SEEDS = range(30)
+SEEDS = range(20)
 
 
 def healthy(seed: int, num_steps: int | None = None, gain: float | None = None) -> list[Step]:
@@ -180,16 +180,16 @@ def test_each_fault_is_found(fault: str, num_steps: int) -> None:
 
 
 def test_healthy_curves_give_no_alarm() -> None:
-    alarmed = {seed: text(healthy(seed), USUAL) for seed in range(200) if alarms(healthy(seed))}
-    assert len(alarmed) <= 2, alarmed  # measured: 0 of 600
+    alarmed = {seed: text(healthy(seed), USUAL) for seed in range(100) if alarms(healthy(seed))}
+    assert len(alarmed) <= 1, alarmed  # measured: 0 of 600
 
 
 def test_a_saturated_curve_is_not_said_to_rise() -> None:
     hits = 0
-    for seed in range(100):
+    for seed in range(50):
         curve = jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.05, seed)
         hits += "still rising" in text(changed(healthy(seed), reward_mean=curve), USUAL)
-    assert hits <= 2
+    assert hits <= 1
 
 
 def test_all_well_is_one_line_with_numbers() -> None:

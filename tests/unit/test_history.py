@@ -203,6 +203,7 @@ def rank_correlation(values: list[float], others: list[float]) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_brief_alone_names_the_best_learning_rate(tmp_path: Path) -> None:
     """Only the learning rate varies, by factors of 1.75."""
     distances = []
