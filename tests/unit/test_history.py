@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec import structs
 
@@ -11,7 +10,6 @@ from nightshift.agents.brief import compose
 from nightshift.agents.history import (
     KeyHistory,
     Memory,
-    RunRow,
     ValueRow,
     history,
     kept_changes,
@@ -25,7 +23,7 @@ from nightshift.campaign.records import Z95, Change, Failure, Record, Verdict, p
 from nightshift.campaign.results import last_campaign
 from nightshift.config.toml_edit import ABSENT
 from nightshift.errors import UsageError
-from tests.campaigns import BRANCH, context_after, tell
+from tests.campaigns import BRANCH, context_after, replace, tell
 from tests.night_checkout import nightshift
 
 SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
@@ -87,6 +85,7 @@ def test_a_run_has_its_score_and_its_difference_from_what_was_expected_of_its_pa
     assert " | 60.0 % | +" in str(row)
     assert str(row).endswith(f" pp | 40 | keep, confirmed: {GROUP} 4 -> 8 (also re-testing 0002)")
     assert str(last).endswith(" | 40 | re-run: the baseline, 0003")
+    assert str(replace(last, starts="start 2 of this config")).endswith(", 0003 [start 2 of this config]")
 
 
 def test_a_difference_never_changes_later(story: Story) -> None:
@@ -157,84 +156,6 @@ def test_a_crash_of_the_infrastructure_tells_nothing_of_a_key(story: Story) -> N
     assert len(story.memory().runs) == 2
 
 
-# A reader of the brief alone, on simulated nights whose scores have the noise of real runs
-
-GRID = [f"{1e-6 * 1.75**step:.3g}" for step in range(9)]
-RATES = {rate: -0.012 * (step - 5) ** 2 for step, rate in enumerate(GRID)}  # true scores, beside a constant
-NUM_SEEDS = 8
-RUN_SD = 0.013  # of a run's score: that of decision_rules.seed_sd for GSM8K and of docs/measured.md
-OTHERS = (
-    {"trainer.optim.weight_decay": 0.1},
-    {"trainer.optim.max_norm": 0.5},
-    {"orchestrator.train.sampling.temperature": 0.9},
-    {"orchestrator.max_off_policy_steps": 4},
-    {"trainer.loss.kl_tau": 0.01},
-    {GROUP: 16},
-)
-
-
-def simulated(root: Path, seed: int, proposals: list[dict[str, object]]) -> Ledger:
-    """A campaign from the third rate; a group size of 8 adds 8 pp, and other keys add nothing."""
-    ledger, noise = Ledger(root / str(seed)), np.random.default_rng(seed)
-    source = SHIPPED.replace(b"lr = 3e-6", f"lr = {GRID[2]}".encode())
-    for changes in [{}, *proposals]:
-        kept = fold(ledger, ledger.records(), BRANCH, "rules").kept
-        values = {key: value for change in kept for key, value in change.keys.items()} | changes
-        score = 0.5 + RATES[f"{float(values.get(LR, GRID[2])):.3g}"] - RATES[GRID[2]]
-        score += 0.08 * (str(values.get(GROUP)) == "8")
-        tell(ledger, changes, float(score + noise.normal(0, RUN_SD)), source=source)
-    return ledger
-
-
-def table_of(brief: str, key: str) -> dict[str, tuple[float, float]]:
-    """Read the by-key table of a brief: by value, mean score and difference in percent and pp."""
-    lines = brief.partition(f"\n| {key}: ")[2].splitlines()[1:]
-    rows = dict[str, tuple[float, float]]()
-    for line in lines:
-        cells = line.removeprefix("| ").split(" | ")
-        if len(cells) != 4:
-            break
-        rows[f"{float(cells[0]):.3g}"] = (float(cells[2].split()[0]), float(cells[3].split()[0]))
-    return rows
-
-
-def rank_correlation(values: list[float], others: list[float]) -> float:
-    ranks = (np.argsort(np.argsort(each)) for each in (values, others))
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
-def test_a_reader_of_the_brief_alone_names_the_best_learning_rate(tmp_path: Path) -> None:
-    """Only the learning rate varies, by factors of 1.75."""
-    distances = []
-    for seed in range(NUM_SEEDS):
-        order = np.random.default_rng(100 + seed).permutation([step for step in range(9) if step != 2])
-        ledger = simulated(tmp_path, seed, [{LR: float(GRID[step])} for step in order])
-        table = table_of(compose(context_after(ledger)), LR)
-        assert table.keys() == {*GRID}
-        best = max(table, key=lambda rate: table[rate][1])
-        distances.append(abs(GRID.index(best) - 5))
-    assert np.mean(np.array(distances) <= 1) >= 0.9, distances
-    assert np.mean(np.array(distances) == 0) >= 0.45, distances
-
-
-@pytest.mark.slow
-def test_values_that_were_measured_on_different_incumbents_are_ranked_rightly(tmp_path: Path) -> None:
-    """Two better rates are kept early; a group size of 8 is kept after them; the hill of the rates is found late."""
-    by_difference, by_score = [], []
-    for seed in range(NUM_SEEDS):
-        late = np.random.default_rng(200 + seed).permutation([0, 1, 5, 6, 7, 8])
-        proposals = [{LR: float(GRID[3])}, {LR: float(GRID[4])}, {GROUP: 8}]
-        for step, other in zip(late, OTHERS, strict=True):
-            proposals += [{LR: float(GRID[step])}, other]
-        table = table_of(compose(context_after(simulated(tmp_path, seed, [*proposals, {}]))), LR)
-        assert table.keys() == {*GRID}
-        truth, scores, differences = zip(*((RATES[rate], *row) for rate, row in table.items()), strict=True)
-        by_difference.append(rank_correlation(truth, differences))
-        by_score.append(rank_correlation(truth, scores))
-    assert np.mean(by_difference) > 0.92, by_difference
-    assert np.mean(by_score) < 0.88, by_score
-
-
 def test_a_key_without_a_value_is_unset(story: Story) -> None:
     """train.toml and prime-rl call that None, off and unset."""
     penalty, norm = "orchestrator.algo.length_penalty", "trainer.optim.max_norm"
@@ -254,38 +175,9 @@ def test_untried_keys_apply_and_are_used(story: Story) -> None:
     assert GROUP in every
     assert LR not in every
     assert "trainer.optim.momentum" not in every  # of sgd
-    assert story.memory({LR, GROUP, "trainer.optim.momentum"}).untried_keys == (GROUP,)
-
-
-def test_the_text_has_both_tables() -> None:
-    fields = {"rerun": None, "retest": None, "num_steps": 40, "since": "", "cause": "", "starts": ""}
-    first = RunRow(1, (), **fields | {"rerun": ()}, score=0.5, difference=None, difference_halfwidth=None, verdict=KEEP)
-    fields |= {"since": "adopted, unconfirmed", "starts": "start 2 of this config"}
-    change = (f"{LR} 3e-6 -> 4e-6",)
-    second = RunRow(2, change, **fields, score=0.53, difference=0.03, difference_halfwidth=0.02, verdict=DISCARD)
-    values = (ValueRow("3e-6", (), (1,), 0, 0.5, 0.0, 0.0), ValueRow("4e-6", (), (2,), 0, 0.53, 0.031, 0.02))
-    memory = Memory(
-        branch=BRANCH, rules_hash="rules", kept=("0002 ...",), runs=(first, second),
-        keys=(KeyHistory(LR, "3e-6", "4e-6", values),), untried_keys=("max_steps", "seq_len"), damaged=("runs/0011",),
-    )  # fmt: skip
-    lines = [line for line in str(memory).splitlines() if not line.startswith(("All runs", "Scores"))]
-    assert lines == [
-        "damaged: runs/0011",
-        "kept, the most certain first:",
-        "  0002 ...",
-        "",
-        "run | score | difference | steps | verdict: change",
-        "0001 | 50.0 % |  | 40 | keep: the baseline",
-        "0002 | 53.0 % | +3.0 ± 2.0 pp | 40 | discard, kept after re-testing, unconfirmed: "
-        "trainer.optim.lr 3e-6 -> 4e-6 [start 2 of this config]",
-        "",
-        "value | runs | mean score | difference",
-        "trainer.optim.lr: baseline 3e-6, incumbent 4e-6, best by difference 4e-6",
-        "  3e-6 | 1 | 50.0 % | 0 (the baseline's value)",
-        "  4e-6 | 1 | 53.0 % | +3.1 ± 2.0 pp",
-        "",
-        "untried keys: max_steps; seq_len",
-    ]
+    memory = story.memory({LR, GROUP, "trainer.optim.momentum"})
+    assert memory.untried_keys == (GROUP,)
+    assert str(memory).endswith(f"untried keys: {GROUP}")
 
 
 def test_the_kept_changes_are_listed_by_how_certain_they_are(story: Story) -> None:
@@ -315,9 +207,6 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(tmp_path: Path) -> N
     (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
     assert list(load_configs(ledger, campaign.decided)) == [3, 4]
     with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
-        of_last_campaign(ledger)
-    (ledger.run_dir(1) / "train.toml").unlink()
-    with pytest.raises(UsageError, match=r"train\.toml cannot be read: No such file.* Put it back"):
         of_last_campaign(ledger)
     (ledger.run_dir(1) / "train.toml").write_bytes(SHIPPED)
     text = str(of_last_campaign(ledger))
