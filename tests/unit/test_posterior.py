@@ -214,8 +214,8 @@ def test_a_run_in_flight_may_leave_a_rest_that_was_never_measured() -> None:
     assert posterior.rider(change(5), in_flight) in (None, change(2))
 
 
-@pytest.mark.parametrize(("num_slots", "num_runs", "num_each"), [(1, 20, 2), (1, 46, 2), (4, 40, 4), (8, 80, 8)])
-def test_a_night_ends_with_baselines_and_then_incumbents(num_slots: int, num_runs: int, num_each: int) -> None:
+@pytest.mark.parametrize(("num_slots", "num_runs", "num_each"), [(1, 19, 0), (1, 20, 2), (4, 39, 0), (8, 80, 8)])
+def test_a_night_ends_with_baselines_and_then_incumbents_unless_it_is_short(num_slots: int, num_runs: int, num_each: int) -> None:
     stages = []
     for number in range(num_runs):
         num_last = sum(stage is not Stage.SEARCH for stage in stages)
@@ -225,9 +225,6 @@ def test_a_night_ends_with_baselines_and_then_incumbents(num_slots: int, num_run
     assert stages == [Stage.SEARCH] * num_search + ending
 
 
-@pytest.mark.parametrize(("num_slots", "num_runs"), [(1, 19), (4, 39)])
-def test_a_short_night_has_no_last_runs(num_slots: int, num_runs: int) -> None:
-    assert {next_stage(number, 0, num_runs - number, num_slots) for number in range(num_runs)} == {Stage.SEARCH}
 
 
 def test_in_the_last_runs_nothing_comes_in_and_then_nothing_goes_out() -> None:
