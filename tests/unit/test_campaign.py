@@ -231,8 +231,6 @@ def test_a_process_folds_what_came_since_and_anew_what_changed(tmp_path: Any) ->
         assert [found.proposal_of(a_change(n)) for n in range(9)] == [wanted.proposal_of(a_change(n)) for n in range(9)]
 
 
-
-
 def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:
     if scores is None or record.result is None or record.evaluation is None:
         return replace(record, result=None)
