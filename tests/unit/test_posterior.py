@@ -215,7 +215,9 @@ def test_a_run_in_flight_may_leave_a_rest_that_was_never_measured() -> None:
 
 
 @pytest.mark.parametrize(("num_slots", "num_runs", "num_each"), [(1, 19, 0), (1, 20, 2), (4, 39, 0), (8, 80, 8)])
-def test_a_night_ends_with_baselines_and_then_incumbents_unless_it_is_short(num_slots: int, num_runs: int, num_each: int) -> None:
+def test_a_night_ends_with_baselines_and_then_incumbents_unless_it_is_short(
+    num_slots: int, num_runs: int, num_each: int
+) -> None:
     stages = []
     for number in range(num_runs):
         num_last = sum(stage is not Stage.SEARCH for stage in stages)
@@ -223,8 +225,6 @@ def test_a_night_ends_with_baselines_and_then_incumbents_unless_it_is_short(num_
     num_search = num_runs - 2 * num_each
     ending = [Stage.LAST_BASELINES] * num_each + [Stage.LAST_INCUMBENTS] * num_each
     assert stages == [Stage.SEARCH] * num_search + ending
-
-
 
 
 def test_in_the_last_runs_nothing_comes_in_and_then_nothing_goes_out() -> None:
