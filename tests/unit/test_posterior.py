@@ -215,9 +215,7 @@ def test_a_run_in_flight_may_leave_a_rest_that_was_never_measured() -> None:
 
 
 @pytest.mark.parametrize(("num_slots", "num_runs", "num_each"), [(1, 19, 0), (1, 20, 2), (4, 39, 0), (8, 80, 8)])
-def test_a_night_ends_with_baselines_and_then_incumbents_unless_it_is_short(
-    num_slots: int, num_runs: int, num_each: int
-) -> None:
+def test_a_night_that_is_long_ends_with_baselines_and_then_incumbents(num_slots, num_runs, num_each):
     stages = []
     for number in range(num_runs):
         num_last = sum(stage is not Stage.SEARCH for stage in stages)
