@@ -3,8 +3,6 @@
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,25 +10,21 @@ import pytest
 from nightshift.agents.base import Answer
 from nightshift.agents.brief import compose
 from nightshift.agents.team import implementation, reflection, strategy
-from nightshift.campaign.records import Action, Change, Decision, Judgement, Run
+from nightshift.campaign.records import Judgement
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
 from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import find_key
 from nightshift.errors import ExitCode
-from tests.campaigns import a_record, a_result, context_of, replace
+from tests.campaigns import a_record, context_of, replace
 
 ROOT = Path(__file__).parents[2]
 RUN = runpy.run_path(str(ROOT / "run.py"))["main"]
 TEXT = (ROOT / "program.md").read_text()
 
 
-
-
 def test_it_says_early_what_matters_most() -> None:
     assert TEXT.index("**Never stop.**") < TEXT.index("\n## Direction\n") < TEXT.index("\n## Set up\n") < 2_000
-
-
 
 
 @pytest.mark.parametrize("page", ["README.md", "program.md", "CLAUDE.md", "SECURITY.md"])
@@ -73,8 +67,6 @@ def test_keys_of_the_summary_exist() -> None:
     text = summary(told)
     assert "\nscaled:           trainer.optim.lr 3e-6 x 50 = 0.00015 on this model\nunused_keys:      2: a, b\n" in text
     assert {"scaled", "unused_keys"} <= set(re.findall(r"`(\w+)", TEXT))
-
-
 
 
 def test_keys_of_train_toml_are_open() -> None:
