@@ -377,22 +377,6 @@ def test_no_number_of_a_commit_is_given_again_after_runs_was_removed(setup: Setu
     assert run(replace(setup, ledger=Ledger(setup.root))).number == 3
 
 
-def test_a_stored_config_of_the_parent_that_was_edited_closes_the_record_at_once(setup: Setup) -> None:
-    baseline(setup, POOR, then=GOOD)
-    path = setup.ledger.run_dir(1) / "train.toml"
-    source = path.read_text()
-
-    def edit(text: str) -> None:
-        if text.startswith("experiment 0002: "):  # its number is reserved
-            path.write_text(source.replace(POOR, "1e-9"))
-
-    setup.reporter.on_note = edit
-    record = run(setup)
-    assert (record.number, record.failure) == (2, Failure.MACHINERY)
-    assert "runs/0001/train.toml is not what experiment 0001 ran" in record.why
-    assert Ledger(setup.root).record(2).git_action is not None
-
-
 @pytest.mark.parametrize("victim", ["keep_model", "close"])
 def test_a_kill_after_the_commit_is_made_good_by_the_next_start(setup, victim, monkeypatch):
     baseline(setup, POOR, then=GOOD)
