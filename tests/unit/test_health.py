@@ -252,16 +252,10 @@ def test_real_trl_metrics() -> None:
     assert "54% all right, 32% all wrong" in found(steps, "teach nothing").text
     cold = read_steps(FIXTURES / "trl-temperature-0.7.jsonl")  # the last 200 of 456 steps: it has stopped learning
     assert [finding.text[:11] for finding in alarms(cold)] == ["reward flat", "98% of the "]
-
-
-def test_a_real_collapse() -> None:
-    """lr 3e-5 instead of 3e-6 on the trl engine: the final weights scored 0.023, the base model 0.426."""
-    findings = digest(read_steps(FIXTURES / "trl-lr-x10.jsonl"), USUAL)
-    assert findings[0].text.startswith("reward collapsed from 0.30 (about step 3) to 0.02")
-    assert findings[0].keys[0] == "trainer.optim.lr"
-    assert findings[0].severity == BROKEN
-    assert findings[1].text.startswith("entropy rose from 0.0672 to 0.247")
-    assert "90% of the groups teach nothing in the last half (5% all right, 85% all wrong)" in findings[3].text
+    hot = digest(read_steps(FIXTURES / "trl-lr-x10.jsonl"), USUAL)  # scored 0.023, the base model 0.426
+    assert hot[0].text.startswith("reward collapsed from 0.30 (about step 3) to 0.02")
+    assert (hot[0].keys[0], hot[0].severity) == ("trainer.optim.lr", BROKEN)
+    assert hot[1].text.startswith("entropy rose from 0.0672 to 0.247")
 
 
 def test_real_prime_rl_metrics() -> None:
