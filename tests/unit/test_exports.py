@@ -17,7 +17,6 @@ from nightshift.campaign.results import Counts
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
-from nightshift.errors import UsageError
 from nightshift.files import whole_folder
 from nightshift.report.export.story import Story, as_csv, cell, outcome_of
 from tests.campaigns import a_record, replace
@@ -208,9 +207,6 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with whole_folder(target) as partial:
         (partial / "whole").touch()
     assert [path.name for path in target.iterdir()] == ["whole"]
-    with pytest.raises(UsageError, match="out holds something already"), whole_folder(target):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_folders_of_wandb_are_replaced_where_they_are_ours(checkout: Ledger, tmp_path: Path) -> None:
