@@ -232,7 +232,7 @@ def test_a_process_folds_what_came_since_and_anew_what_changed(tmp_path: Any) ->
 
 
 def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:
-    if scores is None or record.result is None or record.evaluation is None:
+    if scores is None:
         return replace(record, result=None)
     return replace(record, result=replace(record.result, evaluation=replace(record.evaluation, scores=packed(scores))))
 
