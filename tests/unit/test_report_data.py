@@ -261,14 +261,26 @@ def test_the_seconds_of_a_run_sum_to_its_total(step, num_steps, told):
     assert list(uses)[: 1 + len(told)] == [Use.STARTUP, *told]
 
 
-def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:
-    began = datetime(2026, 11, 20, 22, tzinfo=UTC)
-    starts = [began, began + timedelta(seconds=100), began + timedelta(seconds=400) + NIGHT_GAP]
-    records = [a_record(number=i, started=s.isoformat(), total_seconds=80.0) for i, s in enumerate(starts, 1)]
-    first, second = nights([(record, {Use.TRAINING: 80.0}) for record in records])
+def runs(*spans: tuple[float, float]) -> list[Record]:
+    """Records of runs, from the seconds of their begin and of their length."""
+    night, records = datetime(2026, 11, 20, 22, tzinfo=UTC), list[Record]()
+    for number, (began_seconds, seconds) in enumerate(spans, 1):
+        began = (night + timedelta(seconds=began_seconds)).isoformat()
+        result = replace(a_result(0.5), started=began, total_seconds=seconds)
+        records.append(a_record(number=number, started=began, total_seconds=seconds, result=result))
+    return records
+
+
+def test_a_long_pause_parts_two_nights_and_a_short_one_or_that_of_a_slot_is_idle() -> None:
+    apart = runs((0, 80), (100, 80), (400 + NIGHT_GAP.total_seconds(), 80))
+    first, second = nights([(record, {Use.TRAINING: 80.0}) for record in apart])
     assert (first.num_experiments, second.num_experiments) == (2, 1)
     assert first.seconds == {Use.TRAINING: 160.0, Use.IDLE: 20.0}
     assert sum(first.seconds.values()) == first.length_seconds
+    beside = runs((0, 60), (0, 40), (60, 40))
+    assert num_at_once(beside) == 2
+    [night] = nights([(record, {Use.TRAINING: record.total_seconds}) for record in beside])
+    assert (night.length_seconds, night.seconds) == (100.0, {Use.TRAINING: 140.0, Use.IDLE: 60.0})
 
 
 # Words
@@ -293,25 +305,6 @@ def test_markdown_cells_hold_no_markup(text: str) -> None:
 
 def test_a_markdown_cell_links_to_nowhere() -> None:
     assert markdown("www.evil.example, WWW.x, http://x") == r"www\.evil.example, WWW\.x, http:\//x"
-
-
-# Runs at once
-
-
-NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
-
-
-def a_run(number: int, began_seconds: float, seconds: float) -> Record:
-    began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
-    result = replace(a_result(0.5), started=began, total_seconds=seconds)
-    return a_record(number=number, started=began, total_seconds=seconds, result=result)
-
-
-def test_a_slot_that_stands_idle_counts_while_another_is_in_use() -> None:
-    records = [a_run(1, 0, 60), a_run(2, 0, 40), a_run(3, 60, 40)]
-    assert num_at_once(records) == 2
-    [night] = nights([(record, {Use.TRAINING: record.total_seconds}) for record in records])
-    assert (night.length_seconds, night.seconds) == (100.0, {Use.TRAINING: 140.0, Use.IDLE: 60.0})
 
 
 # The headline beside the certificate
