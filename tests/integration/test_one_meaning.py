@@ -2,8 +2,6 @@
 
 import csv
 import re
-from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -19,23 +17,8 @@ from nightshift.cli.status import Status, experiment_lines
 from nightshift.night.summary import one_line
 from nightshift.report.page import render, view_of, write_report
 from tests.checkouts import commit_all
+from tests.integration.test_report import NOW, Page
 from tests.stand_in_campaign import BRANCH, build
-
-NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
-
-
-class Rows(HTMLParser):
-    """What the page's table says of each experiment."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: dict[int, dict[str, str]] = {}
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        fields = {name: value or "" for name, value in attrs}
-        if tag == "tbody" and "data-number" in fields:
-            self.rows[int(fields["data-number"])] = fields
 
 
 class Seen:
@@ -50,7 +33,8 @@ class Seen:
         self.campaign = Campaign.of(self.records, *last_campaign(self.records))
         view = view_of(self.ledger, BRANCH, NOW)
         self.page, self.title = render(view), view.headline.title
-        self.rows = Rows(self.page).rows
+        bodies = [fields for tag, fields in Page(self.page).elements if tag == "tbody" and "data-number" in fields]
+        self.rows = {int(fields["data-number"] or ""): fields for fields in bodies}
         write_report(root, NOW, root / "report")
         self.markdown = (root / "report" / "report.md").read_text()
         with (root / "results.tsv").open() as file:
@@ -138,7 +122,8 @@ def test_the_kept_changes_are_the_same_everywhere(seen: Seen) -> None:
     assert len(names) > 3
     assert [line.split()[1].rstrip(":") for line in seen.status if line.startswith("kept: ")] == names
     by_p = [line.split()[0] for line in kept_changes(seen.campaign)]
-    assert sorted(by_p) == sorted(names)
+    p_helps = {change.name: seen.campaign.posterior.effect(change).p_helps for change in seen.campaign.kept}
+    assert by_p == sorted(names, key=lambda name: -p_helps[name])
     rows = re.findall(r"^\| (\d{4}) \|[^|]*\| \d+ % \|", seen.markdown, re.M)
     assert rows[: len(by_p)] == by_p, "report.md lists them by P, too"
 
