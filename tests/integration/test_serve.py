@@ -13,7 +13,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from tests.campaigns import replace
-from tests.checkouts import git
+from tests.checkouts import commit_all
 from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, build
 from tests.waiting import HANG_SECONDS
@@ -25,13 +25,11 @@ REFRESH = '<meta http-equiv="refresh" content="30">'
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     build(root, 2, num_examples=60, with_files=False)
-    git(root, "init", "--quiet", "--initial-branch", BRANCH)
     (root / "run.py").write_text("")
     (root / "rules.toml").touch()
     (root / "train.toml").write_bytes(Ledger(root).source(1))
     (root / ".gitignore").write_text("runs/\n")
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "a campaign")
+    commit_all(root, BRANCH)
     return root
 
 
