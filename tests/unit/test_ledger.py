@@ -53,18 +53,14 @@ def table(ledger: Ledger) -> list[dict[str, str]]:
 def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
     judgement = Judgement(why="loss is nan")
     closed(ledger, status="crash", judgement=judgement, result=None)
-    cells = table(ledger)[0]
+    closed(ledger, commits={"keep 0002": "abcdef0123", "revert 0001": "c0ffee"})
+    assert COLUMNS[:5] == ("commit", "eval_score", "memory_gb", "status", "description")
+    cells, kept = table(ledger)
+    assert (cells["commit"], kept["commit"]) == ("", "abcdef0")
     for column in ("eval_score", "effect_at_decision", "p_helps", "memory_gb", "reward_mean", "num_steps", "parent"):
         assert cells[column] == "", column
     assert "0.0" not in row(a_record())
     assert {*COLUMNS} <= figures(a_record()).keys()  # else the column would be empty in each row
-
-
-def test_commit_is_empty_unless_kept_and_the_first_five_columns_are_the_formats(ledger: Ledger) -> None:
-    assert COLUMNS[:5] == ("commit", "eval_score", "memory_gb", "status", "description")
-    closed(ledger)
-    closed(ledger, commits={"keep 0002": "abcdef0123", "revert 0001": "c0ffee"})
-    assert [r["commit"] for r in table(ledger)] == ["", "abcdef0"]
 
 
 def test_no_text_of_results_tsv_is_a_formula_and_numbers_keep_their_minus(ledger: Ledger) -> None:
@@ -97,13 +93,6 @@ def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger) -> None:
         assert ledger.tsv_path.read_bytes() == whole
 
 
-def test_a_folder_whose_record_was_never_written_is_passed_over(ledger: Ledger) -> None:
-    closed(ledger)
-    ledger.run_dir(2).mkdir()
-    assert [r.number for r in ledger.records()] == [1]
-    assert closed(ledger).number == 3
-
-
 @pytest.mark.parametrize("name", ["config.json", "record.json", ".reserving"])
 def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypatch):
     closed(ledger)
@@ -124,10 +113,13 @@ def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypat
 
 
 def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> None:
-    ledger.runs_dir.mkdir()
+    closed(ledger)
+    ledger.run_dir(2).mkdir()  # its record was never written
+    assert [r.number for r in ledger.records()] == [1]
+    assert closed(ledger).number == 3
     (ledger.runs_dir / "0041").write_text("somebody's file\n")
     assert closed(ledger).number == 42
-    assert ledger.numbers() == [42]
+    assert ledger.numbers() == [1, 3, 42]
 
 
 def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: Ledger) -> None:
