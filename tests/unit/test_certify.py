@@ -29,7 +29,7 @@ from nightshift.report.export.story import Story
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import GOOD, POOR, SilentReporter, keep, make_poor, write
+from tests.stand_in_setup import GOOD, POOR, keep, make_poor, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -51,11 +51,6 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 
 @pytest.fixture
-def notebook(setup: Setup) -> SilentReporter:
-    return setup.reporter
-
-
-@pytest.fixture
 def kept(setup: Setup) -> Setup:
     return keep(setup)
 
@@ -70,8 +65,8 @@ def run_names(setup: Setup) -> list[str]:
     return sorted(path.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/run.json"))
 
 
-def test_a_certificate_from_new_seeds_on_the_test_split(kept: Setup, notebook: SilentReporter) -> None:
-    notebook.notes.clear()
+def test_a_certificate_from_new_seeds_on_the_test_split(kept: Setup) -> None:
+    kept.reporter.notes.clear()
     made = certified(kept)
     assert read_comparisons(kept.ledger) == [made]
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
@@ -88,7 +83,7 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Setup, notebook: S
     ]
     used = {record.result.seed for record in kept.ledger.records() if record.result}
     assert max(used) < first
-    began = [note.split(",")[0] for note in notebook.notes if ": run " in note]
+    began = [note.split(",")[0] for note in kept.reporter.notes if ": run " in note]
     assert began == ["baseline", "incumbent", "incumbent", "baseline", "baseline", "incumbent"]
     assert living_children() == []
 
@@ -125,25 +120,25 @@ def test_a_damaged_line_of_the_journal_is_noted(kept: Setup) -> None:
     assert note in certified(kept, num_seeds=1).notes
 
 
-def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup, notebook: SilentReporter) -> None:
+def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup) -> None:
 
     def interrupt(text: str) -> None:
         if "run 4 of 6" in text:
             raise Interrupted("stopped by SIGINT")
 
-    notebook.on_note = interrupt
+    kept.reporter.on_note = interrupt
     with pytest.raises(Interrupted):
         certified(kept)
     assert living_children() == []
     before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
     assert len(before) == 3
     assert read_comparisons(kept.ledger) == []
-    notebook.on_note = lambda text: None
+    kept.reporter.on_note = lambda text: None
     with pytest.raises(UsageError, match="began with 3 seeds"):
         certified(kept, num_seeds=5)
-    notebook.notes.clear()
+    kept.reporter.notes.clear()
     made = certified(kept)
-    assert sum(": run " in note for note in notebook.notes) == 3
+    assert sum(": run " in note for note in kept.reporter.notes) == 3
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
     assert {access.number for access in kept.ledger.journal.accesses()} == {made.access} == {1}
@@ -180,13 +175,13 @@ def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
 
 
 @pytest.mark.slow
-def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReporter) -> None:
+def test_broken_machinery_is_tried_once_more(kept: Setup) -> None:
     fault(kept.ledger.runs_dir, "sigkill", once=True)
-    notebook.notes.clear()
+    kept.reporter.notes.clear()
     made = certified(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
     assert made.notes == ("baseline, seed 101000: was started 2 times",)
-    assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in notebook.notes)
+    assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in kept.reporter.notes)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +300,7 @@ def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monk
         tasks(kept, 3, budget_seconds=2.0)
 
 
-def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, notebook, monkeypatch):
+def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(kept, monkeypatch):
     seen: list[str] = []
 
     def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:
@@ -319,7 +314,9 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
     made = certified(kept, num_seeds=1)
     assert len(seen) == 3
     assert seen[0] == seen[2]
-    assert any("not the config's fault: the server did not serve the file: 0.1 from" in note for note in notebook.notes)
+    assert any(
+        "not the config's fault: the server did not serve the file: 0.1 from" in note for note in kept.reporter.notes
+    )
     told = [f"{side}, seed {name.rpartition('-')[2]}: served = file: 0.0010 from it, 0.1000 from the start weights"
             for side, name in (("incumbent", seen[1]), ("baseline", seen[2]))]  # fmt: skip
     assert sorted(note for note in made.notes if "served" in note) == sorted(told)
