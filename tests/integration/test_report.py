@@ -195,10 +195,12 @@ def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(t
 
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
     ledger = build(tmp_path, 4, num_examples=500)
-    source = Path(__file__).parents[2] / "environments/arithmetic/pyproject.toml"
-    place = tmp_path / "environments/arithmetic/pyproject.toml"
-    place.parent.mkdir(parents=True)
-    place.write_text(source.read_text().replace("num_validation = 4000", "num_validation = 500"))
+    source, folder = Path(__file__).parents[2] / "environments/arithmetic", tmp_path / "environments/arithmetic"
+    folder.mkdir(parents=True)
+    (folder / "nightshift_arithmetic").symlink_to(source / "nightshift_arithmetic")
+    (folder.parent / "gsm8k").symlink_to(source.parent / "gsm8k")
+    declared = (source / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(declared.replace("num_validation = 4000", "num_validation = 500"))
     (tmp_path / "rules.toml").write_text("")
     before = render(view_of(ledger, "", NOW))
     rows = [row for row in view_of(ledger, "", NOW).rows if row.slices]
