@@ -174,17 +174,3 @@ def test_searched_sorted_and_compared(open_tab, many, width, scheme):
     assert "fixed" in tab.page.locator("#compared").inner_text()
     tab.page.locator(f"#open-{int(tab.column('number')[0]):04d}").click()
     assert tab.width() <= width
-
-
-@pytest.mark.slow
-def test_a_page_of_a_night_in_flight_reloads_itself_as_a_file_under_its_policy(open_tab, path, tmp_path):
-    html = render(view_of(Ledger(path.parent), "", NOW), is_live=True).replace('content="30"', 'content="1"')
-    (tmp_path / "live.html").write_text(html, encoding="utf-8")
-    tab = open_tab(tmp_path / "live.html")
-    (tmp_path / "live.html").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    tab.page.locator("meta[http-equiv=refresh]").wait_for(state="detached")
-    loaded = [url for url in tab.asked if not url.startswith("data:")]
-    tab.page.wait_for_load_state("networkidle")  # the new page asks nobody
-    assert (
-        [url for url in tab.asked if not url.startswith("data:")] == loaded == [(tmp_path / "live.html").as_uri()] * 2
-    )
