@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from nightshift.agents.brief import compose
 from nightshift.agents.history import (
@@ -101,12 +100,14 @@ def test_a_difference_never_changes_later(story: Story) -> None:
 
 
 def test_a_crash_has_its_cause_and_counts_for_its_value(story: Story) -> None:
-    story.tell({LR: 1e-3}, None)
+    crash = story.tell({LR: 1e-3}, None)
     row, value = story.memory().runs[1], values_of(story, LR)["0.001"]
     assert (row.score, row.difference, row.cause) == (None, None, "loss is nan")
     assert str(row) == f"0002 |  |  | 40 | crash (loss is nan): {LR} 3e-6 -> 0.001"
     assert (value.numbers, value.num_crashes, value.mean_score, value.difference) == ((), 1, None, None)
     assert str(value) == "0.001 | 0 and 1 crashed |  | "
+    story.ledger.write(replace(crash, failure=Failure.MACHINERY))  # tells nothing of a key
+    assert (story.keys, len(story.memory().runs)) == ({}, 2)
 
 
 def test_changes_of_several_keys_have_rows_of_their_own(story: Story) -> None:
@@ -146,13 +147,6 @@ def test_a_run_that_re_tests_a_value_is_not_counted(story: Story) -> None:
 def test_a_key_that_falls_away_with_its_variant_was_not_touched(story: Story) -> None:
     story.tell({"trainer.loss.type": "default", "trainer.loss.ipo_threshold": ABSENT}, WORSE)
     assert story.keys.keys() == {"trainer.loss.type"}
-
-
-def test_a_crash_of_the_infrastructure_tells_nothing_of_a_key(story: Story) -> None:
-    crash = story.tell({LR: 1e-5}, None)
-    story.ledger.write(structs.replace(crash, failure=Failure.MACHINERY))
-    assert story.keys == {}
-    assert len(story.memory().runs) == 2
 
 
 def test_a_key_without_a_value_is_unset(story: Story) -> None:
