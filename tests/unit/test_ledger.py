@@ -119,7 +119,7 @@ def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> Non
     assert closed(ledger).number == 3
     (ledger.runs_dir / "0041").write_text("somebody's file\n")
     assert closed(ledger).number == 42
-    assert ledger.numbers() == [1, 3, 42]
+    assert ledger.numbers() == [1, 2, 3, 42]
 
 
 def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: Ledger) -> None:
