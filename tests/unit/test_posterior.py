@@ -252,17 +252,6 @@ def test_a_kept_change_whose_record_is_gone_is_of_any_kind() -> None:
         posterior.effect(change(2))
 
 
-def test_a_copy_shares_nothing_with_what_it_was_copied_from() -> None:
-    posterior = start()
-    posterior.observe(Run(new=change(1)), 0.52, 0.1)
-    copied = posterior.copy()
-    before = posterior.predict(posterior.kept), posterior.gain(), posterior.noise_variance
-    copied.observe(Run(kept=copied.kept, new=change(2)), 0.60, 0.2)
-    copied.decide_for_user(change(3), True)
-    assert (posterior.predict(posterior.kept), posterior.gain(), posterior.noise_variance) == before
-    assert posterior.known(change(2)) is None
-
-
 def test_a_change_that_the_user_keeps_is_of_any_kind_until_a_run_measures_it() -> None:
     posterior = start()
     posterior.decide_for_user(change(1), True)
