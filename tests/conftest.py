@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 slow = partial(pytest.param, marks=pytest.mark.slow)  # one case of a parametrized test
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
-    "torch": ("tests/integration/test_trl_",),
+    "torch": ("tests/integration/test_trl_", "tests/integration/test_prime_rl_reader.py"),
     "browser": ("tests/browser/",),
     "slurm": ("tests/integration/test_slurm.py",),
     "verifiers": (

@@ -26,7 +26,9 @@ def browser() -> Iterator[Any]:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     with playwright.sync_playwright() as driver:
         # root has no sandbox
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=1000 * HANG_SECONDS)
+        browser = driver.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=1000 * HANG_SECONDS
+        )
         yield browser
         browser.close()
 

@@ -89,14 +89,12 @@ def proven(run_dir: Path, known: Read, said: Rows, base: Path = BASE) -> str:
     return prove(run_dir, weights, base, READER, ENVIRON)
 
 
-def test_an_adapter_is_added_to_the_base_and_the_proof_is_whole(whole: tuple[Path, Read], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_adapter_is_added_to_the_base_and_one_that_was_not_served_is_caught(
+    whole: tuple[Path, Read], tmp_path: Path
+) -> None:
     adapter(tmp_path / "weights")
     assert proven(tmp_path, whole[1], whole[1].file).startswith("served = file: 0.0000 nats a token from the file, 0.")
-
-
-@pytest.mark.slow
-def test_an_adapter_that_was_not_served_is_caught(whole: tuple[Path, Read], tmp_path: Path) -> None:
-    adapter(tmp_path / "weights")
     with pytest.raises(
         EngineError, match=r"did not serve the file: what it says lies 0\.\d+ nats .* 0\.0000 from the st"
     ):

@@ -14,6 +14,7 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.evaluation import environment as environments
+from tests.conftest import slow
 from tests.rules import ARITHMETIC_TRL
 from tests.waiting import Clock
 
@@ -429,7 +430,8 @@ def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
 
 
 @pytest.mark.parametrize(
-    ("where", "batch_size", "most"), [("token", 4096, 10), ("token", 16384, 10), ("part", 1024, 1), ("read", 65536, 10)]
+    ("where", "batch_size", "most"),
+    [slow("token", 4096, 10), ("token", 16384, 10), ("part", 1024, 1), slow("read", 65536, 10)],
 )
 def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, where, batch_size, most):
     """By a clock of its own every token, every part of an update, or every read of the batch costs a second."""
@@ -455,6 +457,7 @@ def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, where, ba
     assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_norm_that_no_gradient_reaches_leaves_the_weights_the_same(make_trainer: MakeTrainer) -> None:
     """A change that does nothing: what A/A decides (benchmarks/aa.py) is the rule alone."""
     weights = []
@@ -467,6 +470,7 @@ def test_a_norm_that_no_gradient_reaches_leaves_the_weights_the_same(make_traine
     assert weights[0] != weights[2]
 
 
+@pytest.mark.slow
 def test_an_update_in_parts_is_that_of_the_whole(make_trainer: MakeTrainer) -> None:
     """Which is why a card's memory may choose how many rollouts go at once."""
     rows = []

@@ -1,7 +1,7 @@
 """The test split is read in one place, after the journal holds the access."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,12 @@ FIRST = Access(
 )
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
     """Everything that is not a test, by its path below the root."""
-    for folder in ("nightshift", "environments", "benchmarks"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
-    for name in ("run.py", "prepare.py"):
-        yield name, ast.parse((ROOT / name).read_text())
+    paths = [path for folder in ("nightshift", "environments", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    paths += [ROOT / "run.py", ROOT / "prepare.py"]
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in paths]
 
 
 def users_of(name: str) -> set[str]:

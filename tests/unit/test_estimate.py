@@ -16,6 +16,7 @@ from nightshift.experiment.estimate import (
     t_quantile,
     verdicts,
 )
+from tests.conftest import slow
 
 RULES = RuleConstants()
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half
@@ -45,10 +46,10 @@ def draw(
 # correlation of 0.65 / 0.59, as decision-rule.md assumes for GSM8K.
 COVERED = [
     ((3, 3), 1319, 0.0125, 0.85, 0.80),
-    ((3, 3), 1319, 0.0, 0.85, 0.80),
-    ((3, 3), 1319, 0.02, 0.85, 0.80),
-    ((3, 3), 1000, 0.03, 0.85, 0.50),
-    ((3, 2), 1319, 0.0125, 0.85, 0.80),
+    slow((3, 3), 1319, 0.0, 0.85, 0.80),
+    slow((3, 3), 1319, 0.02, 0.85, 0.80),
+    slow((3, 3), 1000, 0.03, 0.85, 0.50),
+    slow((3, 2), 1319, 0.0125, 0.85, 0.80),
     ((5, 5), 1319, 0.005, 0.60, 0.30),
 ]
 

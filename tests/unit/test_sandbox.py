@@ -26,7 +26,7 @@ from nightshift.agents.sandbox import (
 )
 from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
-from tests.conftest import git
+from tests.conftest import git, slow
 
 TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
 CODEX = Login("OPENAI_*", ".codex/auth.json", ".codex/config.toml", ((".codex", "CODEX_HOME"),))
@@ -444,9 +444,9 @@ exit 0
     ("refused", "number", "told"),
     [
         ("nothing", 0, ""),
-        ("--disable-userns", 1, ""),
-        ("--proc", 2, "sandbox: bwrap (the agent sees the names of other processes), because bwrap: Can't do"),
-        ("--proc|--unshare-pid", 3, "sandbox: bwrap (the agent sees other processes, and its daemons do not die"),
+        slow("--disable-userns", 1, ""),
+        slow("--proc", 2, "sandbox: bwrap (the agent sees the names of other processes), because bwrap: Can't do"),
+        slow("--proc|--unshare-pid", 3, "sandbox: bwrap (the agent sees other processes, and its daemons do not die"),
         ("--unshare-user", None, "agent: not isolated: it has your rights, so it can change code, records and scores"),
     ],
 )

@@ -88,7 +88,7 @@ def built(found: SearchSpace, **values: Any) -> Config:
 def test_every_change_is_a_valid_config_of_few_keys(name: str, used: frozenset[str] | None, num_steps: float) -> None:
     found, num_valid = space(used, name, num_steps), 0
     assert all(0 <= place <= 1 for place in found.places(found.base).values())
-    for seed in range(20):  # 780 in all
+    for seed in range(10):  # 390 in all
         places = change(found, seed)
         assert 1 <= len(places) <= MAX_KEYS
         with suppress(ConfigError):  # keys that do not agree: search.py draws again
@@ -100,7 +100,7 @@ def test_every_change_is_a_valid_config_of_few_keys(name: str, used: frozenset[s
             if used is not None:
                 assert touched <= used | gone
             num_valid += 1
-    assert num_valid >= 12
+    assert num_valid >= 6
 
 
 def test_every_place_of_the_cube_lies_in_its_box_and_comes_back() -> None:
