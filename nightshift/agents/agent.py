@@ -17,12 +17,11 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from nightshift.agents.availability import Availability, Meaning, codex_reset, read_ending, read_live
+from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
@@ -129,15 +128,10 @@ class Ending:
     cost: Cost
     notes: tuple[str, ...]
     live: Availability | None  # why it was stopped: it waited for something itself
-    reset: datetime | None  # the end of a limit, by a file of the program
 
-    def availability(self, now: datetime, *, is_edited: bool = False) -> Availability:
+    def availability(self, *, is_edited: bool = False) -> Availability:
         """Return whether the agent can be asked again, by the end of the process."""
-        if self.live is not None:
-            return self.live
-        availability = read_ending(self.output, self.exit_code, now, is_edited=is_edited)
-        is_dated = availability.meaning is Meaning.LIMIT and self.reset is not None
-        return replace(availability, ends_at=self.reset) if is_dated else availability
+        return self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +144,6 @@ class Agent:
     clone: Clone
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     def run(
         self,
@@ -194,7 +187,7 @@ class Agent:
                     group.check()
                     log.cut()
                     look(log.end)
-                    live = read_live(log.end, left)
+                    live = read_live(log.end)
             finally:  # also if nothing was started: what git might start, should somebody find a way, ends as well
                 survivors = [*group.stop(), *self.sandbox.end()]
                 if not survivors:  # also when the night is stopped now: a token may be renewed
@@ -207,8 +200,7 @@ class Agent:
         elif cause is not None or exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; its last words: {last_words}" if last_words else "")
         cost = replace(cost, seconds=max(self.clock() - began, 0.0))
-        reset = codex_reset(self.clone.folder / "home", self.now()) if cause and not survivors else None
-        return Ending(cause, exit_code, log.end, last_words, cost, notes, live, reset)
+        return Ending(cause, exit_code, log.end, last_words, cost, notes, live)
 
     def ask(
         self, prompt: str, context: Context, evidence: Mapping[str, bytes], role: str = ""
@@ -251,7 +243,7 @@ class Agent:
         is_answered = re.search(r"\bready\b", ending.words, re.IGNORECASE) is not None
         if ending.cause is None and (is_answered or self.name not in PRESETS):
             return Availability(Meaning.OK, ending.words)
-        availability = ending.availability(self.now())
+        availability = ending.availability()
         if availability.waits or availability.needs_user:
             return availability
         cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
@@ -295,7 +287,7 @@ class Agent:
         bare = Answer(None, Proposal(notes=notes, **texts[0]), cause=ended, **about)  # type: ignore[arg-type]
         is_complete = all(answer.proposal.description for answer in answers) if answers else not edits and texts[0]
         if ending.cause is not None or not is_complete:
-            availability = ending.availability(self.now(), is_edited=bool(answers))
+            availability = ending.availability(is_edited=bool(answers))
             is_away = availability.waits or availability.needs_user
             if self.name not in PRESETS and ending.exit_code is None and ending.live is None:
                 # A command of your own may take its time and print nothing.
