@@ -152,10 +152,9 @@ class Agent:
         log_path: Path,
         seconds_left: float | None = None,
         evidence: Mapping[str, bytes] = MappingProxyType({}),
-        look: Callable[[str], object] = lambda output: None,
     ) -> Work[Ending]:
         """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of
-        `evidence`. The caller clears the clone. `look` gets what was printed so far, again and again."""
+        `evidence`. The caller clears the clone."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
         prompt_path = self.clone.folder / "prompt.txt"
@@ -186,7 +185,6 @@ class Agent:
                         cause = f"stopped: {live.text}"
                     group.check()
                     log.cut()
-                    look(log.end)
                     live = read_live(log.end)
             finally:  # also if nothing was started: what git might start, should somebody find a way, ends as well
                 survivors = [*group.stop(), *self.sandbox.end()]
@@ -225,19 +223,10 @@ class Agent:
         A preset must answer with the word that was asked for: some programs end with 0 on a wrong key. Your own command
         may print nothing.
         """
-        words = ""
-
-        def look(output: str) -> None:
-            nonlocal words
-            words = summary_of(output).words
-
-        def text() -> str:
-            return f"asking {self.name} whether it can be reached" + (f"; it says: {words}" if words else "")
-
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
-            with waiting(text, _QUESTION_SECONDS):
-                ending = complete(agent.run(source, _QUESTION, folder / "question.log", look=look))
+            with waiting(f"asking {self.name} whether it can be reached", _QUESTION_SECONDS):
+                ending = complete(agent.run(source, _QUESTION, folder / "question.log"))
         finally:
             self.clone.clear()
         is_answered = re.search(r"\bready\b", ending.words, re.IGNORECASE) is not None

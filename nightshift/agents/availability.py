@@ -121,13 +121,7 @@ def read_live(output: str) -> Availability | None:
 
 
 def next_question(availability: Availability, num_in_row: int, now: datetime) -> datetime:
-    """Return when to ask the agent again.
-
-    Args:
-        availability: of the last answer.
-        num_in_row: how often in a row, this time included, the agent was unavailable.
-        now: with a zone.
-    """
+    """Return when to ask again an agent that was unavailable `num_in_row` times in a row. `now` has a zone."""
     seconds = SHORT_WAITS[: max(num_in_row, 1)][-1]
     if availability.ends_at is not None and availability.ends_at > now:
         seconds = min((availability.ends_at - now).total_seconds() + SHORT_WAITS[0], MAX_WAIT)
@@ -135,12 +129,7 @@ def next_question(availability: Availability, num_in_row: int, now: datetime) ->
 
 
 def classify(text: str, status: int | None = None) -> Availability | None:
-    """Say what the text of one error means; None if it belongs to no family.
-
-    Args:
-        text: the sentence for people, read up to _MAX_TEXT characters.
-        status: HTTP.
-    """
+    """Say what the text of one error means; None if the text belongs to no family. `status`: HTTP."""
     plain, errors = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split()), _errors()
     families = (Meaning(family["meaning"]) for family in errors["family"] if _matches(family["patterns"], plain))
     meaning = next(families, None)
