@@ -45,8 +45,8 @@ def is_right(answer: Availability | None, case: dict[str, Any]) -> bool:
     return answer is not None and answer.meaning.name.lower() in MEANINGS.get(case["meaning"], case["meaning"]).split()
 
 
-def row(kind: str | None, **fields: object) -> str:
-    return json.dumps({**({"type": kind} if kind else {}), **fields}) + "\n"
+def row(kind: str, **fields: object) -> str:
+    return json.dumps({"type": kind, **fields}) + "\n"
 
 
 def retry(status: int | None, error: str, delay: float = 500.2) -> str:
@@ -69,68 +69,49 @@ def test_the_recorded_texts_and_those_of_other_programs_are_read_right() -> None
 
 
 SENTENCE = "You've hit your usage limit. Please run /login, add credits, and try again at 5:00 AM."
+FAILED = row("error", message="Reconnecting... 1/5 (unexpected status 401 Unauthorized)")
+WORKED = row("item.completed", item={"type": "command_execution"})
 
 
 @pytest.mark.parametrize(
-    "output",
+    ("output", "exit_code", "meaning"),
     [
-        row("result", is_error=False, result=SENTENCE, usage={"output_tokens": 40}),
-        row("item.completed", item={"type": "agent_message", "text": SENTENCE}),
-        row("tool_result", status="error", error={"message": SENTENCE}),
-        f"Error: {SENTENCE}\nSo I left the file as it is.",
+        # The text of an ordinary answer, or of a tool, is no error, nor one that the model recovered from.
+        (row("result", is_error=False, result=SENTENCE, usage={"output_tokens": 40}), 0, Meaning.NO_EDIT),
+        (row("item.completed", item={"type": "agent_message", "text": SENTENCE}), 0, Meaning.NO_EDIT),
+        (row("tool_result", status="error", error={"message": SENTENCE}), 0, Meaning.NO_EDIT),
+        (f"Error: {SENTENCE}\nSo I left the file as it is.", 0, Meaning.NO_EDIT),
+        (FAILED, None, Meaning.LOGIN),
+        (FAILED + WORKED, None, Meaning.NO_EDIT),  # slow, and stopped
+        ("sh: 1: exec: /opt/agent: not found\n", 127, Meaning.PROGRAM),
+        ("PermissionError: [Errno 13] Permission denied: 'x'", 1, Meaning.NO_EDIT),  # of the agent's own script
     ],
 )
-def test_the_text_of_an_ordinary_answer_is_no_error(output: str) -> None:
-    assert read_ending(output, 0).meaning is Meaning.NO_EDIT
-    assert read_ending(output, 0, is_edited=True).meaning is Meaning.OK
+def test_what_an_output_means(output: str, exit_code: int | None, meaning: Meaning) -> None:
+    assert read_ending(output, exit_code).meaning is meaning
+    assert read_ending(output + WORKED, 0, is_edited=True).meaning is Meaning.OK
 
 
-def test_an_error_that_the_model_recovered_from_is_no_error() -> None:
-    failed = row("error", message="Reconnecting... 1/5 (unexpected status 401 Unauthorized)")
-    worked = row("item.completed", item={"type": "command_execution"})
-    assert read_ending(failed, None).meaning is Meaning.LOGIN
-    assert read_ending(failed + worked, None).meaning is Meaning.NO_EDIT  # slow, and stopped
-    assert read_ending(failed + worked, 0, is_edited=True).meaning is Meaning.OK
+def test_of_a_stack_trace_the_line_with_the_error_is_shown() -> None:
+    trace = (
+        "/b.js:7\n  throw e;\n\nError: Cannot find module 'x'\n    at f (/b.js:7:3) {\n  code: 'X'\n}\n\nNode.js v20\n"
+    )
+    assert read_ending(trace, 1) == Availability(Meaning.PROGRAM, "Error: Cannot find module 'x'")
 
 
-TRACE = (
-    "/b.js:7\n  throw e;\n\nError: Cannot find module 'x'\n    at f (/b.js:7:3) {\n  code: 'X'\n}\n\nNode.js v20.2\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("output", "exit_code", "meaning", "text"),
-    [
-        ("sh: 1: exec: /opt/agent: not found\n", 127, Meaning.PROGRAM, "sh: 1: exec: /opt/agent: not found"),
-        (TRACE, 1, Meaning.PROGRAM, "Error: Cannot find module 'x'"),
-        ("PermissionError: [Errno 13] Permission denied: 'x'", 1, Meaning.NO_EDIT, None),  # of the agent's own script
-    ],
-)
-def test_the_line_with_the_error_is_shown(output: str, exit_code: int, meaning: Meaning, text: str | None) -> None:
-    answer = read_ending(output, exit_code)
-    assert (answer.meaning, answer.text) == (meaning, text or output)
-
-
-@pytest.mark.parametrize(
-    ("reset", "ends_at"),
-    [("1795584078", datetime(2026, 11, 25, 5, 21, 18, tzinfo=UTC))]
-    + [(reset, None) for reset in ("1" + "0" * 30, "-1", "0", "true", '"1795584078"', "{}")],
-)
-def test_only_a_sane_number_ends_a_limit_of_claude_code(reset: str, ends_at: datetime | None) -> None:
-    def output(status: str) -> str:
-        event = f'{{"type":"rate_limit_event","rate_limit_info":{{"status":"{status}","resetsAt":{reset}}}}}\n'
-        return event + row("result", is_error=True, result="No response requested.", usage={})
-
-    answer, allowed = read_ending(output("rejected"), 1), read_ending(output("allowed"), 1)
-    assert (answer.meaning, answer.ends_at) == (Meaning.LIMIT, ends_at)
-    assert (allowed.meaning, allowed.ends_at) == (Meaning.NO_EDIT, None)
+@pytest.mark.parametrize("reset", ["1795584078", "1" + "0" * 30, "-1", "true", '"1795584078"', "{}"])
+def test_only_a_sane_number_ends_a_limit_of_claude_code(reset: str) -> None:
+    event = f'{{"type":"rate_limit_event","rate_limit_info":{{"status":"rejected","resetsAt":{reset}}}}}\n'
+    output = event + row("result", is_error=True, result="No response requested.", usage={})
+    ends_at = datetime(2026, 11, 25, 5, 21, 18, tzinfo=UTC) if reset == "1795584078" else None
+    assert read_ending(output, 1) == Availability(Meaning.LIMIT, "No response requested.", ends_at)
+    assert read_ending(output.replace("rejected", "allowed"), 1).meaning is Meaning.NO_EDIT
 
 
 BOMBS = {
     "deep": '{"error":' * 100_000,
     "one line": "retry after limit: " * 40_000,
     "blanks": " " * 400_000 + "x",
-    "numbers": "try again in " + "1 " * 300_000,
     "escapes": "\x1b]" * 300_000,
     "objects": "{\n" + '"a": {\n' * 30_000 + "}\n" * 30_000,
     "invalid": b"\xff\xfe\x00{\xc3\x28".decode(errors="replace") * 50_000,
@@ -151,9 +132,8 @@ def test_the_time_is_bounded_whatever_is_printed(bomb: str) -> None:
         (OUTPUTS["Gemini CLI 0.61.0", "usage"], Meaning.LIMIT),  # sleeps for two hours
         (OUTPUTS["Gemini CLI 0.61.0", "overloaded"], Meaning.OVERLOADED),
         (OUTPUTS["Codex CLI 0.169.0", "unreachable"], Meaning.NETWORK),
-        (retry(529, "overloaded") * 6, Meaning.OVERLOADED),
         (retry(401, "authentication_failed") * 6, Meaning.LOGIN),
-        (retry(None, "unknown") * 6, Meaning.NETWORK),
+        (WORKED + retry(None, "unknown") * 6, Meaning.NETWORK),
         (retry(429, "rate_limit", 700_000.5), Meaning.LIMIT),
         (retry(429, "rate_limit") * 5, None),
         (retry(429, "rate_limit") * 6 + row("assistant", message={"content": []}), None),
@@ -207,10 +187,6 @@ def test_tokens_dollars_and_last_words_of_real_programs(program: str, cost: Cost
     assert summaries == {("I raised trainer.optim.lr and wrote hypothesis.txt.", cost)}
 
 
-def claude(session: object, dollars: float) -> str:
-    return row("result", session_id=session, total_cost_usd=dollars)
-
-
 @pytest.mark.parametrize(
     ("output", "words", "cost"),
     [
@@ -220,8 +196,8 @@ def claude(session: object, dollars: float) -> str:
         (CLAUDE + CODEX, "Done: lr is 5e-6.", Cost(15_512 + 26_549, 812 + 1_590, 0.4, at_least=("dollars",))),
         ("a\x1b[31m\rred\x07\n", "red", Cost()),
         (CLAUDE + "x" * MAX_LOG_BYTES, "x" * 297 + "...", Cost()),  # only the end is read
-        (claude("a", 0.25) + claude("a", 0.75), "", Cost(dollars=0.75)),  # of the process so far
-        (claude("a", 0.25) + claude("b", 0.75), "", Cost(dollars=1.0)),
+        (CLAUDE + CLAUDE, "Raised the rate.", Cost(15_512, 812, 0.4)),  # a running total of the session
+        (CLAUDE + CLAUDE.replace("0b6a9c0e", "b"), "Raised the rate.", Cost(31_024, 1_624, 0.8)),
     ],
 )
 def test_words_and_costs_of_unusual_outputs(output: str, words: str, cost: Cost) -> None:
@@ -245,6 +221,4 @@ def test_the_end_of_a_log_is_known_however_much_was_printed(tmp_path: Path) -> N
             log.cut()
             assert log.end.endswith(text[-MAX_LOG_BYTES:])
     assert path.stat().st_size == MAX_LOG_BYTES
-    assert path.read_bytes().startswith(b"first\nall work")
-    assert len(log.end) <= MAX_LOG_BYTES
     assert summary_of(log.end).cost.dollars == 0.4
