@@ -17,12 +17,11 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from nightshift.agents.availability import Availability, Meaning, codex_reset, read_ending, read_live
+from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
@@ -129,15 +128,10 @@ class Ending:
     cost: Cost
     notes: tuple[str, ...]
     live: Availability | None  # why it was stopped: it waited for something itself
-    reset: datetime | None  # the end of a limit, by a file of the program
 
-    def availability(self, now: datetime, *, is_edited: bool = False) -> Availability:
+    def availability(self, *, is_edited: bool = False) -> Availability:
         """Return whether the agent can be asked again, by the end of the process."""
-        if self.live is not None:
-            return self.live
-        availability = read_ending(self.output, self.exit_code, now, is_edited=is_edited)
-        is_dated = availability.meaning is Meaning.LIMIT and self.reset is not None
-        return replace(availability, ends_at=self.reset) if is_dated else availability
+        return self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +144,6 @@ class Agent:
     clone: Clone
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     def run(
         self,
@@ -159,10 +152,9 @@ class Agent:
         log_path: Path,
         seconds_left: float | None = None,
         evidence: Mapping[str, bytes] = MappingProxyType({}),
-        look: Callable[[str], object] = lambda output: None,
     ) -> Work[Ending]:
         """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of
-        `evidence`. The caller clears the clone. `look` gets what was printed so far, again and again."""
+        `evidence`. The caller clears the clone."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
         prompt_path = self.clone.folder / "prompt.txt"
@@ -193,8 +185,7 @@ class Agent:
                         cause = f"stopped: {live.text}"
                     group.check()
                     log.cut()
-                    look(log.end)
-                    live = read_live(log.end, left)
+                    live = read_live(log.end)
             finally:  # also if nothing was started: what git might start, should somebody find a way, ends as well
                 survivors = [*group.stop(), *self.sandbox.end()]
                 if not survivors:  # also when the night is stopped now: a token may be renewed
@@ -207,8 +198,7 @@ class Agent:
         elif cause is not None or exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; its last words: {last_words}" if last_words else "")
         cost = replace(cost, seconds=max(self.clock() - began, 0.0))
-        reset = codex_reset(self.clone.folder / "home", self.now()) if cause and not survivors else None
-        return Ending(cause, exit_code, log.end, last_words, cost, notes, live, reset)
+        return Ending(cause, exit_code, log.end, last_words, cost, notes, live)
 
     def ask(
         self, prompt: str, context: Context, evidence: Mapping[str, bytes], role: str = ""
@@ -233,25 +223,16 @@ class Agent:
         A preset must answer with the word that was asked for: some programs end with 0 on a wrong key. Your own command
         may print nothing.
         """
-        words = ""
-
-        def look(output: str) -> None:
-            nonlocal words
-            words = summary_of(output).words
-
-        def text() -> str:
-            return f"asking {self.name} whether it can be reached" + (f"; it says: {words}" if words else "")
-
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
-            with waiting(text, _QUESTION_SECONDS):
-                ending = complete(agent.run(source, _QUESTION, folder / "question.log", look=look))
+            with waiting(f"asking {self.name} whether it can be reached", _QUESTION_SECONDS):
+                ending = complete(agent.run(source, _QUESTION, folder / "question.log"))
         finally:
             self.clone.clear()
         is_answered = re.search(r"\bready\b", ending.words, re.IGNORECASE) is not None
         if ending.cause is None and (is_answered or self.name not in PRESETS):
             return Availability(Meaning.OK, ending.words)
-        availability = ending.availability(self.now())
+        availability = ending.availability()
         if availability.waits or availability.needs_user:
             return availability
         cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
@@ -295,7 +276,7 @@ class Agent:
         bare = Answer(None, Proposal(notes=notes, **texts[0]), cause=ended, **about)  # type: ignore[arg-type]
         is_complete = all(answer.proposal.description for answer in answers) if answers else not edits and texts[0]
         if ending.cause is not None or not is_complete:
-            availability = ending.availability(self.now(), is_edited=bool(answers))
+            availability = ending.availability(is_edited=bool(answers))
             is_away = availability.waits or availability.needs_user
             if self.name not in PRESETS and ending.exit_code is None and ending.live is None:
                 # A command of your own may take its time and print nothing.

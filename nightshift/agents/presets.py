@@ -30,9 +30,9 @@ _MANY = (  # of a program that can use the models of many providers
 _ON_VERTEX = (("GOOGLE_CLOUD_LOCATION GOOGLE_VERTEX_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),)
 
 # Headless and allowed to edit. Checked against `--help` and the code of Claude Code 2.1.197, Codex CLI 0.169.0, Gemini
-# CLI 0.61.0, opencode 1.18.33, pi 0.73.1 and Qwen Code 0.15.10, which read the prompt on stdin and tell tokens and
-# dollars as JSON (usage.py). In a sandbox none can build its own. All of Claude's tools make its first request 88 kB
-# in place of 15. Without --skip-trust Gemini refuses a new folder; GEMINI_SANDBOX would win over its flag.
+# CLI 0.61.0, opencode 1.18.33, pi 0.73.1 and Qwen Code 0.15.10, which read the prompt on stdin and print JSON
+# (usage.py). In a sandbox none can build its own. All of Claude's tools make its first request 88 kB in place of 15.
+# Without --skip-trust Gemini refuses a new folder; GEMINI_SANDBOX would win over its flag.
 PRESETS = {
     "claude": Preset(
         "claude -p --output-format stream-json --verbose --tools Read,Edit,Write,Grep,Glob"

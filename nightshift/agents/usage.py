@@ -1,23 +1,21 @@
 """Reads the output of a coding agent: its last words, and the tokens and dollars that it reports.
 
-Rows of JSON are recognised by their fields, whichever program prints them. Three kinds of rows report a cost:
+Rows of JSON are recognised by their fields, whichever program prints them. Two kinds of rows report a cost, a running
+total that replaces an earlier one of the same conversation:
 
-    the end of a conversation   Claude Code and Gemini CLI (`result`), Codex (`turn.completed`; before 0.44
-                                `msg.type` "token_count"): a running total, which replaces an earlier one
-    one step                    opencode (`step_finish`), pi (`message_end`): the steps are added up; pi's
-                                `agent_end` repeats all of them
-    `stats.models`              Gemini CLI and Qwen Code, once for each process
+    the end of a conversation   Claude Code and Gemini CLI (`result`), Codex (`turn.completed`)
+    `stats.models`              Gemini CLI and Qwen Code
 
-The output is hostile: a bounded end of it is read, only sane numbers are believed, and an absent figure is None.
+Other programs report no cost that is read. The output is hostile: a bounded end of it is read, only sane numbers are
+believed, and an absent figure is None.
 """
 
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, BinaryIO, NamedTuple
 
-from nightshift.campaign.records import FIGURES, Cost, together
+from nightshift.campaign.records import Cost, together
 from nightshift.files import parse_json
 from nightshift.text import ANSI, clean
 
@@ -26,9 +24,7 @@ MAX_TOKENS, MAX_DOLLARS = 10**10, 10_000.0  # of one process; a larger number is
 MAX_WORDS = 300  # characters
 # Input tokens that were not cached, and those that were. The `input_tokens` of Codex and Gemini CLI include both.
 _TOKENS_IN = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-_STEP_IN = ("input", "read", "write", "cacheRead", "cacheWrite")  # opencode, pi
-_STEPS = ("step_finish", "message_end")
-_TOTALS = ("result", "turn.completed", None)
+# A line of a Node.js stack trace that says nothing: a frame, a brace, the version.
 _STACK = re.compile(r"\s+at |\s*(?:[{}\[\])^~|]{1,80}\s*$|Node\.js v\d|(?:code|errno|syscall|status|requireStack): )")
 
 
@@ -45,14 +41,6 @@ class Event(NamedTuple):
     text: str
     is_error: bool
     status: int | None = None  # HTTP
-    retry_after: str = ""  # the HTTP header
-
-
-class Output(NamedTuple):
-    """What a program printed: its JSON objects in order, and its other lines without escape sequences."""
-
-    rows: list[Mapping[str, Any]]
-    lines: list[str]
 
 
 class Log:
@@ -77,72 +65,70 @@ class Log:
         return self._end.decode(errors="replace")
 
 
-def read_output(output: str) -> Output:
-    """Separate the JSON objects of an output from its other lines. Of objects on many lines only the last is read."""
-    rows, plain, lines = list[Mapping[str, Any]](), list[str](), output[-MAX_LOG_BYTES:].split("\n")
-    for line in lines:
-        text = line.strip(" \t\r")
-        value = decode(text) if text.startswith(("{", "[")) else None
+def read_output(output: str) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Return the JSON objects of an output in order, and its other lines without escape sequences and stack traces.
+
+    Of objects on many lines only the last is read.
+    """
+    rows, lines = list[Mapping[str, Any]](), list[str]()
+    output = f"\n{output[-MAX_LOG_BYTES:]}\n"
+    for line in output.split("\n"):
+        value = decode(line) if line.lstrip().startswith(("{", "[")) else None
         objects = [row for row in (value if isinstance(value, list) else [value]) if isinstance(row, dict)]
-        rows += objects
-        if not objects:
-            plain.append(ANSI.sub("", line).rstrip("\r").rpartition("\r")[2])
-    begins = [number for number, line in enumerate(lines) if line.rstrip() == "{"][-1:]
-    ends = [number for number, line in enumerate(lines) if line.rstrip() == "}" and begins and number > begins[0]]
-    if ends and isinstance(value := decode("\n".join(lines[begins[0] : ends[0] + 1])), dict):
-        rows.append(value)
-    return Output(rows, plain)
+        rows += [mapping(row.get("msg")) or row for row in objects]  # `msg`: Codex before 0.44
+        text = ANSI.sub("", line).rstrip("\r").rpartition("\r")[2]
+        if not objects and text.strip() and not _STACK.match(text):
+            lines.append(text.strip())
+    _, brace, rest = output.rpartition("\n{\n")
+    value = decode("{" + rest.partition("\n}\n")[0] + "}") if brace else None
+    return [*rows, value] if isinstance(value, dict) else rows, lines
 
 
 def summary_of(output: str) -> Summary:
     """Return the last words and the cost. Without known JSON: the last line that tells something, and no cost."""
     rows, lines = read_output(output)
     words, num_conversations, costs = "", 0, dict[tuple[str | None, str | int], Cost]()  # by kind and conversation
-    for number, row in enumerate(rows):
+    for row in rows:
         kind, session, event, cost = row.get("type"), row.get("session_id"), read_event(row), _read_cost(row)
         words = event.text if event else words
         num_conversations += kind in ("thread.started", "init")
-        if kind == "agent_end":
-            costs = {key: cost for key, cost in costs.items() if key[0] != "message_end"}
         if cost is not None:
-            conversation = session if isinstance(session, str) else num_conversations
-            costs[kind, conversation if kind in _TOTALS else number] = cost
-    total = together(costs.values()) or Cost()
-    if len(output) >= MAX_LOG_BYTES and any(kind in _STEPS for kind, _ in costs):
-        total = replace(total, at_least=FIGURES)  # the steps before are not known
-    return Summary(clean(words or last_line(lines), MAX_WORDS), total)
+            costs[kind, session if isinstance(session, str) else num_conversations] = cost
+    words = words or next((line for line in reversed(lines) if clean(line, MAX_WORDS)), "")
+    return Summary(clean(words, MAX_WORDS), together(costs.values()) or Cost())
 
 
 def read_event(row: Mapping[str, Any]) -> Event | None:
     """Return what a row says: the error, if it holds one, else the answer; None for rows about the work itself."""
-    kind, inner = row.get("type"), _inner(row)
+    kind, result, message = row.get("type"), row.get("result"), mapping(row.get("message"))
     item, part, error = (mapping(row.get(name)) for name in ("item", "part", "error"))
     if kind not in (None, "error", "result", "turn.failed"):  # of a tool, or of one try
         error = {}
     data = mapping(error.get("data"))
-    is_failure = kind == "result" and (row.get("is_error") is True or str(row.get("subtype")).startswith("error"))
+    is_failure = row.get("is_error") is True or str(row.get("subtype")).startswith("error")
+    is_failure = is_failure or str(result).startswith("[API Error")  # Qwen Code
     text = _first_text(
         data.get("message"),
         error.get("message"),
-        inner.get("errorMessage"),
+        message.get("errorMessage"),
         row.get("message") if kind == "error" else None,
-        inner.get("message") if inner.get("type") == "error" else None,
-        (row.get("result") or row.get("subtype")) if is_failure else None,
+        (result or row.get("subtype")) if kind == "result" and is_failure else None,
         row.get("error") if kind in (None, "error", "result") else None,
     )
+    if row.get("subtype") == "api_retry":  # Claude Code
+        text = f"{'retrying' if row.get('error_status') else 'connection error'}: {row.get('error')}"
     if text:
-        statuses = (row.get("api_error_status"), data.get("statusCode"), error.get("code"))
+        statuses = (row.get("api_error_status"), row.get("error_status"), data.get("statusCode"), error.get("code"))
         status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
-        retry_after = str(mapping(data.get("responseHeaders")).get("retry-after", ""))
-        return Event(_unwrapped(text), True, status, retry_after)
+        return Event(_unwrapped(text), True, status)
     answer = _first_text(
-        row.get("result") if kind == "result" else None,
+        result if kind == "result" else None,
         row.get("response"),
         item.get("text") if item.get("type") == "agent_message" else None,
-        inner.get("message") if inner.get("type") == "agent_message" else None,
+        row.get("message") if kind == "agent_message" else None,
         part.get("text") if kind == "text" else None,
         row.get("content") if kind == "message" and row.get("role") == "assistant" else None,
-        _content(inner) if inner.get("role") == "assistant" and kind in ("assistant", "message_end") else None,
+        _content(message) if message.get("role") == "assistant" and kind in ("assistant", "message_end") else None,
     )
     return Event(answer, kind == "assistant" and isinstance(row.get("error"), str)) if answer else None
 
@@ -155,40 +141,16 @@ def decode(text: str) -> Any:
         return None
 
 
-def is_stack(line: str) -> bool:
-    """Return True for a line of a Node.js stack trace that says nothing: a frame, a brace, the version."""
-    return _STACK.match(line) is not None
-
-
-def last_line(lines: list[str]) -> str:
-    """Return the last line that says something; a line of a stack trace only if there is no other line."""
-    telling = [line for line in lines if line.strip() and not is_stack(line)] or lines
-    return next((text for line in reversed(telling) if (text := clean(line, MAX_WORDS))), "")
-
-
 def _read_cost(row: Mapping[str, Any]) -> Cost | None:
     """Return the cost that a row reports; None for other rows."""
-    kind, inner, part, stats = row.get("type"), _inner(row), mapping(row.get("part")), mapping(row.get("stats"))
-    if kind in _STEPS:
-        tokens = mapping(part.get("tokens")) or mapping(inner.get("usage"))
-        both = [tokens, mapping(tokens.get("cache"))]
-        dollars = part.get("cost", mapping(tokens.get("cost")).get("total"))
-        cost = Cost(_sum(both, *_STEP_IN), _sum(both, "output", "reasoning"), _dollars(dollars))
-        return cost if part or tokens else None
-    if kind == "agent_end" and isinstance(messages := row.get("messages"), list):
-        return together(_read_cost({"type": "message_end", "message": message}) for message in messages)
+    kind, stats = row.get("type"), mapping(row.get("stats"))
     models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
     if any(models) and kind in (None, "result"):
         return Cost(_sum(models, "prompt", "tool"), _sum(models, "candidates", "thoughts"))
-    usage = mapping(row.get("usage")) or stats or mapping(mapping(inner.get("info")).get("total_token_usage"))
-    if kind in ("result", "turn.completed") or (kind is None and inner.get("type") == "token_count" and usage):
-        dollars = _dollars(row.get("total_cost_usd"))
-        return Cost(_sum([usage], *_TOKENS_IN), _sum([usage], "output_tokens"), dollars)
-    return None
-
-
-def _inner(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    return mapping(row.get("msg")) or mapping(row.get("message"))
+    if kind not in ("result", "turn.completed"):
+        return None
+    usages = [mapping(row.get("usage")) or stats]
+    return Cost(_sum(usages, *_TOKENS_IN), _sum(usages, "output_tokens"), _dollars(row.get("total_cost_usd")))
 
 
 def _unwrapped(text: str) -> str:

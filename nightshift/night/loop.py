@@ -602,10 +602,9 @@ class Night:
         return replace(answer, rider=rider)
 
     def _cannot_ask(self, availability: Availability) -> None:
-        """Wait for the agent: until its limit ends, or longer each time. The user is notified; nothing is refused."""
-        before, now = self.state.unavailable, self._setup.now()
-        seconds_left = (self.state.deadline - now).total_seconds() if self.state.deadline else None
-        unavailable = Unavailable.after(availability, before, now, seconds_left)
+        """Wait for the agent, longer each time up to a limit. The user is notified; nothing is refused."""
+        before = self.state.unavailable
+        unavailable = Unavailable.after(availability, before, self._setup.now())
         self._update(unavailable=unavailable)
         text = unavailable.describe(self._proposer.name, self._fills)
         self._note(text)

@@ -210,7 +210,7 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     names = members(request.agent) if is_team else [request.agent]
     access = (request.agent_env, request.agent_sees)
     opened = (open_agent(name, request.sandbox, setup.root, environ, seconds, clone, *access) for name in names)
-    agents = tuple(replace(agent, clock=setup.clock, now=setup.now) for agent in opened)
+    agents = tuple(replace(agent, clock=setup.clock) for agent in opened)
     for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
         setup.reporter.note(warning)
     return TeamProposer(agents) if is_team else AgentProposer(agents)

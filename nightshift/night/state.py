@@ -79,12 +79,10 @@ class Unavailable:
     num_times: int = 1  # that it was asked in vain
 
     @classmethod
-    def after(
-        cls, availability: Availability, before: Unavailable | None, now: datetime, seconds_left: float | None = None
-    ) -> Unavailable:
-        """Return the new state after an answer. `before`: the state before it; `seconds_left`: of the night."""
+    def after(cls, availability: Availability, before: Unavailable | None, now: datetime) -> Unavailable:
+        """Return the new state after an answer. `before`: the state before the answer."""
         num_times = 1 + (before.num_times if before else 0)
-        asks_at = next_question(availability, num_times, now, seconds_left)
+        asks_at = next_question(availability, num_times, now)
         since, again = (time.isoformat(timespec="seconds") for time in (now, asks_at))
         return cls(availability.meaning, availability.text, before.since if before else since, again, num_times)
 
