@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +26,9 @@ GROUPS = {
     ),
 }
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
+# With it each process that a test starts compiles all that it imports, which takes longer than most tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 class Grouped(LoadScopeScheduling):  # type: ignore[misc]
