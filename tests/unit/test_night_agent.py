@@ -147,7 +147,7 @@ def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> fl
     return trained / (executor.num_slots * (last - first))
 
 
-SLOTS = [(1, 60.0, 2.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 180.0, 4.0), (8, 180.0, 2.0)))]
+SLOTS = [(1, 60.0, 1.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 180.0, 4.0), (8, 180.0, 2.0)))]
 
 
 @pytest.mark.parametrize(("num_slots", "answer_seconds", "hours"), SLOTS)
@@ -301,8 +301,11 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
 def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, clock: Clock, fills: bool) -> None:
     away = Availability(Meaning.LOGIN, "Not logged in")
     proposer = Thinker(clock, 15.0, lambda now: away if hours(now) > 0.5 else None)
-    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=2.0, plateau=4)
-    assert stop.cause.startswith("2 hours are over"), stop  # the experiments of tpe count for no plateau
+    hours_of_night = 2 if fills else 1
+    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=hours_of_night, plateau=4)
+    assert stop.cause.startswith(f"{hours_of_night} hours are over"), (
+        stop
+    )  # the experiments of tpe count for no plateau
     num_fills = sum(record.proposal.proposer == FILL for record in setup.ledger.records())
     assert num_fills > 5 if fills else num_fills == 0
     assert len(proposer.asked_at) < 2 * 4 + 5  # every 15 minutes
