@@ -25,6 +25,7 @@ from nightshift.config.train_toml import parse
 from nightshift.config.values import shorten
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, a_change, a_record, a_result, context_after, context_of, replace, tell
+from tests.conftest import slow
 from tests.recorded_nights import stored_night
 from tests.rules import ARITHMETIC_TRL
 
@@ -148,6 +149,7 @@ def test_a_huge_campaign_fits_and_every_section_has_its_first_line(tmp_path: Pat
     assert " lines are left out here" in brief
 
 
+@pytest.mark.slow
 def test_of_two_hundred_runs_the_oldest_discards_are_left_out(tmp_path: Path) -> None:
     """Experiment 10 is kept for good; no other change adds anything."""
     campaign, ledger, baseline = Campaign(), Ledger(tmp_path), parse(BASELINE)
@@ -178,7 +180,7 @@ def test_of_two_hundred_runs_the_oldest_discards_are_left_out(tmp_path: Path) ->
     assert len([number for number in others if number < max(left_out)]) <= 3, "the best three runs"
 
 
-@pytest.mark.parametrize("night", ["random-0", "tpe-0"])
+@pytest.mark.parametrize("night", [slow("random-0"), "tpe-0"])
 def test_a_recorded_night_fits_beside_the_longest_direction(tmp_path: Path, night: str) -> None:
     """Changes of a dozen keys each."""
     records = stored_night(tmp_path, night).records()
