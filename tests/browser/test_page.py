@@ -117,6 +117,7 @@ def test_texts_are_readable_in_light_and_dark(open_tab: Callable[..., Tab], path
     assert {n: c for n, c in zip(names, contrasts, strict=True) if c < 4.5} == {}
 
 
+@pytest.mark.slow
 def test_it_prints(open_tab: Callable[..., Tab], path: Path) -> None:
     tab = open_tab(path, color_scheme="dark")
     tab.page.emulate_media(media="print")

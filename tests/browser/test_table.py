@@ -87,6 +87,7 @@ def download(tab: Tab) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
+@pytest.mark.slow
 def test_the_table_as_csv_has_what_is_shown_in_numbers(tab: Tab) -> None:
     tab.page.locator("#group-keep").click()
     tab.page.locator("#sort-effect").click()

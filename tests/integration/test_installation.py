@@ -197,6 +197,7 @@ def test_a_persons_own_checkout_of_another_commit_is_refused_and_left_alone(plac
     assert place.uv_calls() == []
 
 
+@pytest.mark.slow
 def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Place) -> None:
     place.installer().install()
 

@@ -136,6 +136,7 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
     assert rollout["problem"].startswith("2 + ")
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_takes_no_weights_away(start, train, monkeypatch):
     session, really = start(), time.time
     with monkeypatch.context() as patched:
@@ -164,6 +165,7 @@ def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(start, trai
     assert session.load_final_weights().step == training.num_steps == latest_stable(broadcasts)
 
 
+@pytest.mark.slow
 def test_weights_without_their_marker_do_not_count(start: Open, train: Train) -> None:
     session = start("no_stable", step=3)
     training = train(session, 4)
@@ -200,7 +202,7 @@ def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fa
         ("nan", "not a number at step 2", Failure.TRAINING),
         ("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
         slow("engine_killed", "inference ended: exit code 0: Engine core proc EngineCore died", Failure.MACHINERY),
-        ("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
+        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
@@ -259,7 +261,7 @@ def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train,
     [
         ("trainer_raises", "trainer.log", "trainer ended: fatal error: RuntimeError: no kernel image is available for "
          "this shape Compile with `TORCH_USE_CUDA_DSA`"),
-        ("orchestrator_raises", "orchestrator.log", "orchestrator ended: fatal error: KeyError: 'advantage'"),
+        slow("orchestrator_raises", "orchestrator.log", "orchestrator ended: fatal error: KeyError: 'advantage'"),
     ],
 )  # fmt: skip
 def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
@@ -276,6 +278,7 @@ def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
         session.load_final_weights()
 
 
+@pytest.mark.slow
 def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, run_dir: Path) -> None:
     log = run_dir / "orchestrator.log"
     training = train(start("rollout_fails"), 2, lambda reading: b"Fatal error" in log.read_bytes())
@@ -330,7 +333,7 @@ def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train
         ("server_out_of_memory", "inference: no GPU memory is left for the KV cache", True),
         slow("server_never_ready", "the inference server was not ready after 20 s", False),
         ("no_model", f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found", None),
-        ("trainer_exception", "trainer ended: exit code 1: ZeroDivisionError: division by zero", None),
+        slow("trainer_exception", "trainer ended: exit code 1: ZeroDivisionError: division by zero", None),
         slow("silent_death", "orchestrator ended: exit code 1", False),
         slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", False),
         slow("loop_never_starts", "the orchestrator's loop was not ready after 20 s", False),
@@ -379,6 +382,7 @@ def take_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[TakePorts]:
         yield take
 
 
+@pytest.mark.slow
 def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, take_ports):
     """Really bound by somebody else; what the lost starts wrote does not speak for the one that came up."""
     (run_dir / "progress.json").write_text("{}")  # the worker's

@@ -23,7 +23,7 @@ from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup, sweep
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
-from tests.conftest import CAMPAIGN, git, living_children
+from tests.conftest import CAMPAIGN, git, living_children, slow
 from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules
@@ -76,6 +76,7 @@ def test_a_measured_experiment(setup: Setup) -> None:
     assert f"<li>{proof}</li>" in page
 
 
+@pytest.mark.slow
 def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(setup: Setup) -> None:
     """A baseline here."""
     record = run_with(setup, "empty_batches", step=4)
@@ -114,7 +115,7 @@ def test_nothing_is_read_of_a_discard(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [
-        ("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
+        slow("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
         ("config_refused", Failure.TRAINING, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.MACHINERY, "500"),
         ("validator_dies", Failure.MACHINERY, "validator ended"),

@@ -431,7 +431,7 @@ def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
 
 @pytest.mark.parametrize(
     ("where", "batch_size", "most"),
-    [slow("token", 4096, 10), ("token", 16384, 10), ("part", 1024, 1), slow("read", 65536, 10)],
+    [slow("token", 4096, 10), ("token", 16384, 10), slow("part", 1024, 1), slow("read", 65536, 10)],
 )
 def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, where, batch_size, most):
     """By a clock of its own every token, every part of an update, or every read of the batch costs a second."""

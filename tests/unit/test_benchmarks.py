@@ -22,7 +22,6 @@ from nightshift.campaign.next_run import Run
 from nightshift.campaign.records import Change
 from nightshift.config.decision_rules import RuleConstants
 from tests.campaigns import tell
-from tests.conftest import slow
 
 
 def test_the_proposed_changes_have_the_shares_and_effects_of_the_world() -> None:
@@ -90,7 +89,8 @@ def test_the_command_compares_all_rules_night_by_night(tmp_path: Path) -> None:
 # Proposers in the emulator
 
 
-@pytest.mark.parametrize("proposer", [slow("random"), "tpe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("proposer", ["random", "tpe"])
 def test_a_night_in_the_emulator_is_the_same_for_the_same_seed(proposer: str) -> None:
     nights = [proposers.Night(SearchProposer(proposer, 1), 1, has_rider=True, num_runs=20) for _ in range(2)]
     first, second = [night.play() for night in nights]

@@ -137,6 +137,7 @@ def test_a_huge_campaign_fits_and_every_section_has_its_first_line(tmp_path: Pat
     assert " lines are left out here" in brief
 
 
+@pytest.mark.slow
 def test_of_two_hundred_runs_the_oldest_discards_are_left_out(tmp_path: Path) -> None:
     """Experiment 10 is kept for good; no other change adds anything."""
     campaign, ledger, baseline = Campaign(), Ledger(tmp_path), parse(BASELINE)

@@ -105,7 +105,7 @@ def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(
         assert not any(question in path.read_text() for question in questions)
 
 
-@pytest.mark.parametrize("gone", ["journal.jsonl", "certify"])
+@pytest.mark.parametrize("gone", [slow("journal.jsonl"), "certify"])
 def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_certificate(kept: Setup, gone: str) -> None:
     certified(kept, num_seeds=1)
     remove_tree(kept.ledger.runs_dir / gone)
@@ -233,6 +233,7 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
     assert not (kept.ledger.runs_dir / "certify").exists()
 
 
+@pytest.mark.slow
 def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kept: Setup) -> None:
     places = tasks(kept, 1, budget_seconds=2.0)
     (answer,) = certify(places)

@@ -244,6 +244,7 @@ def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> 
     assert [(record.status, record.result.seed) for record in itself] == [("measured", 1003), ("measured", 1004)]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(setup):
     """No free redraw: whoever ends a run whose score is low gets the same seed, and readers see how often."""
     baseline(setup)
@@ -370,6 +371,7 @@ def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setu
         assert setup.repo.config_at("HEAD") == good
 
 
+@pytest.mark.slow
 def test_no_number_of_a_commit_is_given_again_after_runs_was_removed(setup: Setup) -> None:
     baseline(setup, POOR, then=GOOD)
     assert run(setup).status == "keep"
@@ -397,6 +399,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(setup, victim, m
     assert list(setup.ledger.runs_dir.glob("*/weights")) == []
 
 
+@pytest.mark.slow
 def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup) -> None:
     baseline(setup, then=BAD)
     assert run(setup).status == "discard"
@@ -501,6 +504,7 @@ def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_wr
     assert record.diff != ("seq_len: 1 -> 2",)
 
 
+@pytest.mark.slow
 def test_a_verdict_stays_without_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
     baseline(setup, then=BAD)
     with during(setup, lambda folder: (folder / "train.toml").unlink()):

@@ -16,6 +16,7 @@ from nightshift.campaign.records import Evaluation, Outcome, Result, Training, W
 from nightshift.config.allowlist import find_key
 from nightshift.experiment import health
 from nightshift.experiment.health import BROKEN, COSTLY, HINT, Conditions, Finding, digest
+from tests.conftest import slow
 from tests.rules import ARITHMETIC_TRL
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
@@ -156,7 +157,7 @@ FAULTS: dict[str, tuple[str, int, str, Callable[[int], dict[str, Callable[[float
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("num_steps", [60, 200])
+@pytest.mark.parametrize("num_steps", [60, slow(200)])
 def test_each_fault_is_found(fault: str, num_steps: int) -> None:
     words, severity, key, curves = FAULTS[fault]
     hits = 0

@@ -97,6 +97,7 @@ def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(make, te
     assert scorer.failures(is_secret=True).endswith("; the first: " + cause.partition(":")[0])
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_is_ended_with_all_that_it_started(make, monkeypatch, tmp_path):
     scorer, note = make(), tmp_path / "pid"
     assert scorer.score("#one", "key") == 1.0

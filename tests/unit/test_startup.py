@@ -14,6 +14,7 @@ from nightshift.executors import process
 from nightshift.executors.process import python_command, python_environment
 from tests import stand_in_campaign
 from tests.checkouts import ROOT
+from tests.conftest import slow
 from tests.unit.test_architecture import HEAVY
 
 SHOW = "import json, os, signal, sys; from nightshift.startup import begin; begin(); "
@@ -25,7 +26,7 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("name", ["uuid.py", "enum.py", "click.py", "importlib_metadata/__init__.py", "torch.py"])
-@pytest.mark.parametrize("command", ["nightshift", "run.py", "prepare.py"])
+@pytest.mark.parametrize("command", ["nightshift", slow("run.py"), slow("prepare.py")])
 def test_a_folder_that_module_load_put_on_pythonpath_hides_nothing(tmp_path: Path, command: str, name: str) -> None:
     marker = tmp_path / "marker"
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from nightshift.engines.base import NoGradient
 from nightshift.experiment.callbacks import ending
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
-from tests.conftest import git
+from tests.conftest import git, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
 from tests.stand_ins import fault, quick
@@ -83,7 +83,7 @@ def test_ten_steps_in_a_row_end_a_run() -> None:
     assert num_without_gradient([]) == 0
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.1, 1 / 3])
+@pytest.mark.parametrize("rate", [0.05, slow(0.1), slow(1 / 3)])
 def test_sparse_rewards_are_no_reason_to_end_a_run(rate: float) -> None:
     """Where most steps have no gradient, ten in a row mean nothing."""
     random = Random(0)
