@@ -1,7 +1,7 @@
 """Runs an agent's command once in the sandbox of a night: `in_sandbox.py JSON`, and prints how it went as JSON.
 
 JSON: `agent` (--agent), `sandbox`, `root` (a checkout), `temporary`, `environ` (the user's), `libraries` (to import).
-Also `question` (ask what doctor asks), or `source` (train.toml) and `prompt`.
+Also `source` (train.toml) and `prompt`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from pathlib import Path
 def main() -> None:
     asked = json.loads(sys.argv[1])
     sys.path[:0] = asked["libraries"]
-    from nightshift.agents.agent import check_agent, complete, open_agent
+    from nightshift.agents.agent import complete, open_agent
     from nightshift.agents.clone import Clone
     from nightshift.campaign.git import Repo
     from nightshift.errors import UsageError
 
     root, temporary = Path(asked["root"]), Path(asked["temporary"])
     clone, log = Clone(Repo(root), temporary), temporary / "agent.log"
-    if asked.get("question"):
-        check = check_agent(asked["agent"], asked["sandbox"], root, asked["environ"])
-        print(json.dumps({"problem": check.problem and str(check.problem), "detail": check.detail}))
-        return
     try:
         agent = open_agent(asked["agent"], asked["sandbox"], root, asked["environ"], 600.0, clone)
     except UsageError as error:

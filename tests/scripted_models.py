@@ -2,10 +2,10 @@
 
 It listens on 127.0.0.1:8000, runs COMMAND and exits with its code. It speaks the Anthropic Messages, the OpenAI
 Responses and Chat Completions, and the Gemini API. As the model it reads train.toml with the program's own tool,
-raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. Asked for several
-changes it writes proposal-1.toml, proposal-1.txt and so on. FOLDER/case, which may change at any time, is `ok` or names
-what is wrong: CASE, or CASE AFTER SECONDS (once AFTER tools have answered; a limit ends in SECONDS), where CASE is
-`hang` or one of ANTHROPIC. FOLDER/requests.jsonl gets a line a request: what was answered, the path, the whole prompt.
+raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. FOLDER/case, which may
+change at any time, is `ok` or names what is wrong: CASE, or CASE AFTER SECONDS (once AFTER tools have answered; a limit
+ends in SECONDS), where CASE is `hang` or one of ANTHROPIC. FOLDER/requests.jsonl gets a line a request: what was
+answered, the path, the whole prompt.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
 HANG_SECONDS = 120.0
 LR = re.compile(r"^[^\n|]*?\b(lr = (\S+))", re.MULTILINE)
-LINE_NUMBER = re.compile(r"^ *\d+(?:\t|→|\| ?|: )", re.MULTILINE)  # which programs put before the lines of a file
-WAVE = (("trainer.optim.lr", "4e-6"), ("trainer.optim.weight_decay", "0.02"), ("trainer.optim.max_norm", "0.5"))
 WORKING_FOLDER = re.compile(
     r"(?:[Ww]orking [Dd]irectory|working in the directory|<cwd>|cwd|Workspace root folder|workspace folder"
     r"|Workspace Directories:?\s*-?)[^/\n]{0,40}?(/[^\s\"'<>`\\]+)"
@@ -109,8 +107,6 @@ def next_step(request: Request) -> Step:
         return {"say": asked[1]}
     if done == 0:
         return {"tool": "read", "path": str(folder / "train.toml")}
-    if num_changes := re.search(r"write up to (\d+) changes", text):
-        return _next_of_wave(request, min(int(num_changes[1]), len(WAVE)))
     number = re.search(r"so that experiment (\d+)", text)  # each experiment tries another value
     if done == 1:
         lr = LR.search(request.results[0])
@@ -121,23 +117,6 @@ def next_step(request: Request) -> Step:
         answer = "HYPOTHESIS: a larger learning rate learns more in the same steps\nPREDICTION: +1.0 pp\nLESSON: none\n"
         return {"tool": "write", "path": str(folder / "hypothesis.txt"), "text": answer}
     return {"say": "I raised trainer.optim.lr and wrote hypothesis.txt."}
-
-
-def _next_of_wave(request: Request, num_changes: int) -> Step:
-    """The next file of several proposals: train.toml with one other key in each, then what it is for."""
-    number, is_text = divmod(len(request.results) - 1, 2)
-    if number >= num_changes:
-        return {"say": f"I wrote {num_changes} proposals."}
-    key, value = WAVE[number]
-    text = f"HYPOTHESIS: another {key} helps\nPREDICTION: +1.0 pp\n"
-    if not is_text:
-        key = key.removeprefix("trainer.optim.")
-        lines = LINE_NUMBER.sub("", request.results[0]).splitlines()
-        lines = [line for line in lines if not line.startswith(f"{key} = ")]
-        place = lines.index("[trainer.optim]") + 1
-        text = "\n".join([*lines[:place], f"{key} = {value}", *lines[place:]]) + "\n"
-    name = f"proposal-{number + 1}.{'txt' if is_text else 'toml'}"
-    return {"tool": "write", "path": str(request.folder / name), "text": text}
 
 
 def call(step: Step, request: Request) -> tuple[str, Any]:
@@ -281,21 +260,18 @@ def wire_of(path: str) -> Wire | None:
 # Status, kind and text of each provider's errors, as the programs' own code reads them.
 ANTHROPIC = {
     "auth": (401, "authentication_error", "invalid x-api-key"),
-    "rate": (429, "rate_limit_error", "This request would exceed your organization's rate limit of input tokens."),
     "usage": (429, "rate_limit_error", "This request would exceed your account's rate limit. Please try again later."),
     "overloaded": (529, "overloaded_error", "Overloaded"),
     "context": (400, "invalid_request_error", "prompt is too long: 215000 tokens > 200000 maximum"),
 }  # fmt: skip
 OPENAI = {
     "auth": (401, "invalid_api_key", "Incorrect API key provided: sk-test-000."),
-    "rate": (429, "rate_limit_exceeded", "Rate limit reached for gpt-5 on tokens per min. Please try again in 7s."),
     "usage": (429, "usage_limit_reached", "The usage limit has been reached"),
     "overloaded": (503, "server_is_overloaded", "The server is currently overloaded."),
     "context": (400, "context_length_exceeded", "Your input exceeds the context window of this model."),
 }  # fmt: skip
 GEMINI = {
     "auth": (400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."),
-    "rate": (429, "RESOURCE_EXHAUSTED", "You exceeded your current quota. Please retry in 7.1s."),
     "usage": (
         429,
         "RESOURCE_EXHAUSTED",
@@ -309,7 +285,7 @@ GOOGLE = "type.googleapis.com/google.rpc."
 
 def fault(wire: Wire, case: str, seconds: float) -> tuple[int, dict[str, str], dict[str, Any]]:
     """Status, headers and body with which a provider says what is wrong; a limit ends in `seconds`."""
-    ends, headers = int(time.time() + seconds), {"retry-after": f"{min(seconds, 7.0):g}"} if case == "rate" else {}
+    ends, headers = int(time.time() + seconds), dict[str, str]()
     if wire is anthropic:
         status, kind, message = ANTHROPIC[case]
         if case == "usage":
@@ -326,14 +302,7 @@ def fault(wire: Wire, case: str, seconds: float) -> tuple[int, dict[str, str], d
         details: list[dict[str, Any]] = [{"@type": f"{GOOGLE}ErrorInfo", "reason": reason, "domain": domain}]
         if case == "usage":
             details[0]["metadata"] = {"uiMessage": "true", "model": "gemini", "quotaResetDelay": duration}
-        if case in ("usage", "rate"):
-            details.append({"@type": f"{GOOGLE}RetryInfo", "retryDelay": "7.1s" if case == "rate" else f"{seconds:g}s"})
-        if case == "rate":
-            quota = {
-                "quotaMetric": "generate_content_requests",
-                "quotaId": "GenerateRequestsPerMinutePerProject-FreeTier",
-            }
-            details.append({"@type": f"{GOOGLE}QuotaFailure", "violations": [quota]})
+            details.append({"@type": f"{GOOGLE}RetryInfo", "retryDelay": f"{seconds:g}s"})
         error = {"code": status, "message": message.format(duration), "status": kind, "details": details}
         return status, {}, {"error": error}
     status, kind, message = OPENAI[case]

@@ -10,8 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ lr = 6e-7
 """
 # A change that the stand-in does not feel: whatever moves this candidate's score is a trick.
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
-BETTER = BASELINE.replace("6e-7", "6e-6")  # truly better: the harness keeps and commits it
 HARNESS = "nightshift/campaign/posterior.py"  # a measuring file
 SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
 EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one
@@ -64,7 +62,6 @@ class Checkout:
         self.root = self.folder / "checkout"
         self.outside = self.folder / "outside"
         self.home = self.folder / "home"
-        self.marker = self.outside / "marker"  # where a payload tells that it ran
         self.reference: tuple[str, float | None] = ("", None)
         self._pristine = self.folder / "pristine"
 
@@ -118,22 +115,20 @@ class Checkout:
     def night(self, action: str, sandbox: str = "none") -> Ended:
         """`nightshift night` for one experiment, with an agent that proposes CANDIDATE and then acts.
 
-        `action` is Python with REAL (the checkout), OUTSIDE and MARKER (paths) at hand; the clone is its folder.
+        `action` is Python with REAL (the checkout) and OUTSIDE (paths) at hand; the clone is its folder.
         `sandbox`: as --sandbox. In one an error ends the action: what it reaches for is not there, or not its own.
         """
         if sandbox != "none":
             action = f"try:\n{textwrap.indent(action, '    ')}\nexcept Exception as error:\n    print(error)\n"
-        agent, toolkit = self.outside / "agent.py", Path(__file__).with_name("toolkit.py").read_text()
+        agent = self.outside / "agent.py"
         agent.write_text(
-            f"{toolkit}\n\nimport time\nbrief = sys.stdin.read()\nPath('train.toml').write_text({CANDIDATE!r})\n"
+            "import os, shutil, sys, time\nfrom pathlib import Path\nREAL, OUTSIDE = map(Path, sys.argv[1:3])\n"
+            f"brief = sys.stdin.read()\nPath('train.toml').write_text({CANDIDATE!r})\n"
             "Path('hypothesis.txt').write_text('HYPOTHESIS: more weight decay\\nPREDICTION: +1 pp\\n')\n" + action
         )
         words = (
             "/usr/bin/python3" if sandbox == "user" else getattr(sys, "_base_executable", sys.executable),
-            agent,
-            self.root,
-            self.outside,
-            self.marker,
+            *(agent, self.root, self.outside),
         )
         command = shlex.join(map(str, words))
         order = ("night", f"--agent={command}", f"--sandbox={sandbox}", "--agent-timeout=60", "--experiments=1", *FLAGS)
@@ -149,19 +144,6 @@ class Checkout:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Ended(command, 124, "", f"no end after {_WITHIN_SECONDS:g} s")
-
-    @contextmanager
-    def beside(self, code: str) -> Iterator[None]:
-        """A Python process of the agent that runs beside run.py, with `root` (a path) and `time` at hand."""
-        head = f"import time; from pathlib import Path; root = Path({str(self.root)!r})\n"
-        process = subprocess.Popen([sys.executable, "-c", head + code], cwd=self.outside, start_new_session=True)
-        try:
-            yield
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-        finally:
-            process.kill()
-            process.wait()
 
     def append(self, name: str, text: str) -> None:
         with (self.root / name).open("a") as file:

@@ -1,39 +1,14 @@
-"""What is done to files, disk and git while an experiment runs, and how a person sets it right afterwards."""
+"""What is done to git while an experiment runs, and how a person sets it right afterwards."""
 
-import os
 from pathlib import Path
 
 from tests.checkouts import git
-from tests.faults.matrix import BRANCH, Fault
+from tests.faults.matrix import BRANCH
 
-BALLAST = "ballast"  # beside the checkout, on its small file system
 # States of git that are a file in .git, and those that are a commit of somebody to a file.
 PLANTED = {"index locked": "index.lock", "HEAD locked": "HEAD.lock", "branch locked": f"refs/heads/{BRANCH}.lock",
            "merge under way": "MERGE_HEAD"}  # fmt: skip
 COMMITTED = {"config committed": "train.toml", "document committed": "program.md", "harness committed": "prepare.py"}
-
-
-def do(fault: Fault, root: Path) -> None:
-    """Change the world as the fault says."""
-    if fault.family == "disk full":
-        _fill(root.parent / BALLAST, 1024 * int(fault.failure.split()[0]))
-    else:
-        change_git(root, fault.failure)
-
-
-def undo(fault: Fault, root: Path) -> None:
-    """What a person does in the morning: make room, unlock, put files and branches back where they were."""
-    if fault.family == "disk full":
-        (root.parent / BALLAST).unlink(missing_ok=True)
-    else:
-        restore_git(root, fault.failure)
-
-
-def _fill(ballast: Path, bytes_left: int) -> None:
-    """Leave that many bytes on the file system of `ballast`."""
-    status = os.statvfs(ballast.parent)
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - bytes_left))
 
 
 def change_git(root: Path, how: str) -> None:

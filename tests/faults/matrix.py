@@ -27,7 +27,6 @@ GIT = (
     "index locked", "branch locked", "HEAD locked", "packed refs", "detached HEAD", "another branch", "branch renamed",
     "config committed", "document committed", "harness committed", "merge under way", "no repository",
 )  # fmt: skip
-IN_THE_WORLD = ("disk full", "git state changed")
 JUMPS_SECONDS = (-86_400.0, -3_600.0, -5.0, 5.0, 3_600.0, 86_400.0, 1e9)
 
 
@@ -85,7 +84,6 @@ FAMILIES: dict[str, tuple[int, Callable[[Dice], Struck]]] = {
         "watchdog", d.event, d.one_of("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP"))),
     "two killed at once": (30, lambda d: (
         d.one_of("watchdog and run.py", "watchdog and worker", "run.py and worker"), d.event, "SIGKILL")),
-    "disk full": (60, lambda d: ("disk", d.operation, f"{d.one_of(0, 0, 4, 8, 16, 40, 100)} kB left")),
     "clock jump": (30, lambda d: ("clock", d.operation, f"{d.one_of(*JUMPS_SECONDS):+.0f} s")),
     "git state changed": (70, lambda d: ("git", d.one_of(d.operation, "before"), d.one_of(*GIT))),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine
 from nightshift.engines.trl.engine import TrlEngine
 from tests.faults import actions
-from tests.faults.matrix import IN_THE_WORLD, OF_WORKER, Fault
+from tests.faults.matrix import OF_WORKER, Fault
 from tests.faults.stand_in_trainer import FOREVER, NUM_VALIDATION
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import small
@@ -119,8 +119,8 @@ class Strike:
         if fault.family == "clock jump":
             self.jump_seconds = float(fault.failure.split()[0])
             return True
-        if fault.family in IN_THE_WORLD:
-            actions.do(fault, self.root)
+        if fault.family == "git state changed":
+            actions.change_git(self.root, fault.failure)
             return True
         if fault.failure == "silence":
             time.sleep(FOREVER)

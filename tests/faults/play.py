@@ -2,17 +2,15 @@
 
 import json
 import signal
-import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tests import integrity
 from tests.faults import actions, head, scenario
-from tests.faults.matrix import EVENTS, IN_THE_WORLD, Fault
+from tests.faults.matrix import EVENTS, Fault
 from tests.faults.plan import Plan
 
-DISK_SIZE = "300m"  # the engine asks for 200 MB
 HANG_DEADLINE_SECONDS = 3.0
 
 Row = dict[str, Any]
@@ -21,10 +19,7 @@ Codes = list[int | None]
 
 def play(fault: Fault, slot: Path, templates: Path) -> Row:
     """One fault, from a fresh checkout to the next experiment; its row."""
-    disk = _mounted(slot / "disk") if fault.family == "disk full" else None
-    if fault.family == "disk full" and disk is None:
-        return asdict(fault) | {"skipped": "mounting a small file system needs root"}
-    root = (disk or slot) / "checkout"
+    root = slot / "checkout"
     scenario.set_up(fault.scenario, templates, root)
     codes, is_struck = _strike(fault, root, slot / "struck")
     all_gone = scenario.wait_until_gone(root)
@@ -33,8 +28,8 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     found += ["a traceback"] if "\nTraceback" in f"\n{said}" else []  # not in the indented last lines of a log
     found += ["it hung"] if None in codes else []
     found += [f"processes were left: {fault.failure}"] if not all_gone else []
-    if fault.family in IN_THE_WORLD and is_struck:
-        actions.undo(fault, root)
+    if fault.family == "git state changed" and is_struck:
+        actions.restore_git(root, fault.failure)
     foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
     found += scenario.next_experiment(root, fault.scenario) + integrity.problems(root, foreign=foreign)
     found += scenario.wrong_scores(root)
@@ -46,7 +41,7 @@ def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
     struck.unlink(missing_ok=True)
     flags, plan = scenario.flags_of(fault.scenario), Plan()
     if fault.moment == "before":
-        actions.do(fault, root)
+        actions.change_git(root, fault.failure)
         return [head.complete(root, flags)], True
     if "hangs" in fault.family:
         plan = replace(plan, deadline_seconds=HANG_DEADLINE_SECONDS)
@@ -74,11 +69,3 @@ def _expected(fault: Fault, is_struck: bool) -> set[int]:
     if name in ("SIGTERM", "SIGINT", "SIGHUP"):
         return {130, number}  # the signal itself where nothing is under way: in the last line of the summary
     return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
-
-
-def _mounted(folder: Path) -> Path | None:
-    """An empty file system of 300 MB at `folder`; None where that is not allowed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "tmpfs", str(folder)]
-    return folder if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None

@@ -385,17 +385,6 @@ def test_a_killed_night_leaves_no_process_of_an_agent_in_bubblewrap(checkout: Pa
     wait_for(lambda: not leftovers(root))
 
 
-def test_a_sandbox_that_is_asked_for_and_cannot_be_had_is_refused_before_anything_is_done(checkout: Path) -> None:
-    root = furnish(checkout)
-    agent = root / "agent.py"
-    agent.write_text("")
-    code, stdout, stderr = whole_night(root, agent=f"{sys.executable} {agent}", sandbox="bwrap", experiments=2)
-    assert (code, stdout) == (2, "")
-    assert stderr.endswith(f"the agent's {agent} lies where no agent may look. "
-                           "Install it in a folder of its own; or --sandbox none.\n")  # fmt: skip
-    assert not (root / "runs" / "night.json").exists()
-
-
 @pytest.mark.slow
 def test_doctor_asks_an_agent_one_question_in_a_sandbox(checkout: Path) -> None:
     root = furnish(checkout)

@@ -1,22 +1,15 @@
 """An agent that kills the head and its watchdog lives until the next start, and nobody else is ended in its stead."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from nightshift.agents.agent import Agent, complete
-from nightshift.agents.clone import Clone
-from nightshift.agents.sandbox import Sandbox
-from nightshift.campaign.git import Repo
-from nightshift.errors import EngineError
 from nightshift.executors import leftovers as module
 from nightshift.executors.leftovers import CHECKOUT_NAME, digest_of, end_leftovers
 from nightshift.executors.watchdog import is_alive
@@ -91,31 +84,3 @@ def test_only_what_belongs_to_the_checkout_is_ended(tmp_path: Path, sleeper: Cal
     assert all(map(is_alive, (foreign, bare)))
     assert len(told) == 1
     assert f"pid {ours.pid} " in told[0]
-
-
-DAEMON = "import os, sys, time; os.fork() and sys.exit(); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
-
-
-def daemons() -> list[psutil.Process]:
-    return [process for process in psutil.process_iter(["cmdline"]) if DAEMON in (process.info["cmdline"] or ())]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_git_starts_while_it_clones_ends_with_the_agent(checkout: Path, tmp_path: Path, fails: bool) -> None:
-    """A stand-in for git that finds a program to start; its daemon forks twice and clears its environment."""
-    clone = Clone(Repo(checkout), tmp_path)
-    opened = clone.open
-
-    def opening(source: bytes, evidence: Mapping[str, bytes]) -> None:
-        subprocess.run([sys.executable, "-c", DAEMON], env={}, check=True)
-        assert wait_for(daemons)
-        if fails:
-            raise EngineError("git clone failed")
-        opened(source, evidence)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clone, "open", opening)
-        agent = Agent("true", ("true",), 60.0, clone, Sandbox(environ=dict(os.environ)))
-        with pytest.raises(EngineError, match="git clone") if fails else nullcontext():
-            complete(agent.run(b"max_steps = 3\n", "", tmp_path / "log"))
-    assert daemons() == []

@@ -22,7 +22,7 @@ from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
 from tests.checkouts import ROOT, small_checkout
 from tests.integration.test_in_sandbox import RENEWING, SEEN, TOKEN, User, furnished, looked, seen_folder
-from tests.night_checkout import finish, furnish, good_night, nightshift, records, start, state, whole_night
+from tests.night_checkout import finish, furnish, good_night, records, start, state, whole_night
 from tests.waiting import wait_for
 
 PYTHON = "/usr/bin/python3"  # one that every user can read; that of .venv may lie in HOME
@@ -244,15 +244,3 @@ def test_two_checkouts_have_agents_of_different_uids(folder: Path, root: Path) -
         assert isinstance(sandbox, OtherUser)
         uids.add(sandbox.uid)
     assert len(uids) == 2
-
-
-@pytest.mark.slow
-def test_doctor_tries_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy2(ROOT / "pyproject.toml", root)
-    asked = ("doctor", "--engine", "trl", "--sandbox", "user", "--agent")
-    code, stdout, stderr = nightshift(root, *asked, "sh -c 'cat; id -G; echo $USER'")
-    assert "all       agent         ok       sh: 'agent' (sandbox: user)" in stdout, (code, stdout, stderr)
-    (root.parent / "home").chmod(0o755)
-    code, stdout, _ = nightshift(root, *asked, "sh -c true")
-    assert "PROBLEM  --sandbox user: uid" in stdout
-    assert code == 2

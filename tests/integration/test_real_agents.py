@@ -29,7 +29,7 @@ from tests.checkouts import ROOT, small_checkout
 from tests.integration.test_in_sandbox import LIBRARIES, why_no_bwrap
 from tests.night_checkout import furnish, leftovers, nightshift, problems, records, state
 from tests.notify_commands import command, heard
-from tests.scripted_models import URL, WAVE
+from tests.scripted_models import URL
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # the first one installs 1.4 GB
@@ -244,14 +244,6 @@ SANDBOXES = [
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-def test_a_real_program_answers_the_question_of_doctor(setting: Setting, sandbox: str) -> None:
-    told = setting.run(sandbox, question=True)
-    assert told["problem"] is None, told
-    assert told["detail"] == f"{setting.name}: 'ready' (sandbox: {sandbox})"
-    assert {"say": "ready"} in [line["answer"] for line in setting.requests()]
-
-
-@pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_a_real_program_reads_and_edits_train_toml_and_writes_its_hypothesis(setting: Setting, sandbox: str) -> None:
     prompt = "Change train.toml in this folder: raise trainer.optim.lr, then write hypothesis.txt, then end.\n"
     told = setting.run(sandbox, source="[trainer.optim]\nlr = 3e-6\n", prompt=prompt)
@@ -276,7 +268,6 @@ SAID = {
         "opencode": SILENT,
     },
     "auth": {"": "login: .*(?i:key|log in|login|unauthorized)"},
-    "rate": {"": "usage limit: "},
     "overloaded": {"": "overloaded: ", "opencode": SILENT},
     "hang": {"": SILENT, "codex": "network: "},  # it says that it found no web socket
     "context": {"": "(?:too long|context window|maximum allowed)"},
@@ -291,7 +282,7 @@ COSTS = {
 CUT_OFF = "usage 2 7200"  # train.toml is changed by then
 CASES = {
     "bwrap": ["usage 0 7200", "context", CUT_OFF, "ok"],
-    "user": ["auth", "rate 0 1", "overloaded", "hang", "ok"],
+    "user": ["auth", "overloaded", "hang", "ok"],
 }
 
 
@@ -377,17 +368,3 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
     briefs = [line for line in setting.requests() if "so that experiment" in line["prompt"]]
     assert len(briefs) >= 8
     assert [line for line in briefs if f"\n> {DIRECTION}\n" not in line["prompt"]] == []
-
-
-@pytest.mark.parametrize("setting", ["claude"], indirect=True)
-@pytest.mark.parametrize("sandbox", SANDBOXES[:1])
-def test_a_real_program_proposes_a_wave(setting: Setting, sandbox: str) -> None:
-    with setting.night(sandbox, slots=3, experiments=4) as night:
-        code, _, stderr = night.end()
-    assert code == 0, stderr
-    assert (problems(setting.root), leftovers(setting.root)) == ([], [])
-    wave = records(setting.root)[1:]
-    assert [[*record.run.new.keys.items()] for record in wave if record.run.new] == [[change] for change in WAVE]
-    assert [record.proposal.description for record in wave] == [f"another {key} helps" for key, _ in WAVE]
-    paid = [record.proposal.cost for record in wave if record.proposal.cost]
-    assert [(cost.tokens_in, cost.tokens_out) for cost in paid] == [(16_000, 320)], "of one session"

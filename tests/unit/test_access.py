@@ -65,22 +65,6 @@ def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
     }
 
 
-def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
-    """A variable in place of "test" would pass the test above; there is none but in the tasksets', whose
-    splits are train and selection (tests/integration/test_tasksets.py)."""
-    found = set()
-    for path, tree in sources():
-        for call in ast.walk(tree):
-            if not isinstance(call, ast.Call):
-                continue
-            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-            is_of_data = name == "load" and getattr(getattr(call.func, "value", None), "id", "") == "data"
-            split = call.args[-1:] if name == "examples" else call.args[:1] if is_of_data else ()
-            if any(not isinstance(argument, ast.Constant) for argument in split):
-                found.add(path)
-    assert found == {f"environments/{name}/nightshift_{name}/taskset.py" for name in ("gsm8k", "tictactoe")}
-
-
 def root_with(tmp_path: Path) -> Path:
     (tmp_path / "runs").mkdir()
     (tmp_path / "environments").symlink_to(ROOT / "environments")

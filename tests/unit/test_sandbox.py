@@ -12,7 +12,6 @@ from nightshift.agents.clone import Clone
 from nightshift.agents.presets import PRESETS, login_of
 from nightshift.agents.sandbox import (
     FORMS,
-    MAX_BYTES,
     Bubblewrap,
     Form,
     Login,
@@ -94,13 +93,6 @@ def test_a_program_is_shown_with_its_links_its_interpreter_and_its_package_and_n
     assert script.is_relative_to(top / "lib/node_modules")
 
 
-def test_of_a_single_file_in_home_only_the_file_is_shown(tmp_path: Path) -> None:
-    real = program(tmp_path / "share/claude/versions/2.1", "\x7fELF")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/claude").symlink_to(real)
-    assert shown("claude -p", tmp_path / "bin") == {tmp_path / "bin/claude": ("--symlink", str(real)), **bound(real)}
-
-
 def test_a_tool_of_uv_is_shown_with_its_environment_and_the_python_that_it_was_made_from(tmp_path: Path) -> None:
     python = program(tmp_path / "python/3.12/bin/python3.12", "\x7fELF")
     (tmp_path / "python/3.12/lib/python3.12").mkdir(parents=True)
@@ -133,8 +125,6 @@ def test_of_a_users_script_the_file_is_shown_and_of_the_checkouts_python_no_libr
     ("text", "target"),
     [
         ('#!/bin/sh\nexec "{0}/real/claude" "$@"\n', "real/claude"),
-        ("#!/usr/bin/env bash\nexport A=1\nexec {0}/real/claude --x\n", "real/claude"),
-        ('#!/bin/sh -e\nexec "{0}/local/node_modules/.bin/claude" "$@"\n', "local/node_modules/.bin/claude"),
         ('#!/bin/sh\nexec node "$basedir/.pnpm/c@1/node_modules/c/cli.js"\n', "bin/.pnpm/c@1/node_modules/c/cli.js"),
         ("#!/bin/sh\n# cmd-shim-target={0}/store/v11/links/c/cli.js\n", "store/v11/links/c/cli.js"),
     ],
@@ -254,19 +244,13 @@ def folder_as_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (lambda path: replaced(path, lambda p: p.symlink_to("/etc/passwd")), "behind a link"),
         (folder_as_link, "behind a link"),
         (lambda path: replaced(path, lambda p: p.symlink_to(p)), "Symlink loop"),
         (lambda path: replaced(path, os.mkfifo), "no regular file"),
-        (lambda path: replaced(path, Path.mkdir), "no regular file|Is a directory"),
         (lambda path: path.unlink(), "No such file"),
-        (lambda path: path.write_bytes(b" " * (MAX_BYTES + 1)), "bytes"),
         (lambda path: os.truncate(path, 1 << 40), "bytes"),
         (lambda path: path.write_bytes(b'{"tokens": {}, "apiKeyHelper": "evil"}'), "its keys are others"),
-        (lambda path: path.write_bytes(b"{}"), "its keys are others"),
-        (lambda path: path.write_bytes(b"[1]"), "array"),
         (lambda path: path.write_bytes(b"[" * 200_000), "."),
-        (lambda path: path.write_bytes(b"\xff{"), "."),
     ],
 )
 def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(tmp_path, spoil, cause):
@@ -307,39 +291,30 @@ def test_without_a_login_nothing_is_copied_and_nothing_comes_back(tmp_path: Path
 def test_the_files_of_each_preset_go_in_from_where_they_are_and_its_credential_comes_back(tmp_path, agent):
     login, environ = PRESETS[agent].login, {"HOME": str(tmp_path / "home")}
     names = [login.credential, *login.settings.split()]
-    inside = {name: tmp_path / "inside" / name for name in names}
-    places = [tmp_path / "home" / name for name in names]
-    for is_moved in (False, True):
-        if is_moved:
-            environ |= {variable: str(tmp_path / variable) for _, variable in login.folders}
-            moved = {folder: tmp_path / variable for folder, variable in login.folders}
-            places = [
-                next(new / Path(n).relative_to(old) for old, new in moved.items() if Path(n).is_relative_to(old))
-                for n in names
-            ]
-        for name, place in zip(names, places, strict=True):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(TOKEN if name == login.credential else name.encode())
-        before = login.copy_in(environ, tmp_path / "inside")
-        assert before == TOKEN
-        assert [inside[name].read_bytes() for name in names] == [TOKEN, *(name.encode() for name in names[1:])]
-        for path in inside.values():
-            path.write_bytes(RENEWED)
-        assert login.take_back(environ, tmp_path / "inside", before) == ()
-        assert [place.read_bytes() for place in places] == [RENEWED, *(name.encode() for name in names[1:])]
+    inside, places = ([tmp_path / folder / name for name in names] for folder in ("inside", "home"))
+    texts = [TOKEN, *map(str.encode, names[1:])]
+    for place, text in zip(places, texts, strict=True):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text)
+    before = login.copy_in(environ, tmp_path / "inside")
+    assert before == TOKEN
+    assert [path.read_bytes() for path in inside] == texts
+    for path in inside:
+        path.write_bytes(RENEWED)
+    assert login.take_back(environ, tmp_path / "inside", before) == ()
+    assert [place.read_bytes() for place in places] == [RENEWED, *texts[1:]]
 
 
 SECRETS = """
     HF_TOKEN WANDB_API_KEY GITHUB_TOKEN SSH_AUTH_SOCK AWS_SECRET_ACCESS_KEY AZURE_CLIENT_SECRET
-    GOOGLE_APPLICATION_CREDENTIALS GEMINI_SANDBOX NODE_OPTIONS
+    GOOGLE_APPLICATION_CREDENTIALS GEMINI_SANDBOX NODE_OPTIONS LC_SECRET LD_PRELOAD PYTHONPATH DBUS_SESSION_BUS_ADDRESS
+    NIGHTSHIFT_GSM8K
 """
 LET_IN = {
     "claude": "ANTHROPIC_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_FOUNDRY_API_KEY CLAUDE_CODE_SKIP_BEDROCK_AUTH AWS_REGION",
     "codex": "CODEX_API_KEY OPENAI_BASE_URL AZURE_OPENAI_API_KEY OPENROUTER_API_KEY AWS_BEARER_TOKEN_BEDROCK",
-    "gemini": "GEMINI_API_KEY GEMINI_MODEL GEMINI_DEFAULT_AUTH_TYPE GOOGLE_GEMINI_BASE_URL GOOGLE_VERTEX_BASE_URL "
-    "CODE_ASSIST_ENDPOINT GOOGLE_CLOUD_PROJECT",
-    "opencode": "OPENROUTER_API_KEY ANTHROPIC_API_KEY AZURE_RESOURCE_NAME AZURE_API_KEY AWS_BEARER_TOKEN_BEDROCK "
-    "GOOGLE_VERTEX_PROJECT GOOGLE_GENERATIVE_AI_API_KEY",
+    "gemini": "GEMINI_API_KEY GEMINI_MODEL GOOGLE_GEMINI_BASE_URL CODE_ASSIST_ENDPOINT GOOGLE_CLOUD_PROJECT",
+    "opencode": "OPENROUTER_API_KEY ANTHROPIC_API_KEY AZURE_RESOURCE_NAME AZURE_API_KEY GOOGLE_VERTEX_PROJECT",
     "pi": "OPENROUTER_API_KEY AZURE_OPENAI_BASE_URL GEMINI_API_KEY GOOGLE_CLOUD_PROJECT ANTHROPIC_OAUTH_TOKEN",
     "qwen": "OPENAI_API_KEY OPENAI_BASE_URL OPENAI_MODEL DASHSCOPE_API_KEY BAILIAN_CODING_PLAN_API_KEY",
 }
@@ -384,17 +359,12 @@ def test_a_variable_that_you_name_goes_in_and_one_that_is_not_set_is_refused() -
     [
         ("home/none", "no such file or folder"),
         ("home/pipe", "no such file or folder"),
-        ("home/loop", "no such file or folder"),
-        ("checkout", "would show {0}/checkout, which no agent may see"),
-        ("checkout/train.toml", "would show {0}/checkout, which"),
         ("checkout/.git/HEAD", "would show {0}/checkout"),
-        ("disk/runs/0001", "would show {0}/disk/runs, which"),
         ("disk", "would show {0}/disk/runs, which"),
         ("link", "would show {0}/checkout"),
         ("home", "would show {0}/home/.cache, which"),
         ("data/test.jsonl", "would show {0}/data, which"),
         ("temporary", "would show {0}/temporary/nightshift-"),
-        ("/", "would show {0}/checkout"),
         ("/proc/self/environ", "would show /proc, which"),
     ],
 )
@@ -403,7 +373,6 @@ def test_a_path_that_shows_what_no_agent_may_see_is_refused(checkout, tmp_path, 
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "data/test.jsonl").touch()
     os.mkfifo(tmp_path / "home/pipe")
-    (tmp_path / "home/loop").symlink_to("loop")
     (tmp_path / "link").symlink_to("checkout/train.toml")
     root = checkout.rename(tmp_path / "checkout")
     (root / "runs").symlink_to(tmp_path / "disk/runs")
@@ -413,23 +382,6 @@ def test_a_path_that_shows_what_no_agent_may_see_is_refused(checkout, tmp_path, 
         UsageError, match=re.escape(f"--agent-sees {tmp_path / path}") + ".*" + re.escape(reason.format(tmp_path))
     ):
         choose(sandbox, ["sh"], login, root, environ, Clone(Repo(root), tmp_path / "temporary"))
-
-
-def test_variables_go_in_by_a_list(checkout: Path, tmp_path: Path) -> None:
-    environ = {"OPENAI_API_KEY": "1", "LANG": "C", "https_proxy": "p", "HOME": str(tmp_path), "PATH": os.defpath}
-    others = {"ANTHROPIC_API_KEY": "2", "LC_SECRET": "3", "SSH_AUTH_SOCK": "s", "DBUS_SESSION_BUS_ADDRESS": "d"}
-    others |= {"LD_PRELOAD": "x", "NIGHTSHIFT_GSM8K": "data", "HF_TOKEN": "t", "PYTHONPATH": "x", "NODE_OPTIONS": "x"}
-    clone = Clone(Repo(checkout), tmp_path)
-    clone.make()
-    given = {"hidden": hidden_places(checkout, environ), "environ": {**environ, **others}}
-    sandbox = Bubblewrap(login=CODEX, bwrap="/bin/bwrap", form=FORMS[0], **given)  # type: ignore[arg-type]
-    words, inside = sandbox.enclose(["sh", "-c", "true"], clone, clone.folder / "prompt.txt")
-    clone.clear()
-    own = {"HOME": "/agent", "TMPDIR": "/tmp", "SHELL": "/bin/sh", "TZ": "UTC", "PATH": inside["PATH"]}
-    assert inside == {"OPENAI_API_KEY": "1", "LANG": "C", "https_proxy": "p", **own}
-    assert set(inside["PATH"].split(":")) <= {"/bin", "/usr/bin", "/usr/local/bin", "/usr/sbin", "/sbin"}
-    assert "2" not in words
-    assert "3" not in " ".join(words).split()
 
 
 REFUSES = """#!/bin/sh
