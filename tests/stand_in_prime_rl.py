@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -159,10 +158,6 @@ def broadcast(folder: Path, step: int, stable: bool = True) -> None:
 def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
     broadcasts = run_dir_of(config) / "broadcasts"
-    if fault == "ignore_sigterm":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if fault == "grandchild":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
     if fault == "no_first_broadcast":
         time.sleep(600)
     if fault == "trainer_exception" or (fault == "bad_lr" and config["optim"]["lr"] > 0.1):
@@ -181,9 +176,6 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
             raise_and_stay("train", NO_KERNEL, "[trainer0]:")
         if step == at and fault == "trainer_out_of_memory":
             fail_below_torchrun("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
-        if step == at and fault == "trainer_worker_killed":
-            say(TORCHRUN.format(code=-9, why="Signal 9 (SIGKILL) received by PID 32703"))
-            sys.exit(1)
         if step == at and fault == "trainer_dies":
             os.kill(os.getpid(), signal.SIGKILL)
         row = {"step": step, "time": time.time()}
@@ -278,9 +270,6 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
                 continue
             version += 1
             post(base, "/pause", {})
-            if version == at and fault == "killed_while_paused":
-                print("holding the pause", flush=True)
-                time.sleep(600)
             post(base, "/update_weights", {"weight_dir": str(run_dir / "broadcasts" / f"step_{version}")})
             post(base, "/resume", {})
         if fault == "no_rollout":
@@ -325,8 +314,6 @@ NUM_WORKERS = 4
 def env_server(config: dict[str, Any], orders: dict[str, Any]) -> None:
     """Hold the port on which the real one would answer, as a broker over workers that take their time to end."""
     fault = orders["fault"]
-    if fault == "port_taken":
-        fail(f"zmq.error.ZMQError: Address already in use (addr='{config['serve']['address']}')")
     host, port = config["serve"]["address"].removeprefix("tcp://").split(":")
     with socket.create_server((host, int(port))):
         workers = [worker(number, fault) for number in range(NUM_WORKERS)]
@@ -405,25 +392,17 @@ def reader(base: str, folder: str, fault: str | None) -> None:
     print(json.dumps(told))
 
 
-def kill_engine() -> None:
-    """Somebody killed the engine core: the API server shuts down in order, with exit code 0."""
-    say(ENGINE_DIED, "(APIServer pid=30442) ")
-    say(ENGINE_DEAD, API)
-    say("INFO:     Application shutdown complete.", "(APIServer pid=30442) ")
-    os._exit(0)
-
-
 def break_engine() -> None:
-    """An exception in the engine core, and what each request in flight says of it."""
+    """An exception in the engine core, and what each request in flight says of it; the API server ends in order."""
     say(f"{TRACEBACK}KeyError: 'block_table'", CORE)
     for _ in range(512):
         say(ENGINE_DEAD, API)
-    kill_engine()
+    say(ENGINE_DIED, "(APIServer pid=30442) ")
+    os._exit(0)
 
 
 ENDS: dict[str | None, Any] = {
     "server_dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "engine_killed": kill_engine,
     "engine_breaks": break_engine,
 }
 
