@@ -155,11 +155,11 @@ def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(start, trai
     assert session.load_final_weights().step == training.num_steps == latest_stable(broadcasts)
 
 
-def test_weights_without_their_marker_do_not_count(start: Open, train: Train) -> None:
+def test_weights_without_their_marker_do_not_count(start: Open, train: Train, run_dir: Path) -> None:
     session = start("no_stable", step=3)
     training = train(session, 4)
-    assert training.outcome is Outcome.BUDGET
-    assert training.num_steps == 2
+    assert (training.outcome, training.num_steps) == (Outcome.BUDGET, 2)
+    assert [step.step for step in read_steps(run_dir / "metrics.jsonl")] == [1, 2]
     assert session.load_final_weights().step == 2
     assert session.complete(PROMPTS[:1], DECODING, lambda reading: None)[0].text.startswith("weights of step 2")
 
@@ -397,4 +397,3 @@ def test_earlier_steps_of_a_game_complete_again(start: Open, tmp_path: Path, run
         assert 0 < step < last.step == 12
     session.close()
     assert not (run_dir / "prime-rl" / "earlier").exists()
-
