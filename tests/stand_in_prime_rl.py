@@ -345,7 +345,7 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     if fault == "slow_start":
         time.sleep(1.0)
     sys.path.insert(0, str(HERE))
-    from stand_in_server import FAULTS, StandInServer
+    from stand_in_server import StandInServer
 
     def answer(content: str) -> str:
         step = step_of(server.weight_dir or next(iter(server.adapters.values()), None))
@@ -358,7 +358,7 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     server = StandInServer(
         config["vllm"]["model"],
         config["server"]["port"],
-        fault if fault in FAULTS else None,
+        fault,
         answer,
         max_model_len=8192,
         step=served,

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """A stand-in for uv: records what it was asked, and makes the layout of an environment, or fails on demand.
 
-UV_STAND_IN: `ok`, `fail`, `full` (disk), `die` (killed half-way) or `hang`. It installs nothing.
+UV_STAND_IN: `ok`, `fail`, `full` (disk) or `die` (killed half-way). It installs nothing.
 """
 
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 SHOWN = (
@@ -29,9 +28,6 @@ mode = os.environ["UV_STAND_IN"]
 site_packages = Path(".venv/lib/python3.12/site-packages")
 site_packages.mkdir(parents=True, exist_ok=True)
 Path(".venv/bin").mkdir(exist_ok=True)
-if mode == "hang":
-    print("Downloading torch (783.2MiB)", flush=True)
-    time.sleep(600)
 for number in range(6):
     print(f"Downloaded package-{number}", flush=True)
 if mode == "fail":

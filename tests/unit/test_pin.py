@@ -48,18 +48,15 @@ def forced() -> dict[str, Any]:
 PINS = Pins.read(ROOT / "pyproject.toml")
 INSTALLED = Installation.find(PINS, os.environ).root
 FORCED = forced()
-# What is renamed where, and the row that must be named for it: keys, a variant, a marker, a metric, a path, an
-# endpoint, a log's text, a program, a field of a trace.
+# What is renamed where, and the row that must be named for it: keys, a variant, a marker, a metric, an
+# endpoint, a program.
 RENAMES = (
     ("C/rl.py", "    kl_tau:", "    kl_weight:", "trainer.loss.kl_tau"),
     ("C/rl.py", "    batch_size:", "    rollout_batch_size:", "orchestrator.batch_size"),
     ("P/transports/weights/filesystem.py", "STABLE", ".finished", 'stable_file = save_dir / "STABLE"'),
     ("P/trainer/rl/train.py", "optim/grad_norm", "optim/norm", 'optim_metrics["optim/grad_norm"] ='),
-    ("P/utils/pathing.py", "broadcasts", "weights", 'return output_dir / "broadcasts"'),
     ("P/inference/vllm/server.py", "/update_weights", "/v1/weights", '@router.post("/update_weights")'),
-    ("P/orchestrator/orchestrator.py", "Starting orch", "Started orch", "Starting orchestrator loop"),
     ("pyproject.toml", "env-server =", "env_server =", 'env-server = "prime_rl.entrypoints.env_server:main"'),
-    ("V/trace.py", "stop_condition", "stopped_by", "stop_condition: str | None"),
 )
 
 

@@ -197,23 +197,19 @@ def test_an_adapter_folder_names_its_base_model_and_has_no_config_of_its_own(tmp
     assert json.loads((target / "adapter_config.json").read_text())["base_model_name_or_path"].startswith("Qwen/")
 
 
-@pytest.mark.parametrize("fault", ["torn weights", "no config", "vanished", "in the way"])
-def test_no_half_made_folder_is_left(tmp_path: Path, base: Path, fault: str) -> None:
+@pytest.mark.parametrize("gone", ["step_7/model.safetensors", "blobs/config.json", None])
+def test_no_half_made_folder_is_left_and_none_is_replaced(tmp_path: Path, base: Path, gone: str | None) -> None:
     source, target = full(tmp_path / "step_7"), tmp_path / "run-1" / "weights"
     target.parent.mkdir()
-    if fault == "torn weights":
-        (source / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:-1])
-    elif fault == "vanished":
-        shutil.rmtree(source)
-    elif fault == "in the way":
+    if gone:
+        (tmp_path / gone).unlink()  # as the trainer does, or a user who empties the cache
+    else:
         target.mkdir()
         (target / "keep").touch()
-    else:
-        (tmp_path / "blobs" / "config.json").unlink()  # the user empties the cache
     with pytest.raises(EngineError):
         build_model_folder(source, base, target)
-    assert names_in(target.parent) == ({"weights"} if fault == "in the way" else set())
-    assert fault != "in the way" or names_in(target) == {"keep"}
+    assert names_in(target.parent) == (set() if gone else {"weights"})
+    assert gone or names_in(target) == {"keep"}
 
 
 # --- EarlierWeights --------------------------------------------------------------------------------------
