@@ -128,12 +128,8 @@ def raise_and_stay(function: str, exception: str, prefix: str = "") -> None:
     time.sleep(600)
 
 
-def run_dir_of(config: dict[str, Any]) -> Path:
-    return Path(config["output_dir"])
-
-
 def metrics_path(config: dict[str, Any]) -> Path:
-    return run_dir_of(config) / config["monitors"]["file"]["path"]
+    return Path(config["output_dir"]) / config["monitors"]["file"]["path"]
 
 
 # --- trainer ---------------------------------------------------------------------------------------------
@@ -157,7 +153,8 @@ def broadcast(folder: Path, step: int, stable: bool = True) -> None:
 
 def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
-    broadcasts = run_dir_of(config) / "broadcasts"
+    run_dir = Path(config["output_dir"])
+    broadcasts = run_dir / "broadcasts"
     if fault == "no_first_broadcast":
         time.sleep(600)
     if fault == "trainer_exception" or (fault == "bad_lr" and config["optim"]["lr"] > 0.1):
@@ -166,7 +163,7 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     step, max_steps = 0, config["max_steps"]
     while max_steps is None or step < max_steps:
         step += 1
-        batch = run_dir_of(config) / "rollouts" / f"step_{step}" / "train" / "effective" / "traces.jsonl"
+        batch = run_dir / "rollouts" / f"step_{step}" / "train" / "effective" / "traces.jsonl"
         while not batch.exists():  # the stand-in for the ZMQ queue
             time.sleep(0.02)
         time.sleep(STEP_SECONDS)
@@ -234,7 +231,7 @@ def trace(reward: float, number: int) -> dict[str, Any]:
 
 def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
-    run_dir = run_dir_of(config)
+    run_dir = Path(config["output_dir"])
     base = config["model"]["client"]["base_url"].removesuffix("/v1")
     unreached = "Inference server was not reached after 10 seconds (Error: All connection attempts failed)"
     say(f"17:57:55 WARNING {unreached} on {base}")

@@ -11,7 +11,6 @@ import re
 import socketserver
 import sys
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -104,7 +103,7 @@ class StandInServer:
         tokens = [*re.findall(r"\S+\s*", self.answer(content)), "<end>"]  # a word is a token here
         truncated = len(tokens) > limit
         text = "".join(tokens[: limit if truncated else -1])
-        answer = self._completion(str(body["model"]), text, truncated, num_prompt, min(len(tokens), limit))
+        answer = self._completion(str(body["model"]), text, truncated, min(len(tokens), limit))
         if not body.get("prompt_logprobs"):
             return 200, answer
         if self.fault == "logprobs_400":
@@ -128,23 +127,16 @@ class StandInServer:
             rows.pop()
         return {"prompt_logprobs": rows, "prompt_token_ids": tokens}
 
-    def _completion(self, model: str, text: str, truncated: bool, num_prompt: int, num_tokens: int) -> Any:
+    def _completion(self, model: str, text: str, truncated: bool, num_tokens: int) -> Any:
         fault = self.fault
         content = None if fault == "null_content" else text
         reason = "abort" if fault == "finish_abort" else "length" if truncated else "stop"
-        message = {"role": "assistant", "content": content, "refusal": None, "reasoning": None}
-        usage = {
-            "prompt_tokens": num_prompt, "total_tokens": num_prompt + num_tokens,
-            "completion_tokens": num_tokens, "prompt_tokens_details": None,
-        }  # fmt: skip
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
         return {
             "id": "chatcmpl-stand-in",
-            "object": "chat.completion",
-            "created": int(time.time()),
             "model": "another/model" if fault == "wrong_model" else model,
             "choices": [choice],
-            "usage": None if fault == "missing_usage" else usage,
+            "usage": None if fault == "missing_usage" else {"completion_tokens": num_tokens},
         }
 
     def update(self, body: dict[str, Any]) -> tuple[int, Any]:

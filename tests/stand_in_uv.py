@@ -10,14 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-SHOWN = (
-    "VIRTUAL_ENV",
-    "PYTHONPATH",
-    "UV_PROJECT_ENVIRONMENT",
-    "UV_EXCLUDE_NEWER",
-    "HTTPS_PROXY",
-    "GIT_TERMINAL_PROMPT",
-)
+SHOWN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT_ENVIRONMENT", "HTTPS_PROXY", "GIT_TERMINAL_PROMPT")
 PACKAGES = ("torch-2.11.0+cu128", "vllm-0.26.0+cu129", "flash_attn-2.8.3+cu128torch2.11")
 
 os.chdir(sys.argv[sys.argv.index("--directory") + 1])

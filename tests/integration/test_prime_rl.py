@@ -10,7 +10,6 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.launch import Ports, free_ports
+from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
@@ -307,36 +306,20 @@ def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, 
     assert living_children() == []
 
 
-TakePorts = Callable[[int], list[Ports]]
-
-
 @pytest.fixture
-def take_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[TakePorts]:
-    """Has the engine choose ports of which, so many times, somebody takes one between the choice and its use."""
-    with ExitStack() as taken:
-
-        def take(times: int) -> list[Ports]:
-            chosen: list[Ports] = []
-
-            def choose(num_environments: int) -> Ports:
-                chosen.append(free_ports())
-                if len(chosen) <= times:
-                    taken.enter_context(socket.create_server(("127.0.0.1", chosen[-1].env_server)))
-                return chosen[-1]
-
-            monkeypatch.setattr(prime_rl, "free_ports", choose)
-            return chosen
-
-        yield take
+def taken_port() -> Iterator[int]:
+    """Really bound by somebody else."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
 
 
-def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, take_ports):
-    """Really bound by somebody else; what the lost starts wrote does not speak for the one that came up."""
+def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, taken_port, monkeypatch):
+    """What the lost start wrote does not speak for the one that came up."""
     (run_dir / "progress.json").write_text("{}")  # the worker's
-    chosen = take_ports(1)
+    chosen = iter([replace(free_ports(), env_server=taken_port), free_ports()])
+    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: next(chosen))
     training = train(start())
     assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
-    assert len({ports.inference for ports in chosen}) == 2
     [aside] = run_dir.glob("port-taken-*")
     assert "Address already in use" in (aside / "env-server.log").read_text()
     assert "in use" not in (run_dir / "env-server.log").read_text()
@@ -344,12 +327,11 @@ def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, 
 
 
 @pytest.mark.slow
-def test_ports_that_are_always_taken_end_it(start: Open, take_ports: TakePorts, run_dir: Path) -> None:
-    chosen = take_ports(9)
+def test_ports_that_are_always_taken_end_it(start: Open, run_dir: Path, taken_port: int, monkeypatch) -> None:
+    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: replace(free_ports(), env_server=taken_port))
     with pytest.raises(EngineError, match="env-server: a port was taken by another process") as caught:
         start()
     assert caught.value.is_config_fault is False
-    assert len(chosen) == 4
     assert sorted(path.name for path in run_dir.glob("port-taken-*")) == [f"port-taken-{n}" for n in (1, 2, 3)]
 
 

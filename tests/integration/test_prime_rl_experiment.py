@@ -96,20 +96,6 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
-@pytest.mark.slow
-def test_nothing_is_read_of_a_discard(setup: Setup) -> None:
-    assert run_with(setup, None).status == "keep"
-    (setup.root / "train.toml").write_bytes(b"max_steps = 1\n" + SOURCE)  # its answers are all wrong, as the baseline's
-    run_experiment(Request(), setup)
-    record = setup.ledger.record(2)
-    folder = setup.ledger.run_dir(2)
-    assert record.status == "discard"
-    assert (folder / "served.json").is_file()
-    assert not (folder / "reader.log").exists()
-    assert "served" not in (record.health or "")
-    assert (setup.ledger.run_dir(1) / "reader.log").exists()
-
-
 @pytest.mark.parametrize(
     ("fault", "failure", "cause"),
     [

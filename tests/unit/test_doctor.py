@@ -57,6 +57,11 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     assert list(tmp_path.iterdir()) == [root]  # nothing was made
 
 
+def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus="none"))
+    assert "GPUs" not in [check.name for check in found]
+
+
 @pytest.mark.parametrize("num_gpus", [0, 2])
 def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, cards, num_gpus, monkeypatch):
     cards += [Card()] * num_gpus
@@ -86,12 +91,7 @@ LACKS: dict[str, tuple[str, object, str, str]] = {
     "an old glibc": ("platform.libc_ver", lambda: ("glibc", "2.27"), "glibc", "glibc 2.27: .* 2.28.*Ubuntu 22.04"),
     "no compiler": ("shutil.which", lambda name: None, "compiler", "no cc, gcc or clang, .*Triton.*apt install gcc"),
     "a container": (f"{MACHINE}.free_disk_gb", lambda path: 0.064, "shared memory", "0.06 GB.*remount.*--shm-size=8g"),
-    "a full disk": (
-        f"{MACHINE}.free_disk_gb",
-        lambda path: 1.5,
-        "disk",
-        "1.5 GB .*a run needs about 6, a night .* 26.*du -sh",
-    ),
+    "a full disk": (f"{MACHINE}.free_disk_gb", lambda path: 1.5, "disk", "1.5 GB .*about 6, a night .* 26.*du -sh"),
     "few files": ("resource.getrlimit", lambda what: (256, 4096), "open files", "may open 256 files.*ulimit -n 1024"),
 }
 
@@ -127,8 +127,7 @@ def test_a_card_that_was_never_seen_and_an_old_driver_refuse_nothing(root, tmp_p
 
 def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
     (root / "train.toml").write_text("trainer.optim.lr = 'fast'\n")
-    found = checks(root, ARITHMETIC_TRL, {}, PrepareFlags(gpus="none"))
-    assert "GPUs" not in [check.name for check in found]  # by request
+    found = checks(root, ARITHMETIC_TRL, {}, PrepareFlags())
     assert names(found, ALL, ok=False) == ["train.toml"]
     assert not Doctor.of(found, ARITHMETIC_TRL).is_ready
     assert "train.toml:1" in Doctor.of(found, ARITHMETIC_TRL).table()

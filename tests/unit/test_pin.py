@@ -114,14 +114,13 @@ def test_the_table_has_every_key_that_is_open_or_forced_and_nothing_twice() -> N
     assert len(texts) == len(set(texts))
 
 
-def test_every_row_stands_in_a_tree_made_of_the_rows(tree: Path) -> None:
+def test_every_row_stands_in_a_tree_made_of_the_rows_and_all_renames_are_named_at_once(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     findings, _ = pin.look_up(tree, PINS)
     assert broken(tree) == {}
     assert {f.state for f in findings if not f.row.is_key} == {"there"}
-
-
-def test_all_are_named_at_once_by_the_command(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
     for at, old, new, _ in RENAMES:
         path = tree / pin.expanded(at)
         path.write_text(path.read_text().replace(old, new))

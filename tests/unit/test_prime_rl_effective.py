@@ -303,10 +303,3 @@ def test_no_shell_sees_the_name_of_a_run_s_folder(name: str, tmp_path: Path) -> 
         assert json.loads(result.stdout) == list(command.argv)
         assert any(str(run_dir) in word for word in command.argv)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["bin", name])
-
-
-def test_paths_are_absolute(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="relative path"):
-        launch_of(variant("train"), Path("runs/0001/run-1"))
-    with pytest.raises(ValueError, match="relative path"):
-        launch_of(variant("train"), tmp_path, bin_dir=Path("bin"))

@@ -111,16 +111,6 @@ def test_groups_are_equal_only_where_the_shares_of_prime_rl_say_so(
     assert step.has_gradient is expected
 
 
-def test_one_file_for_both_writers_or_one_each_is_the_same(tmp_path: Path) -> None:
-    rows = rows_of("metrics-5-steps.jsonl")
-    trainer = written(tmp_path / "trainer.jsonl", filter(is_trainers, rows))
-    orchestrator = written(tmp_path / "orchestrator.jsonl", (row for row in rows if not is_trainers(row)))
-    both = read(RECORDED / "metrics-5-steps.jsonl")
-    apart = read(trainer, orchestrator)
-    assert apart.steps(7.0) == both.steps(7.0)
-    assert apart.reward_mean() == both.reward_mean()
-
-
 def cuts(data: bytes) -> list[int]:
     """Every byte around the ends of lines, where things change, and a dense sample of the rest."""
     ends = [i for i, byte in enumerate(data) if byte == ord("\n")]
