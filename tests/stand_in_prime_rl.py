@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -129,12 +128,8 @@ def raise_and_stay(function: str, exception: str, prefix: str = "") -> None:
     time.sleep(600)
 
 
-def run_dir_of(config: dict[str, Any]) -> Path:
-    return Path(config["output_dir"])
-
-
 def metrics_path(config: dict[str, Any]) -> Path:
-    return run_dir_of(config) / config["monitors"]["file"]["path"]
+    return Path(config["output_dir"]) / config["monitors"]["file"]["path"]
 
 
 # --- trainer ---------------------------------------------------------------------------------------------
@@ -158,11 +153,8 @@ def broadcast(folder: Path, step: int, stable: bool = True) -> None:
 
 def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
-    broadcasts = run_dir_of(config) / "broadcasts"
-    if fault == "ignore_sigterm":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if fault == "grandchild":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
+    run_dir = Path(config["output_dir"])
+    broadcasts = run_dir / "broadcasts"
     if fault == "no_first_broadcast":
         time.sleep(600)
     if fault == "trainer_exception" or (fault == "bad_lr" and config["optim"]["lr"] > 0.1):
@@ -171,7 +163,7 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     step, max_steps = 0, config["max_steps"]
     while max_steps is None or step < max_steps:
         step += 1
-        batch = run_dir_of(config) / "rollouts" / f"step_{step}" / "train" / "effective" / "traces.jsonl"
+        batch = run_dir / "rollouts" / f"step_{step}" / "train" / "effective" / "traces.jsonl"
         while not batch.exists():  # the stand-in for the ZMQ queue
             time.sleep(0.02)
         time.sleep(STEP_SECONDS)
@@ -181,9 +173,6 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
             raise_and_stay("train", NO_KERNEL, "[trainer0]:")
         if step == at and fault == "trainer_out_of_memory":
             fail_below_torchrun("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
-        if step == at and fault == "trainer_worker_killed":
-            say(TORCHRUN.format(code=-9, why="Signal 9 (SIGKILL) received by PID 32703"))
-            sys.exit(1)
         if step == at and fault == "trainer_dies":
             os.kill(os.getpid(), signal.SIGKILL)
         row = {"step": step, "time": time.time()}
@@ -242,7 +231,7 @@ def trace(reward: float, number: int) -> dict[str, Any]:
 
 def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
-    run_dir = run_dir_of(config)
+    run_dir = Path(config["output_dir"])
     base = config["model"]["client"]["base_url"].removesuffix("/v1")
     unreached = "Inference server was not reached after 10 seconds (Error: All connection attempts failed)"
     say(f"17:57:55 WARNING {unreached} on {base}")
@@ -278,9 +267,6 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
                 continue
             version += 1
             post(base, "/pause", {})
-            if version == at and fault == "killed_while_paused":
-                print("holding the pause", flush=True)
-                time.sleep(600)
             post(base, "/update_weights", {"weight_dir": str(run_dir / "broadcasts" / f"step_{version}")})
             post(base, "/resume", {})
         if fault == "no_rollout":
@@ -325,8 +311,6 @@ NUM_WORKERS = 4
 def env_server(config: dict[str, Any], orders: dict[str, Any]) -> None:
     """Hold the port on which the real one would answer, as a broker over workers that take their time to end."""
     fault = orders["fault"]
-    if fault == "port_taken":
-        fail(f"zmq.error.ZMQError: Address already in use (addr='{config['serve']['address']}')")
     host, port = config["serve"]["address"].removeprefix("tcp://").split(":")
     with socket.create_server((host, int(port))):
         workers = [worker(number, fault) for number in range(NUM_WORKERS)]
@@ -358,7 +342,7 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     if fault == "slow_start":
         time.sleep(1.0)
     sys.path.insert(0, str(HERE))
-    from stand_in_server import FAULTS, StandInServer
+    from stand_in_server import StandInServer
 
     def answer(content: str) -> str:
         step = step_of(server.weight_dir or next(iter(server.adapters.values()), None))
@@ -371,7 +355,7 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     server = StandInServer(
         config["vllm"]["model"],
         config["server"]["port"],
-        fault if fault in FAULTS else None,
+        fault,
         answer,
         max_model_len=8192,
         step=served,
@@ -394,36 +378,24 @@ def reader(base: str, folder: str, fault: str | None) -> None:
 
     if fault == "reader_hangs":
         time.sleep(600)
-    if fault == "reader_dies":
-        os.kill(os.getpid(), signal.SIGKILL)
     if fault == "reader_fails":
         raise ValueError(f"{folder} lacks model.norm.weight")
     prompts, steps = json.load(sys.stdin), {"start": step_of(base), "file": step_of(folder)}
     told = {name: [[logprob(t, step) for t in tokens[1:]] for tokens in prompts] for name, step in steps.items()}
-    if fault == "reader_is_short":
-        told["file"].pop()
     print(json.dumps(told))
 
 
-def kill_engine() -> None:
-    """Somebody killed the engine core: the API server shuts down in order, with exit code 0."""
-    say(ENGINE_DIED, "(APIServer pid=30442) ")
-    say(ENGINE_DEAD, API)
-    say("INFO:     Application shutdown complete.", "(APIServer pid=30442) ")
-    os._exit(0)
-
-
 def break_engine() -> None:
-    """An exception in the engine core, and what each request in flight says of it."""
+    """An exception in the engine core, and what each request in flight says of it; the API server ends in order."""
     say(f"{TRACEBACK}KeyError: 'block_table'", CORE)
     for _ in range(512):
         say(ENGINE_DEAD, API)
-    kill_engine()
+    say(ENGINE_DIED, "(APIServer pid=30442) ")
+    os._exit(0)
 
 
 ENDS: dict[str | None, Any] = {
     "server_dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "engine_killed": kill_engine,
     "engine_breaks": break_engine,
 }
 

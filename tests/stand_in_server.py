@@ -7,45 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import socketserver
 import sys
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-FAULTS = (
-    "refuse",  # nobody listens on the port until `listening` is set
-    "unhealthy",  # /health answers 503 for ever
-    "no_model",  # /v1/models lists another model
-    "chat_500",
-    "chat_hang",  # no answer to any chat
-    "chat_stall",  # no answer from the 11th chat on
-    "cut_once",  # the connection ends in the middle of the first five answers
-    "cut_always",
-    "wrong_model",
-    "missing_usage",
-    "finish_abort",
-    "no_choices",
-    "null_content",  # an empty completion: no fault of the real server
-    "invalid_json",
-    "pause_hang",
-    "resume_500",
-    "update_500",
-    "update_hang",
-    "die_on_update",  # the process exits
-    "logprobs_400",
-    "logprobs_nan",
-    "logprobs_short",  # one token less than the prompt
-    "logprobs_none",  # the fields are null, as without being asked for
-    "logprobs_above_0",
-    "logprobs_another_token",
-)
 Answer = Callable[[str], str]
 Step = Callable[[str], int]  # of the weights that are served under a name
 
@@ -62,7 +33,11 @@ def add_up(content: str) -> str:
 
 
 class StandInServer:
-    """A server on a loopback port. As a context manager it serves from a thread of the test."""
+    """A server on a loopback port. As a context manager it serves from a thread of the test.
+
+    `fault`: a word that is looked up below. `chat_stall`: no answer from the 11th chat on. `cut_once`: the connection
+    ends in the middle of the first five answers.
+    """
 
     def __init__(
         self,
@@ -74,7 +49,6 @@ class StandInServer:
         step: Step = lambda model: 0,
     ) -> None:
         """`port` 0 takes a free one. `fault` may be changed while it serves."""
-        assert fault is None or fault in FAULTS, fault
         self.model, self.fault, self.answer, self.max_model_len = model, fault, answer, max_model_len
         self.requests: list[tuple[str, dict[str, Any]]] = []  # (path, body), as they came
         self.step = step
@@ -83,29 +57,23 @@ class StandInServer:
         self.num_chats = self.num_cut = 0
         self.running = threading.Event()  # cleared while paused
         self.running.set()
-        self.listening, self.closing = threading.Event(), threading.Event()
+        self.closing = threading.Event()
         self.lock = threading.Lock()
         owner = self
 
         class Handler(_Handler):
             stand_in = owner
 
-        self._http = _Http(("127.0.0.1", port), Handler, bind_and_activate=False)
-        self._http.server_bind()
+        self._http = _Http(("127.0.0.1", port), Handler)
         self.port = int(self._http.server_address[1])
-        if fault != "refuse":
-            self._http.server_activate()
         self._thread = threading.Thread(target=self.serve, daemon=True)
 
     def serve(self) -> None:
-        if self.fault == "refuse":
-            self.listening.wait()
-            self._http.server_activate()
         self._http.serve_forever(poll_interval=0.05)
 
     def close(self) -> None:
-        for event in (self.closing, self.running, self.listening):
-            event.set()
+        self.closing.set()
+        self.running.set()
         self._http.shutdown()
         self._http.server_close()
 
@@ -135,7 +103,7 @@ class StandInServer:
         tokens = [*re.findall(r"\S+\s*", self.answer(content)), "<end>"]  # a word is a token here
         truncated = len(tokens) > limit
         text = "".join(tokens[: limit if truncated else -1])
-        answer = self._completion(str(body["model"]), text, truncated, num_prompt, min(len(tokens), limit))
+        answer = self._completion(str(body["model"]), text, truncated, min(len(tokens), limit))
         if not body.get("prompt_logprobs"):
             return 200, answer
         if self.fault == "logprobs_400":
@@ -157,33 +125,24 @@ class StandInServer:
             rows[5] = likeliest
         if self.fault == "logprobs_short":
             rows.pop()
-        if self.fault == "logprobs_none":
-            return {"prompt_logprobs": None, "prompt_token_ids": None}
         return {"prompt_logprobs": rows, "prompt_token_ids": tokens}
 
-    def _completion(self, model: str, text: str, truncated: bool, num_prompt: int, num_tokens: int) -> Any:
+    def _completion(self, model: str, text: str, truncated: bool, num_tokens: int) -> Any:
         fault = self.fault
         content = None if fault == "null_content" else text
         reason = "abort" if fault == "finish_abort" else "length" if truncated else "stop"
-        message = {"role": "assistant", "content": content, "refusal": None, "reasoning": None}
-        usage = {
-            "prompt_tokens": num_prompt, "total_tokens": num_prompt + num_tokens,
-            "completion_tokens": num_tokens, "prompt_tokens_details": None,
-        }  # fmt: skip
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
         return {
             "id": "chatcmpl-stand-in",
-            "object": "chat.completion",
-            "created": int(time.time()),
             "model": "another/model" if fault == "wrong_model" else model,
-            "choices": [] if fault == "no_choices" else [choice],
-            "usage": None if fault == "missing_usage" else usage,
+            "choices": [choice],
+            "usage": None if fault == "missing_usage" else {"completion_tokens": num_tokens},
         }
 
     def update(self, body: dict[str, Any]) -> tuple[int, Any]:
         folder = body.get("weight_dir")
         if self.fault == "die_on_update":
-            os._exit(1)
+            raise ConnectionResetError("as the kernel does for a process that has gone")
         if self.fault == "update_500" or folder is None or not list(Path(folder).glob("*.safetensors")):
             return _error(500, f"Call to collective_rpc method failed: Worker failed with error '{folder}'")
         self.weight_dir = folder
@@ -217,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server, path = self.stand_in, self.path.partition("?")[0]
         if path == "/health":
-            self._send(503 if server.fault == "unhealthy" else 200, None)
+            self._send(200, None)
         elif path == "/liveness":
             self._send(200, {"status": "ok"})
         elif path == "/v1/models":
@@ -231,14 +190,12 @@ class _Handler(BaseHTTPRequestHandler):
         server, path = self.stand_in, self.path.partition("?")[0]
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
         server.requests.append((path, body))
-        hanging = {"/pause": "pause_hang", "/update_weights": "update_hang", "/v1/chat/completions": "chat_hang"}
+        hanging = {"/update_weights": "update_hang", "/v1/chat/completions": "chat_hang"}
         if server.fault is not None and server.fault == hanging.get(path):
             server.closing.wait()
         if path == "/pause":
             server.running.clear()
             self._send(200, {"status": "paused"})
-        elif path == "/resume" and server.fault == "resume_500":
-            self._send(*_error(500, "resume failed"))
         elif path == "/resume":
             server.running.set()
             self._send(200, {"status": "resumed"})

@@ -1,24 +1,16 @@
 #!/usr/bin/env python3
 """A stand-in for uv: records what it was asked, and makes the layout of an environment, or fails on demand.
 
-UV_STAND_IN: `ok`, `fail`, `full` (disk), `die` (killed half-way) or `hang`. It installs nothing.
+UV_STAND_IN: `ok`, `fail`, `full` (disk) or `die` (killed half-way). It installs nothing.
 """
 
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-SHOWN = (
-    "VIRTUAL_ENV",
-    "PYTHONPATH",
-    "UV_PROJECT_ENVIRONMENT",
-    "UV_EXCLUDE_NEWER",
-    "HTTPS_PROXY",
-    "GIT_TERMINAL_PROMPT",
-)
+SHOWN = ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT_ENVIRONMENT", "HTTPS_PROXY", "GIT_TERMINAL_PROMPT")
 PACKAGES = ("torch-2.11.0+cu128", "vllm-0.26.0+cu129", "flash_attn-2.8.3+cu128torch2.11")
 
 os.chdir(sys.argv[sys.argv.index("--directory") + 1])
@@ -29,9 +21,6 @@ mode = os.environ["UV_STAND_IN"]
 site_packages = Path(".venv/lib/python3.12/site-packages")
 site_packages.mkdir(parents=True, exist_ok=True)
 Path(".venv/bin").mkdir(exist_ok=True)
-if mode == "hang":
-    print("Downloading torch (783.2MiB)", flush=True)
-    time.sleep(600)
 for number in range(6):
     print(f"Downloaded package-{number}", flush=True)
 if mode == "fail":

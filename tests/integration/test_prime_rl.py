@@ -10,7 +10,6 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +19,14 @@ from nightshift.campaign.metrics import read_steps
 from nightshift.campaign.records import Failure, Outcome, Progress, Training
 from nightshift.config.rules import Decoding, Rules
 from nightshift.config.train_toml import parse
+from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.launch import Ports, free_ports
+from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
-from nightshift.experiment.callbacks import ending
 from tests import stand_in_prime_rl
 from tests.conftest import living_children, slow
 from tests.stand_ins import prime_rl_rules
@@ -137,16 +136,6 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_clock_that_is_set_back_takes_no_weights_away(start, train, monkeypatch):
-    session, really = start(), time.time
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "time", lambda: really() - 3600)
-        training = train(session)
-    assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
-    assert session.load_final_weights().step == training.num_steps
-
-
-@pytest.mark.slow
 def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(start, train, monkeypatch):
     """The trainer deletes step N-2: two steps between the end of the budget and its kill take weights away."""
     session = start()
@@ -166,30 +155,13 @@ def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(start, trai
 
 
 @pytest.mark.slow
-def test_weights_without_their_marker_do_not_count(start: Open, train: Train) -> None:
+def test_weights_without_their_marker_do_not_count(start: Open, train: Train, run_dir: Path) -> None:
     session = start("no_stable", step=3)
     training = train(session, 4)
-    assert training.outcome is Outcome.BUDGET
-    assert training.num_steps == 2
+    assert (training.outcome, training.num_steps) == (Outcome.BUDGET, 2)
+    assert [step.step for step in read_steps(run_dir / "metrics.jsonl")] == [1, 2]
     assert session.load_final_weights().step == 2
     assert session.complete(PROMPTS[:1], DECODING, lambda reading: None)[0].text.startswith("weights of step 2")
-
-
-def test_a_server_left_paused_is_resumed(start: Open, train: Train, run_dir: Path) -> None:
-    session = start("killed_while_paused", step=1)
-    log = run_dir / "orchestrator.log"
-    assert train(session, 1, lambda reading: b"holding the pause" in log.read_bytes()).outcome is Outcome.BUDGET
-    step = session.load_final_weights().step
-    assert session.complete(PROMPTS[:1], DECODING, lambda reading: None)[0].text.startswith(f"weights of step {step}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["ignore_sigterm", "grandchild", "slow_start"])
-def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fault: str) -> None:
-    session = start(fault)
-    assert train(session).outcome is Outcome.BUDGET
-    session.close()
-    assert living_children() == []
 
 
 @pytest.mark.parametrize(
@@ -197,11 +169,10 @@ def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fa
     [
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.TRAINING),
         slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
-        slow("trainer_worker_killed", "trainer: its worker was killed (SIGKILL)", Failure.MACHINERY),
+        slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", Failure.MACHINERY),  # and stays
         slow("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
         ("nan", "not a number at step 2", Failure.TRAINING),
         ("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
-        slow("engine_killed", "inference ended: exit code 0: Engine core proc EngineCore died", Failure.MACHINERY),
         slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
     ],
 )
@@ -227,19 +198,12 @@ def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Op
     assert "all rewards of every group were equal" in (training.cause or "")
 
 
-@pytest.mark.slow
-def test_steps_without_a_gradient_end_a_run_after_half_of_its_budget(start: Open, clock: Clock, timing: Timing) -> None:
-    patient = replace(timing, hang_seconds=math.inf)
-    session, began = start("no_gradient", timing=patient), clock.now
-
+def test_steps_without_a_gradient_are_told_to_who_may_end_the_run(start: Open) -> None:
     def tick(reading: Progress) -> None:
-        if reading.num_without_gradient >= 12:
-            clock.now = max(clock.now, began + BUDGET_SECONDS / 2 + 1)
+        if reading.num_without_gradient >= 2:
+            raise NoGradient("no gradient")
 
-    training = session.train(BUDGET_SECONDS, ending(tick, BUDGET_SECONDS))
-    assert training.outcome is Outcome.NO_GRADIENT
-    assert training.num_steps >= 11
-    assert 300.0 <= (training.training_seconds or 0.0) < BUDGET_SECONDS
+    assert start("no_gradient").train(math.inf, tick).outcome is Outcome.NO_GRADIENT
 
 
 @pytest.mark.parametrize(
@@ -285,16 +249,6 @@ def test_what_prime_rl_logs_and_survives_is_no_crash(start: Open, train: Train, 
     assert (training.outcome, training.cause, training.log) == (Outcome.BUDGET, None, None)
 
 
-@pytest.mark.slow
-def test_a_program_that_raised_and_never_exits_does_not_hang_without_a_cause(start: Open, clock: Clock) -> None:
-    session = start("trainer_raises")
-
-    def tick(reading: Progress) -> None:
-        clock.now += 0.1  # hang_seconds are 30 readings without anything new
-
-    assert (session.train(math.inf, tick).cause or "").startswith("trainer ended: fatal error: RuntimeError: no kernel")
-
-
 def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_dir, timing):
     """Not with the exit of the trainer, which may take twenty seconds."""
     patient = replace(timing, hang_seconds=math.inf)  # a reading without news moves the clock, too
@@ -310,11 +264,9 @@ def test_a_run_that_max_steps_ended_ends_with_its_last_step(start, clock, run_di
 
 def test_a_last_step_whose_rewards_were_not_written_is_a_step(start: Open, run_dir: Path) -> None:
     session = start("no_last_row", source=b"max_steps = 3\n" + BATCH)
-    rewards: list[float | None] = []
-    training = session.train(math.inf, lambda reading: rewards.append(reading.reward))
+    training = session.train(math.inf, lambda reading: None)
     assert (training.outcome, training.num_steps, training.reward_mean) == (Outcome.FINISHED, 3, 0.5)
     assert [step.reward_mean for step in read_steps(run_dir / "metrics.jsonl")] == [0.5, 0.5, None]
-    assert rewards[-1] in (None, 0.5)
     assert session.load_final_weights().step == 3
 
 
@@ -338,8 +290,6 @@ def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train
         slow("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", False),
         slow("loop_never_starts", "the orchestrator's loop was not ready after 20 s", False),
         slow("slow_worker", "the environment's workers were not ready after 20 s", False),
-        ("config_refused", "train.toml:5: trainer.optim.lr = 0.5: prime-rl refuses it", True),
-        ("validator_dies", "validator ended: exit code 1: ModuleNotFoundError", None),
     ],
 )
 def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, is_config_fault):
@@ -350,46 +300,29 @@ def test_a_failed_start_names_the_part(start, clock, monkeypatch, fault, cause, 
         really(self, problem, name, is_there)
 
     monkeypatch.setattr(PrimeRlSession, "_wait_for", wait_for)
-    source = BATCH + b"[trainer.optim]\nlr = 0.5\n"
     with pytest.raises(EngineError) as caught:
-        start(fault, source=source)
+        start(fault)
     assert cause in str(caught.value)
     assert "says: " in str(caught.value) or "not reached" not in str(caught.value)  # what every start warns of
     assert caught.value.is_config_fault is is_config_fault
     assert living_children() == []
 
 
-TakePorts = Callable[[int], list[Ports]]
-
-
 @pytest.fixture
-def take_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[TakePorts]:
-    """Has the engine choose ports of which, so many times, somebody takes one between the choice and its use."""
-    with ExitStack() as taken:
-
-        def take(times: int) -> list[Ports]:
-            chosen: list[Ports] = []
-
-            def choose(num_environments: int) -> Ports:
-                chosen.append(free_ports())
-                if len(chosen) <= times:
-                    taken.enter_context(socket.create_server(("127.0.0.1", chosen[-1].env_server)))
-                return chosen[-1]
-
-            monkeypatch.setattr(prime_rl, "free_ports", choose)
-            return chosen
-
-        yield take
+def taken_port() -> Iterator[int]:
+    """Really bound by somebody else."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
 
 
 @pytest.mark.slow
-def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, take_ports):
-    """Really bound by somebody else; what the lost starts wrote does not speak for the one that came up."""
+def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, taken_port, monkeypatch):
+    """What the lost start wrote does not speak for the one that came up."""
     (run_dir / "progress.json").write_text("{}")  # the worker's
-    chosen = take_ports(1)
+    chosen = iter([replace(free_ports(), env_server=taken_port), free_ports()])
+    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: next(chosen))
     training = train(start())
     assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
-    assert len({ports.inference for ports in chosen}) == 2
     [aside] = run_dir.glob("port-taken-*")
     assert "Address already in use" in (aside / "env-server.log").read_text()
     assert "in use" not in (run_dir / "env-server.log").read_text()
@@ -397,12 +330,11 @@ def test_a_lost_port_costs_a_start_and_not_an_experiment(start, train, run_dir, 
 
 
 @pytest.mark.slow
-def test_ports_that_are_always_taken_end_it(start: Open, take_ports: TakePorts, run_dir: Path) -> None:
-    chosen = take_ports(9)
+def test_ports_that_are_always_taken_end_it(start: Open, run_dir: Path, taken_port: int, monkeypatch) -> None:
+    monkeypatch.setattr(prime_rl, "free_ports", lambda num_environments: replace(free_ports(), env_server=taken_port))
     with pytest.raises(EngineError, match="env-server: a port was taken by another process") as caught:
         start()
     assert caught.value.is_config_fault is False
-    assert len(chosen) == 4
     assert sorted(path.name for path in run_dir.glob("port-taken-*")) == [f"port-taken-{n}" for n in (1, 2, 3)]
 
 
@@ -448,26 +380,3 @@ def test_earlier_steps_of_a_game_complete_again(start: Open, tmp_path: Path, run
         assert 0 < step < last.step == 12
     session.close()
     assert not (run_dir / "prime-rl" / "earlier").exists()
-
-
-@pytest.mark.slow
-def test_two_runs_side_by_side(tmp_path: Path, engine: PrimeRlEngine, train: Train) -> None:
-    """Two clones on two pairs of GPUs: nothing collides, and each evaluates its own weights."""
-    settings = engine.validate(parse(BATCH)).settings
-    folders = [tmp_path / clone / "runs" / "0001" for clone in ("one", "two")]
-    sessions = []
-    try:
-        for folder in folders:
-            folder.mkdir(parents=True)
-            sessions.append(engine.open(settings, 1000, folder, math.inf))
-        one = train(sessions[0])
-        two = train(sessions[1], one.num_steps + 2)
-        assert [one.outcome, two.outcome] == [Outcome.BUDGET] * 2
-        steps = [session.load_final_weights().step for session in sessions]
-        texts = [s.complete(PROMPTS[:1], DECODING, lambda reading: None)[0].text for s in sessions]
-        assert texts == [f"weights of step {step}\n#### {step}" for step in steps]
-        assert steps[0] < steps[1]
-    finally:
-        for session in sessions:
-            session.close()
-    assert living_children() == []

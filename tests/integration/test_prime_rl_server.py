@@ -114,15 +114,6 @@ def test_nobody_listens() -> None:
     server.close()
 
 
-def test_a_server_that_comes_up_late_is_healthy_then() -> None:
-    with StandInServer(MODEL, fault="refuse") as stand_in:
-        server = client(stand_in.port)
-        assert not server.is_healthy()
-        stand_in.listening.set()
-        wait_for(server.is_healthy)
-        server.close()
-
-
 def test_weights_are_loaded_between_pause_and_resume(stand_in: StandInServer, server: Server, weights: Path) -> None:
     stand_in.running.clear()  # the orchestrator died between its own pause and resume
     server.load_weights(weights, MODEL)
@@ -144,23 +135,17 @@ def test_an_adapter_is_loaded_under_its_own_name(stand_in: StandInServer, server
     ("fault", "cause"),
     [
         ("update_500", r"answered /update_weights with 500: \{.error.: .*collective_rpc"),
-        ("resume_500", "answered /resume with 500"),
         ("update_hang", "did not answer /update_weights within 0 s"),
-        ("pause_hang", "did not answer /pause within 0 s"),
         ("die_on_update", "cannot be asked for /update_weights: "),
     ],
 )
 def test_weights_that_cannot_be_loaded_are_an_error(stand_in, server, weights, monkeypatch, fault, cause):
-    def hang_up(code: int) -> None:
-        raise ConnectionResetError("as the kernel does for a process that has gone")
-
     def post(self: Server, path: str, *arguments: float, **body: object) -> httpx.Response:
-        limit = 0.2 if path.startswith(f"/{fault.removesuffix('_hang')}") else HANG_SECONDS
+        limit = 0.2 if (path, fault) == ("/update_weights", "update_hang") else HANG_SECONDS
         monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", limit)
         return really(self, path, *arguments, **body)
 
     really = Server.post
-    monkeypatch.setattr(os, "_exit", hang_up)
     monkeypatch.setattr(Server, "post", post)
     stand_in.fault = fault
     with pytest.raises(EngineError, match=cause):
@@ -196,17 +181,12 @@ def test_nothing_of_the_sampling_is_left_to_the_server(stand_in: StandInServer, 
 def test_an_answer_cut_by_the_token_limit_is_truncated() -> None:
     with StandInServer(MODEL, answer=lambda content: "one two three") as stand_in:
         server = client(stand_in.port)
-        got = [
-            server.complete([prompt("q")], Decoding(max_completion_tokens=n), MODEL, "s", lambda n: None)[0]
-            for n in (3, 4)
-        ]
+        got = [server.complete([prompt("q")], Decoding(n), MODEL, "s", print)[0] for n in (3, 4)]
+        stand_in.fault = "null_content"
+        got += server.complete([prompt("q")], Decoding(4), MODEL, "s", print)
         server.close()
-    assert got == [Completion("one two three", 3, True), Completion("one two three", 4, False)]
-
-
-def test_an_empty_answer_is_an_empty_text(stand_in: StandInServer, server: Server) -> None:
-    stand_in.fault = "null_content"
-    assert {c.text for c in complete(server)} == {""}
+    assert got[:2] == [Completion("one two three", 3, True), Completion("one two three", 4, False)]
+    assert got[2].text == ""
 
 
 def test_connections_that_break_are_tried_again(stand_in: StandInServer, server: Server) -> None:
@@ -222,9 +202,7 @@ def test_connections_that_break_are_tried_again(stand_in: StandInServer, server:
         ("chat_500", "status 500: .*EngineCore died"),
         ("wrong_model", "answered by model another/model instead of Qwen"),
         ("missing_usage", ".*no completion in .*chatcmpl"),
-        ("no_choices", ".*no completion in .*chatcmpl"),
         ("finish_abort", "Invalid enum value 'abort'"),
-        ("invalid_json", ".*no completion in .*chatcmpl"),
     ],
 )
 def test_an_answer_that_is_no_completion_ends_the_evaluation(stand_in, server, fault, cause):
@@ -237,17 +215,9 @@ def test_an_answer_that_is_no_completion_ends_the_evaluation(stand_in, server, f
     assert len(complete(server)) == 3  # the client is as good as new
 
 
-@pytest.mark.parametrize(
-    ("content", "tokens", "model", "cause"),
-    [
-        ("x" * 600, 64, MODEL, "prompt 1: status 400: .*maximum context length"),
-        ("q", 100_000, MODEL, "status 400"),
-        ("q", 64, "no/such-model", "status 404: .*does not exist"),
-    ],
-)
-def test_a_request_that_the_server_refuses_is_named(server, content, tokens, model, cause):
-    with pytest.raises(EngineError, match=cause):
-        server.complete([prompt("1+1="), prompt(content)], Decoding(tokens), model, "s", lambda n: None)
+def test_a_request_that_the_server_refuses_is_named(server: Server) -> None:
+    with pytest.raises(EngineError, match=r"prompt 1: status 400: .*maximum context length"):
+        server.complete([prompt("1+1="), prompt("x" * 600)], GREEDY, MODEL, "s", print)
 
 
 def test_a_stall_ends_before_the_deadline(stand_in: StandInServer) -> None:

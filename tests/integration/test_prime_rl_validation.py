@@ -177,27 +177,6 @@ def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path
         parse(SHIPPED + OPPONENT + b"interval = 5")
 
 
-@needs_prime_rl
-def test_whatever_the_allow_list_lets_through_is_valid_in_prime_rl(tmp_path: Path) -> None:
-    configs = open_configs()
-    folders = [written(each, tmp_path / str(number)).run_dir for number, each in enumerate(configs.values())]
-    answers = dict(zip(configs, verdicts(folders), strict=True))
-    assert {name: answer["errors"] for name, answer in answers.items() if not answer["ok"]} == {}
-    assert len(answers) > 100
-
-
-@needs_prime_rl
-def test_the_defaults_of_every_card_are_valid_in_prime_rl(tmp_path: Path) -> None:
-    folders = []
-    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in DEFAULTS):
-        kept = {AC: None, AC_OFFLOADING: None}
-        adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
-        for changes in ({}, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):
-            source = parse(set_values(SHIPPED, changes))
-            folders.append(written(source, tmp_path / str(len(folders)), memory=memory).run_dir)
-    assert [answer["errors"] for answer in verdicts(folders) if not answer["ok"]] == []
-
-
 # prime-rl's own command line reads the file of `export --to rl.toml`; its class reads the plan of the same run.
 EXPORTS = """
 import json, pathlib, sys
@@ -212,13 +191,19 @@ for folder in map(pathlib.Path, sys.argv[1:]):
 
 
 @needs_prime_rl
-def test_an_export_is_valid_in_prime_rl_and_resolves_to_what_the_engine_runs(tmp_path: Path) -> None:
+def test_every_plan_is_valid_in_prime_rl_and_its_export_resolves_to_what_the_engine_runs(tmp_path: Path) -> None:
     mixed = parse(SHIPPED + b"\n[orchestrator.train.ratio]\ngsm8k = 2.0\n")
     scaled = replace(GSM8K_PRIME_RL, learning_rate_scale=20.0)
     imported = parse(import_config(REVERSE_TEXT, "rl.toml").train_toml("rl.toml"))
     runs = [({}, variant(name)) for name in VARIANTS] + [({}, config) for config in open_configs().values()]
     runs += [({"rules": BOTH}, mixed), ({"rules": GAME}, variant("train")), ({"rules": scaled}, variant("train"))]
     runs += [({}, imported)]
+    for memory in (f"{num_cards} x {size} GB" for num_cards in (1, 2) for size in DEFAULTS):
+        kept = {AC: None, AC_OFFLOADING: None}
+        adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
+        for changes in ({}, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):
+            runs.append(({"memory": memory}, parse(set_values(SHIPPED, changes))))
+    assert len(runs) > 100
     launches = [written(config, tmp_path / str(number), **more) for number, (more, config) in enumerate(runs)]
     for launch in launches:
         (launch.run_dir / "rl.toml").write_bytes(rl_toml(launch.settings, launch.seed, ["a comment"]))
@@ -252,17 +237,13 @@ BAD: dict[str, Callable[[dict[str, Any]], None]] = {
     "text for a shared number": put("max_steps", "ten"),
     "out of range": put("orchestrator.train.sampling.temperature", 3.0),
     "groups that do not divide the batch": put("orchestrator.group_size", 7),
-    "more in flight than allowed": put("orchestrator.concurrency.max_inflight", 100),
     "unknown variant": put("trainer.loss.type", "ppo"),
-    "decay without an end": put("trainer.scheduler", {"type": "cosine"}),
     "unknown gate": put("orchestrator.train.source.curriculum", {"gates": {"default": {"type": "luck"}}}),
     "two settings for one": put("trainer.model.seq_len", 1024),
     "no renderer for the model": put("orchestrator.renderer.name", "auto"),
     "too few GPUs": put("deployment.gpus_per_node", 1),
     "the test split": put("orchestrator.train.source.env.taskset.split", "test"),
-    "unknown key of the taskset": put("orchestrator.train.source.env.taskset.shuffle", True),
     "a taskset that is not installed": put("orchestrator.train.source.env.taskset.id", "nowhere"),
-    "a module that is no taskset": put("orchestrator.train.source.env.taskset.id", "json"),
 }
 
 

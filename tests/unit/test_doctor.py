@@ -14,7 +14,6 @@ from nightshift.engines.prime_rl import installation
 from nightshift.engines.prime_rl.installation import machine_warnings
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
-from tests.waiting import cpu_seconds_of_children
 
 ROOT = Path(__file__).parents[2]
 MACHINE = installation.__name__
@@ -58,10 +57,9 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     assert list(tmp_path.iterdir()) == [root]  # nothing was made
 
 
-def test_the_last_line_is_true_of_an_engine_that_was_asked_for(root: Path, tmp_path: Path) -> None:
-    found = checks(root, GSM8K_PRIME_RL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags(engine="prime-rl"))
-    last = Doctor.of(found, GSM8K_PRIME_RL).table("prime-rl").splitlines()[-1]
-    assert last == "not ready: --engine prime-rl (gsm8k-prime-rl), which was asked for"
+def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus="none"))
+    assert "GPUs" not in [check.name for check in found]
 
 
 @pytest.mark.parametrize("num_gpus", [0, 2])
@@ -84,21 +82,16 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tm
     [checkout] = [check for check in found if check.name == "checkout"]
     fix = "Run: uv run prepare.py --engine prime-rl."
     assert str(checkout.problem) == f"prime-rl is not installed in {tmp_path / 'none'}. {fix}"
-    assert Doctor.of(found, GSM8K_PRIME_RL).table().splitlines()[-1].startswith("not ready: --engine prime-rl")
+    last = Doctor.of(found, GSM8K_PRIME_RL).table("prime-rl").splitlines()[-1]
+    assert last == "not ready: --engine prime-rl (gsm8k-prime-rl), which was asked for"
 
 
 # What a machine may lack: where it is looked up, what is found there, words of the line.
 LACKS: dict[str, tuple[str, object, str, str]] = {
     "an old glibc": ("platform.libc_ver", lambda: ("glibc", "2.27"), "glibc", "glibc 2.27: .* 2.28.*Ubuntu 22.04"),
-    "musl": ("platform.libc_ver", lambda: ("", ""), "glibc", "an unknown libc: vLLM's wheel is for glibc 2.28"),
     "no compiler": ("shutil.which", lambda name: None, "compiler", "no cc, gcc or clang, .*Triton.*apt install gcc"),
     "a container": (f"{MACHINE}.free_disk_gb", lambda path: 0.064, "shared memory", "0.06 GB.*remount.*--shm-size=8g"),
-    "a full disk": (
-        f"{MACHINE}.free_disk_gb",
-        lambda path: 1.5,
-        "disk",
-        "1.5 GB .*a run needs about 6, a night .* 26.*du -sh",
-    ),
+    "a full disk": (f"{MACHINE}.free_disk_gb", lambda path: 1.5, "disk", "1.5 GB .*about 6, a night .* 26.*du -sh"),
     "few files": ("resource.getrlimit", lambda what: (256, 4096), "open files", "may open 256 files.*ulimit -n 1024"),
 }
 
@@ -132,11 +125,6 @@ def test_a_card_that_was_never_seen_and_an_old_driver_refuse_nothing(root, tmp_p
     assert not any("Tesla" in line for line in refused)
 
 
-def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
-    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus="none"))
-    assert "GPUs" not in [check.name for check in found]
-
-
 def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
     (root / "train.toml").write_text("trainer.optim.lr = 'fast'\n")
     found = checks(root, ARITHMETIC_TRL, {}, PrepareFlags())
@@ -147,14 +135,9 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
 
 @pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])
 def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None:
-    """Without GPUs and without prime-rl. A second is what it takes where importing the commands takes a quarter."""
+    """Without GPUs and without prime-rl."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": "/does/not/exist"}
-    seconds = []
-    for asked in ("import nightshift.cli.main", "from nightshift.cli.main import commands; commands()"):
-        command = [sys.executable, "-c", asked, "doctor", "--engine", engine]
-        began = cpu_seconds_of_children()
-        result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
-        seconds.append(cpu_seconds_of_children() - began)
+    command = [sys.executable, "-c", "from nightshift.cli.main import commands; commands()", "doctor"]
+    result = subprocess.run([*command, "--engine", engine], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (code, "")
-    assert seconds[1] < 8 * seconds[0]
     assert "/does/not/exist" in result.stdout

@@ -58,9 +58,6 @@ CARDS = {
     "A100 80": card("NVIDIA A100-SXM4-80GB", (8, 0), 81_920),
     "H100": card("NVIDIA H100 80GB HBM3", (9, 0), 81_559),
     "A6000": card("NVIDIA RTX A6000", (8, 6), 49_140),
-    "L40S": card("NVIDIA L40S", (8, 9), 46_068),  # sold with 48 GB, of which ECC takes some
-    "A4000": card("NVIDIA RTX A4000", (8, 6), 16_376),
-    "T4": card("Tesla T4", (7, 5), 15_360),
     "RTX 3060": card("NVIDIA GeForce RTX 3060", (8, 6), 12_288),
 }
 
@@ -114,11 +111,13 @@ class StandInNvml:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in card.pids]
 
 
-def test_a_machine_without_a_driver_has_no_gpus() -> None:
+def test_a_machine_without_a_driver_has_no_gpus_and_a_failing_one_is_one_line() -> None:
     nvml = StandInNvml([Card()], driver=None)
-    assert list_gpus(nvml) == []
-    assert num_gpus({}, nvml) == 0
-    assert nvml.num_open == 0
+    assert (list_gpus(nvml), num_gpus({}, nvml)) == ([], 0)
+    lost = StandInNvml([Card(lost=True)])
+    with pytest.raises(EngineError, match=r"NVML cannot read the GPUs: GPU is lost. Run nvidia-smi"):
+        list_gpus(lost)
+    assert (nvml.num_open, lost.num_open) == (0, 0)
 
 
 def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
@@ -129,13 +128,6 @@ def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
     assert (second.memory_gb, second.free_gb) == (None, None)  # not told is not 0
     [older] = list_gpus(StandInNvml([Card(has_v2=False)]))
     assert (older.memory_gb, older.free_gb) == (80.0, 79.5)
-    assert nvml.num_open == 0
-
-
-def test_a_failing_driver_is_one_line_and_nvml_is_closed() -> None:
-    nvml = StandInNvml([Card(lost=True)])
-    with pytest.raises(EngineError, match=r"NVML cannot read the GPUs: GPU is lost. Run nvidia-smi"):
-        list_gpus(nvml)
     assert nvml.num_open == 0
 
 
@@ -176,7 +168,6 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(visible,
     ("ids", "num", "visible", "indices"),
     [
         (None, 2, None, [0, 1]),
-        (None, 2, "3,1,0", [3, 1]),
         (None, 1, "3,1", [3]),
         ((3, 2), 2, None, [3, 2]),
         ((2, 2), 2, "2", [2, 2]),
@@ -191,16 +182,9 @@ def test_the_gpus_are_those_named_or_the_first_that_are_visible(ids, num, visibl
     ("machine", "ids", "num", "visible", "words"),
     [
         ([], None, 2, None, r"this machine has 0\. Run it with --engine trl"),
-        (
-            MACHINE,
-            None,
-            2,
-            "1",
-            "two NVIDIA GPUs, .* has 1 visible of 4.*Run it with --engine trl, with both on one GPU",
-        ),
+        (MACHINE, None, 2, "1", "two NVIDIA GPUs, .* has 1 visible of 4.*Run it with --engine trl, with both on"),
         (MACHINE, (0, 9), 2, None, "GPU 9 does not exist. Choose of: 0, 1, 2, 3"),
         (MACHINE, (0, 2), 2, "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose of: 0, 1"),
-        (MACHINE, (0, 1), 2, "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose of: none"),
         ([], None, 1, None, r"an NVIDIA GPU, this machine has 0\. .*on the CPU: .*arithmetic"),
     ],
 )
@@ -214,11 +198,8 @@ def test_gpus_that_cannot_be_had_are_one_line(machine, ids, num, visible, words)
     ("changes", "words"),
     [
         ({"name": "Tesla T4", "compute_capability": (7, 5)}, "Tesla T4.*capability 7.5.*arithmetic"),
-        ({"name": "NVIDIA GeForce RTX 3090", "compute_capability": (8, 6)}, None),
         ({}, None),  # an H100, and not FlashAttention 3: Qwen2 has no custom implementation
-        ({"name": "NVIDIA B200", "compute_capability": (10, 0)}, None),
         ({"name": "NVIDIA Thor", "compute_capability": (11, 0)}, "NVIDIA Thor.*arithmetic"),
-        ({"name": "NVIDIA GeForce RTX 5090", "compute_capability": (12, 0), "driver": "575.1"}, None),
         ({"compute_capability": (8, 0), "driver": "470.57"}, "driver 470.57"),
         ({"compute_capability": (12, 0), "driver": "560.35"}, "driver 560.35"),
         ({"memory_gb": 12.9, "free_gb": 12.5}, "has 12.9 GB of memory, the least memory preset is 16 GB"),

@@ -1,7 +1,6 @@
 """What is asked of an installation of prime-rl: where it is, what belongs to it, what is wrong with it."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,30 +50,17 @@ def environment(installation: Installation) -> None:
         (installation.site_packages / f"{name}.dist-info").mkdir()
 
 
-def rename(name: str, new: str) -> Callable[[Installation], None]:
-    def damage(installation: Installation) -> None:
-        (installation.site_packages / name).rename(installation.site_packages / new)
-
-    return damage
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda it: shutil.rmtree(it.venv), "has no Python 3.12"),
-        (lambda it: it.site_packages.parent.rename(it.venv / "lib" / "python3.11"), "has no Python 3.12"),
         (
             lambda it: (it.bin_dir / "python").unlink() or (it.bin_dir / "python").symlink_to("/gone/python3.12"),
             "has no Python 3.12",
         ),
         (lambda it: (it.bin_dir / "env-server").unlink(), "env-server is missing"),
-        (lambda it: (it.bin_dir / "torchrun").chmod(0o644), "torchrun is missing"),
-        (
-            rename("torch-2.11.0+cu128.dist-info", "torch-2.11.0+cpu.dist-info"),
-            "torch 2.11.0+cpu, pinned is 2.11.0+cu128",
-        ),
-        (rename("vllm-0.26.0+cu129.dist-info", "vllm-0.26.1.dist-info"), "vllm 0.26.1, pinned is 0.26.0"),
-        (rename("flash_attn-2.8.3+cu128torch2.11.dist-info", "x.dist-info"), "flash_attn None, pinned is 2.8.3"),
+        (lambda it: next(it.site_packages.glob("torch-*")).rmdir(), "torch None, pinned is 2.11.0+cu128"),
+        (lambda it: next(it.site_packages.glob("vllm-*")).rename(it.site_packages / "vllm-1.dist-info"), "1, pinned"),
         (lambda it: it.state_dir.mkdir() or it.unfinished_sync.touch(), "uv sync did not end well"),
     ],
 )
@@ -85,14 +71,8 @@ def test_damaged_packages_are_named(installation, damage, words):
     problem = str(checks.packages_problem(installation, has_gpus=True))
     assert words in problem
     assert problem.endswith("Run: uv run prepare.py --engine prime-rl.")
-
-
-def test_a_build_of_ones_own_without_cuda_may_have_other_packages(installation: Installation) -> None:
-    environment(installation)
-    for folder in installation.site_packages.iterdir():
-        folder.rmdir()
-    assert checks.packages_problem(installation, has_gpus=True) is not None
-    assert checks.packages_problem(installation, has_gpus=False) is None
+    is_build_of_ones_own = "pinned" in words  # without CUDA, it may have other packages
+    assert (checks.packages_problem(installation, has_gpus=False) is None) is is_build_of_ones_own
 
 
 def clone_of_environments(folder: Path) -> Path:
@@ -125,11 +105,10 @@ def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(
     environment(installation)
     rules = rules_of(ROOT, Chosen(environments=["math"]), "prime-rl", 2)
     installation.copy_environments(ROOT, rules)
-    command = f"Run: uv pip install --python {installation.bin_dir / 'python'} math-verify==0.9.0"
-    assert str(checks.environments_problem(installation, ROOT, rules)).endswith(command)
     there = installation.site_packages / "math_verify-0.8.0.dist-info"
     there.mkdir()
     (there / "METADATA").write_text("Name: math-verify\nVersion: 0.8.0\n")
+    command = f"Run: uv pip install --python {installation.bin_dir / 'python'} math-verify==0.9.0"
     assert str(checks.environments_problem(installation, ROOT, rules)).endswith(command)
     (there / "METADATA").write_text("Name: math-verify\nVersion: 0.9.0\n")
     assert checks.environments_problem(installation, ROOT, rules) is None
@@ -150,27 +129,15 @@ def test_environments_that_prepare_did_not_see_are_copied_before_a_run(installat
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
 
 
-def snapshot(folder: Path, without: str = "") -> Path:
-    """A model's folder as an interrupted or whole download leaves it."""
-    folder.mkdir(parents=True)
-    for name in (
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "model.safetensors",
-    ):
-        if name != without:
-            (folder / name).write_text("{}")
-    return folder
-
-
 def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: Installation, tmp_path: Path) -> None:
     """Asked through the real huggingface_hub, as vLLM and transformers do."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     rules = GSM8K_PRIME_RL
-    source = snapshot(tmp_path / "users-cache")
+    source = tmp_path / "users-cache"
+    source.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (source / name).write_text("{}")
     assert "is not complete" in str(checks.model_problem(installation, rules))
     pin_model(installation, rules, source)
     pin_model(installation, rules, source)  # again: the same
@@ -184,12 +151,6 @@ def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: In
     (source / "model.safetensors").unlink()  # the user empties the cache
     assert "is not complete" in str(checks.model_problem(installation, rules))
     assert checks.model_problem(installation, ARITHMETIC_TRL) is None  # in this repository
-
-
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_torn_download_is_no_model(tmp_path: Path, missing: str) -> None:
-    assert not checks.is_whole_model(snapshot(tmp_path / "torn", without=missing))
-    assert checks.is_whole_model(snapshot(tmp_path / "whole"))
 
 
 def test_caches_are_warm_for_one_kind_of_gpus(installation: Installation) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign.metrics import Step, read_steps, write_steps
+from nightshift.campaign.metrics import Step, read_steps
 from nightshift.engines.prime_rl.metrics import MetricsTail
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
@@ -111,16 +111,6 @@ def test_groups_are_equal_only_where_the_shares_of_prime_rl_say_so(
     assert step.has_gradient is expected
 
 
-def test_one_file_for_both_writers_or_one_each_is_the_same(tmp_path: Path) -> None:
-    rows = rows_of("metrics-5-steps.jsonl")
-    trainer = written(tmp_path / "trainer.jsonl", filter(is_trainers, rows))
-    orchestrator = written(tmp_path / "orchestrator.jsonl", (row for row in rows if not is_trainers(row)))
-    both = read(RECORDED / "metrics-5-steps.jsonl")
-    apart = read(trainer, orchestrator)
-    assert apart.steps(7.0) == both.steps(7.0)
-    assert apart.reward_mean() == both.reward_mean()
-
-
 def cuts(data: bytes) -> list[int]:
     """Every byte around the ends of lines, where things change, and a dense sample of the rest."""
     ends = [i for i, byte in enumerate(data) if byte == ord("\n")]
@@ -147,21 +137,12 @@ def test_a_file_cut_at_any_byte_invents_nothing_and_goes_on_where_it_was(tmp_pat
     assert tail.steps(0.0) == read(RECORDED / name).steps(0.0)
 
 
-def test_a_step_counts_when_the_trainers_rows_exist(tmp_path: Path) -> None:
-    rows = rows_of("metrics-5-steps.jsonl")
-    of_step_1 = [row for row in rows if row["step"] == 1]
-    orchestrator = [row for row in of_step_1 if not is_trainers(row)]
-    assert read(written(tmp_path / "a.jsonl", orchestrator)).num_steps == 0
-    tail = read(written(tmp_path / "b.jsonl", [row for row in of_step_1 if is_trainers(row)]))
-    (step,) = tail.steps(0.0)  # the orchestrator's row often comes after the trainer's
-    assert (step.reward_mean, step.tokens_per_second) == (None, None)
-    assert step.loss is not None
-    assert tail.reward_mean() is None
-
-
-def test_a_last_step_without_its_orchestrator_row_is_a_step_of_unknown_reward(tmp_path: Path) -> None:
-    rows = [r for r in rows_of("metrics-5-steps.jsonl") if is_trainers(r) or r["step"] < 5]
-    tail = read(written(tmp_path / "a.jsonl", rows))
+def test_a_step_counts_when_the_trainers_rows_exist_with_an_unknown_reward_without_the_orchestrators(tmp_path):
+    recorded = rows_of("metrics-5-steps.jsonl")
+    orchestrators = written(tmp_path / "o.jsonl", (row for row in recorded if not is_trainers(row)))
+    only = read(orchestrators, tmp_path / "missing.jsonl")
+    assert (only.num_steps, only.steps(0.0), only.reward_mean(), only.not_finite_step()) == (0, [], None, None)
+    tail = read(written(tmp_path / "a.jsonl", [row for row in recorded if is_trainers(row) or row["step"] < 5]))
     assert [step.reward_mean is None for step in tail.steps(0.0)] == [False, False, False, False, True]
     assert [tail.is_whole(number) for number in range(7)] == [False, True, True, True, True, False, False]
     assert tail.last_reward() == tail.steps(0.0)[3].reward_mean
@@ -204,23 +185,6 @@ def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
     assert tail.reward_mean(last_step=1) == pytest.approx(rewards[0][0])
 
 
-def test_steps_after_the_evaluated_policy_are_left_out_of_what_is_written(tmp_path: Path) -> None:
-    tail = read(RECORDED / "metrics-5-steps.jsonl")
-    write_steps(tmp_path / "metrics.jsonl", tail.steps(began=1795196577.0, last_step=3))
-    steps = read_steps(tmp_path / "metrics.jsonl")
-    assert steps == tail.steps(1795196577.0)[:3]
-    assert steps[0].time == pytest.approx(7.75, abs=0.01)
-
-
-def test_missing_and_empty_files_are_no_steps(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    tail = MetricsTail(tmp_path / "empty.jsonl", tmp_path / "missing.jsonl")
-    assert not tail.poll()
-    assert tail.steps(0.0) == []
-    assert tail.reward_mean() is None
-    assert tail.not_finite_step() is None
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -248,17 +212,12 @@ def test_a_file_cut_at_any_byte_gives_its_whole_lines(tmp_path: Path) -> None:
         assert [step.step for step in read_steps(path)] == list(range(1, complete + 1)), cut
 
 
-def test_a_step_written_twice_counts_once_and_the_last_line_wins(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 2, "reward_mean": 0.1}\n{"step": 1}\n{"step": 2, "reward_mean": 0.9}\n')
-    assert [(step.step, step.reward_mean) for step in read_steps(path)] == [(1, None), (2, 0.9)]
-
-
-def test_lines_with_strange_values_are_left_out(tmp_path: Path) -> None:
+def test_lines_with_strange_values_are_left_out_and_the_last_line_of_a_step_wins(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     huge = "1" + "0" * 400
     values = (f'"entropy": {huge}', '"entropy": 1e400', '"loss": NaN', '"loss": Infinity', '"lr": "x"', '"kl": true')
     lines = [f'{{"step": 1, {value}}}' for value in values]
     lines += ["[" * 100_000, "[]", "null", '{"step": "2"}', f'{{"step": {huge}}}', '{"lr": 1}', "\0"]
-    path.write_text("\n".join([*lines, '{"step": 3, "surprise": 1}']))
-    assert read_steps(path) == [Step(3)]
+    twice = ['{"step": 3, "reward_mean": 0.1}', '{"step": 2}', '{"step": 3, "reward_mean": 0.9, "surprise": 1}']
+    path.write_text("\n".join([*lines, *twice]))
+    assert read_steps(path) == [Step(2), Step(3, reward_mean=0.9)]

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy
@@ -139,7 +138,9 @@ def test_both_are_asked_once_and_left_in_the_folder(witness, stand_in, tmp_path)
     assert (tmp_path / "served.json").stat().st_size < 50_000
 
 
-def test_an_adapter_is_asked_by_its_name_and_its_start_by_the_model_s(witness, stand_in, tmp_path):
+def test_a_trainer_that_was_faster_leaves_the_start_of_an_adapter_only_which_has_its_own_name(
+    witness, stand_in, tmp_path
+):
     told = witness(Clock(), "lora")
     (tmp_path / "prime-rl" / "broadcasts" / "step_3").mkdir(parents=True)
     (tmp_path / "prime-rl" / "broadcasts" / "step_3" / "STABLE").touch()  # the model's own weights never change
@@ -151,12 +152,7 @@ def test_an_adapter_is_asked_by_its_name_and_its_start_by_the_model_s(witness, s
     left = served(tmp_path)
     assert left.final.logprobs[0] == [logprob(token, 5) for token in left.final.tokens[0][1:]]
     assert left.start.logprobs[0] == [logprob(token, 0) for token in left.start.tokens[0][1:]]
-
-
-def test_a_trainer_that_was_faster_leaves_no_start(witness, stand_in, tmp_path):
-    (tmp_path / "prime-rl" / "broadcasts" / "step_1").mkdir(parents=True)
-    (tmp_path / "prime-rl" / "broadcasts" / "step_1" / "STABLE").touch()
-    left = asked(witness, tmp_path)
+    left = asked(witness, tmp_path)  # of whole weights, which such a trainer has changed
     assert left.start is None
     assert left.final is not None
 
@@ -166,13 +162,9 @@ def test_a_trainer_that_was_faster_leaves_no_start(witness, stand_in, tmp_path):
     [
         ("logprobs_400", "400"),
         ("logprobs_nan", "no log-probabilities in the server's answer"),
-        ("logprobs_none", "no log-probabilities in the server's answer"),
         ("logprobs_short", "no log-probabilities in the server's answer"),
         ("logprobs_another_token", "no log-probabilities in the server's answer"),
         ("logprobs_above_0", "Expected `float` <= 0.01"),
-        ("wrong_model", "answered by model another/model instead of"),
-        ("invalid_json", "no log-probabilities in the server's answer"),
-        ("chat_500", "500"),
     ],
 )
 def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_path, fault, cause):
@@ -232,9 +224,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
-        ("reader_dies", "killed by SIGKILL"),
         ("reader_fails", "exit code 1: ValueError: "),
-        ("reader_is_short", "zip()"),
         ("reader_hangs", "no answer within 0.5 s"),
     ],
 )
@@ -251,30 +241,13 @@ def swap_weights(folder: Path) -> None:
     save_file({"step": numpy.array([6], dtype=numpy.float32)}, folder / "weights" / "model.safetensors")
 
 
-def rewrite(change: Callable[[Any], object]) -> Callable[[Path], object]:
-    def act(folder: Path) -> None:
-        content = json.loads((folder / "served.json").read_bytes())
-        change(content)
-        (folder / "served.json").write_text(json.dumps(content))
-
-    return act
-
-
-def link(folder: Path) -> None:
-    (folder / "served.json").rename(folder / "elsewhere.json")
-    (folder / "served.json").symlink_to("elsewhere.json")
-
-
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
         (swap_weights, "was changed after its evaluation: sha256"),
         (lambda folder: (folder / "served.json").unlink(), "No such file"),
-        (lambda folder: ((folder / "served.json").unlink(), os.mkfifo(folder / "served.json")), "no regular file"),
         (lambda folder: os.truncate(folder / "served.json", 1 << 40), "1,099,511,627,776 bytes"),
-        (link, "it is a symbolic link"),
-        (rewrite(lambda served: served["final"]["logprobs"][0].pop()), "it has another sha256"),
-        (rewrite(lambda served: served.clear()), "it has another sha256"),
+        (lambda folder: (folder / "served.json").write_text("{}"), "it has another sha256"),
     ],
 )
 def test_what_is_not_what_the_worker_left_is_refused(run, spoil, cause):
