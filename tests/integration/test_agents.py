@@ -153,6 +153,7 @@ def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) ->
     assert (last.proposal.description, last.proposal.prediction) == ("; ".join(last.diff), None)
 
 
+@pytest.mark.slow
 def test_sigkill_while_an_agent_works_leaves_no_process(root: Path) -> None:
     agent = shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"]]))])
     night = start(root, experiments=2, agent=agent, sandbox="none")

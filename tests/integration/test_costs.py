@@ -112,6 +112,7 @@ def test_a_run_that_the_machinery_lost_is_paid_once(root: Path) -> None:
     assert re.search(r"1 proposal: \S+ h, 15,512 tokens in, 812 out, \$0\.40\n", stdout)
 
 
+@pytest.mark.slow
 def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(root: Path) -> None:
     """The strategist tells dollars and tokens, the implementer tokens only."""
     folder = root.parent / "team"

@@ -210,6 +210,7 @@ found["claudeAiOauth"]["accessToken"] = "renewed"
 """
 
 
+@pytest.mark.slow
 def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_not(user: User) -> None:
     user.write("home/.claude/.credentials.json", TOKEN)
     user.write("home/.claude/settings.json", '{"model": "mine"}')
@@ -288,6 +289,7 @@ def test_a_path_that_you_name_is_seen_and_not_written_to_and_a_variable_goes_in(
     assert looked(user, "bwrap", file, f"cat {file}; ls {file.parent}") == "a file\none\n"
 
 
+@pytest.mark.slow
 def test_where_proc_is_refused_bubblewrap_is_weaker_says_so_and_holds_the_rest(tmp_path: Path) -> None:
     """As in a container: a part of /proc is covered, so the kernel lets nobody mount another."""
     if os.getuid() != 0:

@@ -80,6 +80,7 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(ro
     assert leftovers(root) == []
 
 
+@pytest.mark.slow
 def test_deleting_or_replacing_the_file_that_names_the_holder_lets_no_second_controller_in(root: Path) -> None:
     fault(root, "hold", once=False)
     first = start_run(root, "--engine", "trl")

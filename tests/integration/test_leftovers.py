@@ -33,6 +33,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_the_next_start_ends_an_agent_that_killed_watchdog_and_head(root: Path) -> None:
     script = root.parent / "killer.py"
     script.write_text(KILLER)

@@ -103,6 +103,7 @@ def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}])
 def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, str]) -> None:
     terminal = run_py(root, 80, "-m", f"Δ {HOSTILE}", **variables)
@@ -145,6 +146,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag", ["-h", *(pytest.param(flag, marks=pytest.mark.slow) for flag in ("--help", "--version"))]
 )

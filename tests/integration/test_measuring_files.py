@@ -137,6 +137,7 @@ def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured
     assert leftovers(measured) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "cause"), CHANGES_AND_CAUSES, ids=["file", "branch"])
 def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(root, change, cause):
     night = held(root, lambda: start(root, agent="lr", proposer="lr", experiments=4, budget_seconds=1.0))

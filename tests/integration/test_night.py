@@ -154,6 +154,7 @@ def num_files(root: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(root / "runs"))
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(root: Path, tmp_path: Path) -> None:
     asked = {"agent": "lr", "proposer": "lr", "experiments": 3}
     unbroken = tmp_path / "unbroken" / "checkout"
@@ -345,6 +346,7 @@ def test_a_detached_night_that_cannot_begin_shows_its_error(root: Path) -> None:
     assert (code, "no night was started here yet" in stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_night_ends_with_a_certificate(root: Path) -> None:
     stdout, _ = good_night(root, agent="random", proposer="lr", experiments=2, certify=1)
     line = state(root)["certificate"]

@@ -104,6 +104,7 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared:
     assert living_children() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "smoke", "said"),
     [

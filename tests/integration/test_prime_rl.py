@@ -219,6 +219,7 @@ def test_a_budget_too_short_for_one_step_or_one_rollout_is_a_crash(start, train,
     assert re.match(cause, training.cause or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [slow(1), 3])  # without a finished step, and with two
 @pytest.mark.parametrize(
     ("fault", "log", "cause"),
@@ -279,6 +280,7 @@ def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train
     assert broker.poll() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cause", "is_config_fault"),
     [

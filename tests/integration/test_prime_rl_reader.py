@@ -68,6 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Read]:
     return run_dir, read(BASE, trained(run_dir / "weights"), run_dir)
 
 
+@pytest.mark.slow
 def test_the_child_says_what_torch_says(whole: tuple[Path, Read]) -> None:
     import torch
     from transformers import Qwen2ForCausalLM

@@ -285,6 +285,7 @@ def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_proce
     assert json.loads(text) == recording("launcher.json", json.loads(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_env_block_is_valid_in_the_real_verifiers(name: str, tmp_path: Path) -> None:
     import verifiers.v1 as vf

@@ -87,6 +87,7 @@ def agent(checkout: Path, tmp_path: Path) -> Iterator[Shell]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_three_experiments_by_the_letter(agent: Shell) -> None:
     does = table()
     status, keys, prepare, baseline = commands(section("Set up"))

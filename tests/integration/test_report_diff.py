@@ -59,6 +59,7 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
     assert nightshift(root, "diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -211,6 +211,7 @@ KILLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "when", [pytest.param(when, marks=[] if when.startswith("after") else pytest.mark.slow) for when in KILLERS]
 )

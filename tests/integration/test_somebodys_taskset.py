@@ -251,6 +251,7 @@ class Half:
         return [Completion(text, 1, False) for text in texts]
 
 
+@pytest.mark.slow
 def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Path) -> None:
     rules = rules_here(root, "trl", 1)
     (environment,) = environments.load(root, rules.environments)

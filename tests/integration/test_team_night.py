@@ -27,6 +27,7 @@ def team(*of_strategist: str) -> str:
     return f"team:{strategist},{shlex.join([sys.executable, '-c', CODE, 'implementer'])}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sandbox", ["none", pytest.param("bwrap", marks=pytest.mark.slow)])
 def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) -> None:
     if sandbox == "bwrap" and (why := why_no_bwrap()):
@@ -74,6 +75,7 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
     assert page.count("the reported outcome was not measured") == 2 * num_off  # in its row, and in the notebook
 
 
+@pytest.mark.slow
 def test_without_a_hypothesis_there_is_no_edit(root: Path) -> None:
     exit_code, _, stderr = whole_night(root, agent="team:true,true", sandbox="none", experiments=3)
     assert exit_code == 1

@@ -74,6 +74,7 @@ def test_against_the_pool_nobody_else_is_asked() -> None:
     assert len({episode.traces[0].reward for episode in played}) > 1
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_answer_is_an_error_and_no_lost_game() -> None:
     for episode in games(StandIn(says, status=500), "self", num_games=2):
         assert any(trace.errors for trace in episode.traces)

@@ -119,6 +119,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_the_time_is_bounded_whatever_is_printed(bomb: str) -> None:
     assert len(read_ending(bomb, None).text) <= availability.MAX_SHOWN

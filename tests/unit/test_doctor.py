@@ -133,6 +133,7 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
     assert "train.toml:1" in Doctor.of(found, ARITHMETIC_TRL).table()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])
 def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None:
     """Without GPUs and without prime-rl."""

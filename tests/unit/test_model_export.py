@@ -54,6 +54,7 @@ def exported(ledger: Ledger, target: Path, number: int | None = None) -> Path:
     return copy_model(story, number, target)
 
 
+@pytest.mark.slow
 def test_the_incumbents_model_is_loaded_by_transformers_and_answers(ledger: Ledger, tmp_path: Path) -> None:
     exported(ledger, tmp_path / "out")
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -48,6 +48,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_the_skeleton_passes_its_test_and_each_fault_breaks_one_rule(root: Path) -> None:
     template.create(root, "faultless")
     for number, (file, text, fault) in enumerate(FAULTS.values()):

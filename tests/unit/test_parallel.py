@@ -144,6 +144,7 @@ class EverySecond(Rates):
         return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate:g}"))
 
 
+@pytest.mark.slow
 def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(setup, monkeypatch):
     monkeypatch.setattr(loop, "MAX_REFUSALS", 3)
     proposer = EverySecond(0)

@@ -82,6 +82,7 @@ NUMBERS, SPACES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [*NUMBERS, *SPACES, "{", "}", "{}", "\\boxed{", "\\boxed{{}"])
 @pytest.mark.parametrize(("start", "end"), [("", ""), ("\\boxed{", "}"), ("#### ", ""), ("5", "")])
 def test_the_time_grows_with_the_text_and_not_faster(unit: str, start: str, end: str) -> None:

@@ -83,6 +83,7 @@ def built(found: SearchSpace, **values: Any) -> Config:
     return parse(found.build({paths[name]: dimensions[paths[name]].place(value) for name, value in values.items()}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INCUMBENTS)
 @pytest.mark.parametrize(("used", "num_steps"), [(TRL, 150.0), (None, 47.0), (None, 4.0)])
 def test_every_change_is_a_valid_config_of_few_keys(name: str, used: frozenset[str] | None, num_steps: float) -> None:

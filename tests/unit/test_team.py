@@ -145,6 +145,7 @@ def test_a_hypothesis_is_not_paid_twice_while_its_implementer_cannot_be_asked(tm
     assert dollars == pytest.approx([0.8, 0.4, 0.4, 0.8])
 
 
+@pytest.mark.slow
 def test_after_sixty_experiments_all_is_within_its_bound(tmp_path: Path) -> None:
     context = context_of(tmp_path, 60)
     assert len(strategy(context)) <= MAX_CHARACTERS

@@ -124,6 +124,7 @@ class Player:
         return [Completion(self.say(match), 2, False) for match in matches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("session", "is_told", "found", "lacking"),
     [

@@ -82,6 +82,7 @@ def test_ten_steps_in_a_row_end_a_run() -> None:
     assert num_without_gradient([]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.05, slow(0.1), slow(1 / 3)])
 def test_sparse_rewards_are_no_reason_to_end_a_run(rate: float) -> None:
     """Where most steps have no gradient, ten in a row mean nothing."""
