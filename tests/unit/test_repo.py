@@ -17,7 +17,7 @@ from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.executors.process import interruptible
 from tests.checkouts import MEASURING
 from tests.conftest import CAMPAIGN, git
-from tests.waiting import wait_for
+from tests.waiting import HANG_SECONDS, wait_for
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"
 MESSAGE = "lr 1 -> 2\n\nwhy\n\nNightshift-Experiment: 0007\n"
@@ -65,7 +65,8 @@ LOCK_FILES = ("index.lock", "HEAD.lock", f"refs/heads/{CAMPAIGN}.lock")
 
 
 @pytest.mark.parametrize("name", LOCK_FILES)
-def test_a_lock_that_goes_in_time_only_delays_a_commit(repo: Repo, name: str) -> None:
+def test_a_lock_that_goes_in_time_only_delays_a_commit(repo, monkeypatch, name: str) -> None:
+    monkeypatch.setattr(git_module, "LOCK_SECONDS", HANG_SECONDS)
     lock = repo.root / ".git" / name
     lock.touch()
     Timer(0.5, lock.unlink).start()
@@ -88,6 +89,7 @@ def test_a_git_that_is_ended_removes_its_lock_file(repo: Repo, tmp_path: Path, m
 
 
 def test_a_campaign_waits_for_a_lock_when_it_switches_its_branch(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(git_module, "LOCK_SECONDS", HANG_SECONDS)
     lock = repo.root / ".git" / "HEAD.lock"
     lock.touch()
     Timer(0.5, lock.unlink).start()
