@@ -104,13 +104,13 @@ class Checkout:
     def submit(self, text: str) -> None:
         (self.root / "train.toml").write_text(text)
 
-    def run(self, *flags: str, **variables: str) -> Ended:
+    def run(self, **variables: str) -> Ended:
         """`run.py`, with more environment variables."""
-        return self.call([checkouts.python(self.root), "run.py", *FLAGS, *flags], variables)
+        return self.call([checkouts.python(self.root), "run.py", *FLAGS], variables)
 
-    def hand_in(self, *flags: str, text: str = CANDIDATE, **variables: str) -> Finding:
+    def hand_in(self, text: str = CANDIDATE, **variables: str) -> Finding:
         self.submit(text)
-        return self.judge(self.run(*flags, **variables))
+        return self.judge(self.run(**variables))
 
     def night(self, action: str, sandbox: str = "none") -> Ended:
         """`nightshift night` for one experiment, with an agent that proposes CANDIDATE and then acts.
