@@ -203,6 +203,7 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert len(stderr.splitlines()) == 1
     assert "needs two NVIDIA GPUs" in stderr
     assert "--engine trl" in stderr
+    (checkout / "prime-rl").mkdir()
     code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--prime-rl", "prime-rl"))
     assert code == 0, stderr
     for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "ports:", "GPUs:"):
