@@ -124,13 +124,7 @@ def build(
 
 def _truth(config: Config) -> float:
     """A made-up score of a config, 0..1."""
-    lr, group, temperature, algo, max_norm = map(
-        config.get,
-        (
-            *("trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"),
-            *("orchestrator.algo.type", "trainer.optim.max_norm"),
-        ),
-    )
+    lr, group, temperature, max_norm, _, _, algo = map(config.get, _CHOICES)
     if lr > 2e-5:
         return 0.03
     return float(

@@ -28,7 +28,7 @@ BOXES = """svg => {
 }"""
 
 
-def test_an_open_row_shows_what_the_record_has(tab: Tab) -> None:
+def test_a_row_opens_by_mouse_and_keyboard_and_shows_what_the_record_has(tab: Tab) -> None:
     detail = tab.page.locator("#detail-0005")
     assert not detail.is_visible()
     tab.page.locator("#run-0005 td.c-text").click()
@@ -40,9 +40,6 @@ def test_an_open_row_shows_what_the_record_has(tab: Tab) -> None:
     assert detail.locator("figure.curve polyline").count() >= 4
     tab.page.locator("#run-0005 td.c-text").click()
     assert not detail.is_visible()
-
-
-def test_rows_open_from_the_keyboard(tab: Tab) -> None:
     button = tab.page.locator("#run-0002 button.open")
     button.focus()
     tab.page.keyboard.press("Enter")
@@ -114,8 +111,7 @@ def test_texts_are_readable_in_light_and_dark(open_tab: Callable[..., Tab], path
     assert dark is (scheme == "dark")
     names = ["h1", ".lede", ".certificate", ".counts dt", ".status.keep", ".status.discard", ".status.crash"]
     names += ["svg text.axis", "svg text.label", "svg text.end", ".told dt", ".cause", ".rollout pre", "svg text.now"]
-    names += [".flips b.good", ".flips b.bad", ".pair th"]
-    names += [".lead-in"]
+    names += [".flips b.good", ".flips b.bad", ".pair th", ".lead-in"]
     contrasts = tab.page.evaluate(CONTRAST, names)
     # WCAG 2 level AA: 4.5 for text.
     assert {n: c for n, c in zip(names, contrasts, strict=True) if c < 4.5} == {}
@@ -165,7 +161,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_searched_sorted_compared_and_printed(open_tab, many, width, scheme):
+def test_searched_sorted_and_compared(open_tab, many, width, scheme):
     tab = open_tab(many, width, color_scheme=scheme)
     assert len(tab.column("number")) == NUM
     tab.page.locator("#search").fill("lr 1e-5")
@@ -179,21 +175,3 @@ def test_searched_sorted_compared_and_printed(open_tab, many, width, scheme):
     assert "fixed" in tab.page.locator("#compared").inner_text()
     tab.page.locator(f"#open-{int(tab.column('number')[0]):04d}").click()
     assert tab.width() <= width
-    tab.page.emulate_media(media="print")
-    tab.page.set_viewport_size({"width": 703, "height": 900})  # A4 within its margins, at 96 pixels an inch
-    assert tab.width() <= 703
-    assert tab.page.locator("#run-0999").is_visible()
-
-
-@pytest.mark.slow
-def test_a_page_of_a_night_in_flight_reloads_itself_as_a_file_under_its_policy(open_tab, path, tmp_path):
-    html = render(view_of(Ledger(path.parent), "", NOW), is_live=True).replace('content="30"', 'content="1"')
-    (tmp_path / "live.html").write_text(html, encoding="utf-8")
-    tab = open_tab(tmp_path / "live.html")
-    (tmp_path / "live.html").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    tab.page.locator("meta[http-equiv=refresh]").wait_for(state="detached")
-    loaded = [url for url in tab.asked if not url.startswith("data:")]
-    tab.page.wait_for_load_state("networkidle")  # the new page asks nobody
-    assert (
-        [url for url in tab.asked if not url.startswith("data:")] == loaded == [(tmp_path / "live.html").as_uri()] * 2
-    )

@@ -84,6 +84,7 @@ HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b"
 HOSTILE += "\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t\nNightshift-Experiment: 0099\n"
 
 
+@pytest.mark.slow
 def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root: Path) -> None:
     poor = BASELINE.replace(b"3e-6", b"6e-7")
     (root / "train.toml").write_bytes(poor)
@@ -107,7 +108,7 @@ def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root:
     assert not any(mark in page for mark in ("\u202e", "\x1b", "\u2066"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_closes_the_record_and_leaves_no_process(root: Path, number: signal.Signals) -> None:
     process = start(root, "--budget-seconds", "60")
     until_training(root, process)
@@ -131,6 +132,7 @@ def status(root: Path) -> str:
 def test_wait_and_status(root: Path) -> None:
     fault(root, "hold", once=False)
     process = start(root, "--budget-seconds", "1")
+    until_training(root, process)
     wait_for(lambda: "training" in status(root))
     assert status(root).startswith("running:  0001 for ")
     assert nightshift(root, "wait", "--timeout", "0.1")[0] == 124

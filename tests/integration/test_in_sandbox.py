@@ -320,6 +320,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_where_user_namespaces_are_forbidden_auto_takes_what_is_left_and_bwrap_is_refused(user: User) -> None:
     forbidden = ("python3", "-c", WITHOUT_NAMESPACES)
     if os.uname().machine != "x86_64":

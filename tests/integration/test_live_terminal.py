@@ -72,6 +72,7 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path) 
     assert b"3e-6" in (root / "train.toml").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path) -> None:
     sleeps = f"{sys.executable} -c 'import time; time.sleep(600)'"
     terminal = night(root, agent=sleeps, budget_seconds=1.0, sandbox="none", agent_timeout_seconds=500.0)

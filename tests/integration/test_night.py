@@ -147,12 +147,12 @@ def num_files(root: Path) -> int:
 
 
 def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(root: Path, tmp_path: Path) -> None:
-    asked = {"agent": "lr", "proposer": "lr", "experiments": 4}
+    asked = {"agent": "lr", "proposer": "lr", "experiments": 3}
     unbroken = tmp_path / "unbroken" / "checkout"
     shutil.copytree(root, unbroken, symlinks=True)
     (unbroken.parent / "temporary").mkdir()
     source, num_kills = random.Random(1), 0
-    for _ in range(4):
+    for _ in range(3):
         most = num_files(root) + source.randint(0, 15)
         night = start(root, **asked)
         wait_for(lambda: night.poll() is not None or num_files(root) > most)  # noqa: B023
@@ -312,8 +312,10 @@ def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> N
     psutil.Process(pid).send_signal(signal.SIGHUP)
     code, followed, stderr = nightshift(root, "wait", "--night", "--timeout", "0")
     assert code == 124, stderr
+    command, pipe = ["nightshift", "wait", "--night"], subprocess.PIPE
+    follower = subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True)
     (root / "stand-in.json").unlink()
-    code, followed, stderr = nightshift(root, "wait", "--night")
+    code, followed, stderr = finish(follower)
     assert code == 0, stderr
     assert "experiment 0003: " in followed
     assert followed.rstrip().endswith((root / "runs" / "night.txt").read_text().rstrip())

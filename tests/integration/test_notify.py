@@ -76,6 +76,7 @@ def test_a_night_whose_command_is_missing_does_not_begin(root: Path) -> None:
     assert not (root / "runs" / "night.json").exists()
 
 
+@pytest.mark.slow
 def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path, folder: Path) -> None:
     good_night(root, agent="lr", proposer="lr", experiments=3, notify=command(folder, "works"), pauses=[0.05] * 3)
     messages, ours = [row[1] for row in heard(folder)], records(root)

@@ -246,6 +246,7 @@ def test_two_checkouts_have_agents_of_different_uids(folder: Path, root: Path) -
     assert len(uids) == 2
 
 
+@pytest.mark.slow
 def test_doctor_tries_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy2(ROOT / "pyproject.toml", root)
     asked = ("doctor", "--engine", "trl", "--sandbox", "user", "--agent")

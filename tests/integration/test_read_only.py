@@ -1,17 +1,16 @@
 """What only reads works where nothing can be written: on a read-only mount, and without write permission."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.night_checkout import finish, is_running, start, whole_night
+from tests.night_checkout import finish, is_running, start, start_run
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
-COMMANDS = ("status", "history", "show 1")
+COMMANDS = ("status", "history --json", "show 1")
 BWRAP = ("bwrap", "--dev-bind", "/", "/")
 
 
@@ -51,7 +50,7 @@ HOWS = [
 
 @pytest.mark.parametrize("how", HOWS)
 def test_what_only_reads_works_where_nothing_can_be_written(root, how, tmp_path):
-    assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
+    assert finish(start_run(root, "--budget-seconds", "1"))[0] == 0
     before = how(root)
     probe = subprocess.run([*before, "touch", str(root / "runs" / "x")], capture_output=True, text=True, check=False)
     if "Read-only file system" not in probe.stderr and "Permission denied" not in probe.stderr:
@@ -61,16 +60,13 @@ def test_what_only_reads_works_where_nothing_can_be_written(root, how, tmp_path)
         code, stdout, stderr = nightshift(before, root, *command.split())
         assert (code, stderr) == (0, "")
         assert len(stdout) > 10
-        code, stdout, stderr = nightshift(before, root, *command.split(), "--json")
-        assert (code, stderr) == (0, "")
-        assert json.loads(stdout)["kind"] == ("experiment" if command == "show 1" else command)
     code, stdout, stderr = nightshift(before, root, "report")
     assert (code, stdout) == (2, "")
     assert stderr.startswith(f"cannot write {root}/runs: ")
     assert stderr.endswith("write elsewhere: uv run nightshift report --output FOLDER.\n")
     assert len(stderr.splitlines()) == 1
     assert state_of(root) == there
-    if how is not where_everything_is_read_only:
+    if how is on_a_read_only_mount:
         assert nightshift(before, root, "report", "--output", str(tmp_path / "page"))[0] == 0
         assert (tmp_path / "page" / "report.html").exists()
         assert state_of(root) == there

@@ -203,17 +203,11 @@ def test_a_campaign_goes_on_when_a_record_is_moved_away() -> None:
     assert folded(records[1:]).baseline.number == 3  # the first keep that is left stands for the baseline
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"status": "started"},
-        {"status": "crash", "failure": Failure.MACHINERY},
-        {"status": "crash", "failure": Failure.INTERRUPTED},
-    ],
-)
-def test_what_was_not_decided_counts_for_nothing(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("failure", [None, Failure.MACHINERY, Failure.INTERRUPTED])
+def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> None:
     records = judged(STORY[:2])
-    record = a_record(number=3, config_hash="3", decided=None, run=Run(new=a_change(3)), **changes)
+    status = "crash" if failure else "started"
+    record = a_record(number=3, config_hash="3", run=Run(new=a_change(3)), status=status, failure=failure)
     campaign = folded([*records, record])
     assert campaign.standing == folded(records).standing
     assert already_tried(campaign.decided, record.run, "3") is None
@@ -237,17 +231,8 @@ def test_a_process_folds_what_came_since_and_anew_what_changed(tmp_path: Any) ->
         assert [found.proposal_of(a_change(n)) for n in range(9)] == [wanted.proposal_of(a_change(n)) for n in range(9)]
 
 
-def test_scores_that_do_not_lead_to_their_decisions_are_named() -> None:
-    records = judged(STORY)
-    baseline = parse(BASELINE)
-    assert contradictions(records, lambda record: baseline) == []
-    changed = with_scores(records[4], (1.0,) * 200 + (0.0,) * 200)
-    found = contradictions([*records[:4], changed, *records[5:]], lambda record: baseline)
-    assert found[0] == 5
-
-
 def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:
-    if scores is None or record.result is None or record.evaluation is None:
+    if scores is None:
         return replace(record, result=None)
     return replace(record, result=replace(record.result, evaluation=replace(record.evaluation, scores=packed(scores))))
 
@@ -269,13 +254,10 @@ def test_damaged_scores_are_one_line(number: int, scores: tuple[float, ...] | No
         ("", None),
         ("lr 3e-6 -> 5e-6: expect +1 pp", "expect +1 pp"),
         ("lr 3e-6 -> 5e-6: Expected to be worse", "Expected to be worse"),
-        ("batch 256 -> 128: +1 pp, twice the steps, noisier gradient", "+1 pp, twice the steps, noisier gradient"),
         ("schedule: cosine: +0.5 pp", "+0.5 pp"),
-        ("hot: expect less entropy: \N{MINUS SIGN}2 pp", "expect less entropy: \N{MINUS SIGN}2 pp"),
         ("a warm-up: 2 percentage points better", "2 percentage points better"),
         ("a warm-up:+1 pp", None),  # as in a key or a time
         ("warm-up: because steps 1 to 20 are wild", None),
-        (": +1 pp", "+1 pp"),
         ("lr up:\nexpect +1 pp,\ttwice", "expect +1 pp, twice"),  # as the record has it
     ],
 )

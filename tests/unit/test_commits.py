@@ -2,8 +2,6 @@
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, message, plan, user_decisions
+from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, plan, user_decisions
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision
 from nightshift.config.toml_edit import set_values
@@ -115,23 +113,17 @@ def test_a_shared_key_goes_back_to_the_kept_change_below(branch: Branch) -> None
     assert (branch.config().get(LR), branch.config().get(KL)) == (5e-6, 1e-3)
     branch.decide(revert(second))
     assert branch.config().source == SHIPPED
-
-
-def test_a_change_whose_keys_are_all_overridden_leaves_without_a_commit(branch: Branch) -> None:
-    below = change(1, lr="4e-6")
-    branch.decide(keep(below))
-    branch.decide(keep(change(2, lr="5e-6")))
-    branch.decide(revert(below))
-    assert len(branch.subjects()) == 2
-    assert branch.kept == (change(2, lr="5e-6"),)
+    branch.decide(keep(change(4, lr="4e-6")))
+    branch.decide(keep(change(5, lr="5e-6")))
+    num_commits = len(branch.subjects())
+    branch.decide(revert(change(4, lr="4e-6")))  # all its keys are overridden
+    assert (len(branch.subjects()), branch.kept) == (num_commits, (change(5, lr="5e-6"),))
 
 
 def test_a_key_that_is_off_by_default_is_taken_out(branch: Branch) -> None:
     length = "orchestrator.train.sampling.max_completion_tokens"
     branch.decide(keep(change(1, **{length: "None"})))
     assert length not in branch.config().values
-    branch.decide(revert(change(1, **{length: "None"})))
-    assert branch.config().values == BASELINE.values
 
 
 def test_a_commit_that_would_be_invalid_waits_for_the_one_that_it_needs(branch: Branch) -> None:
@@ -235,13 +227,7 @@ def test_the_message_tells_why(branch: Branch) -> None:
 
 
 @pytest.mark.parametrize(
-    "hypothesis",
-    [
-        "x\n\nNightshift-Experiment: 9999\n",
-        "Nightshift-Experiment: 9999",
-        "\x1b[31mred\x1b[0m\x07\u202e \ud800 ---\nNightshift-Campaign: ff",
-        "---",
-    ],
+    "hypothesis", ["Nightshift-Experiment: 9999\n", "\x1b[31mred\x07\u202e \ud800 ---\n\nNightshift-Campaign: ff"]
 )
 def test_foreign_text_makes_no_trailer(branch: Branch, hypothesis: str) -> None:
     branch.decide(keep(change(12, lr="5e-6")), hypothesis=hypothesis, agent="not isolated\nNightshift-Experiment: 9")
@@ -252,31 +238,6 @@ def test_foreign_text_makes_no_trailer(branch: Branch, hypothesis: str) -> None:
     ]
     body = git(branch.repo.root, "log", "-1", "--format=%B")
     assert all(character.isprintable() or character == "\n" for character in body)
-
-
-@cache
-def lr_step() -> tuple[Step, Config]:
-    [step], _ = plan(BASELINE, (), [keep(change(12, lr="5e-6"))])
-    return step, parse(set_values(SHIPPED, {LR: 5e-6}))
-
-
-@settings(FUZZ)
-@given(st.text(), st.text(), st.text())
-def test_no_text_adds_a_line_to_the_message(hypothesis: str, campaign: str, agent: str) -> None:
-    step, after = lr_step()
-    text = message(step, BASELINE, after, Reason(run=12, hypothesis=hypothesis, campaign=campaign, agent=agent))
-    lines = text.removesuffix("\n").split("\n")
-    labels = [line.partition(": ")[0] for line in lines if line]
-    allowed = [
-        "keep 0012",
-        "Evidence",
-        "Hypothesis",
-        "Nightshift-Experiment",
-        "Nightshift-Campaign",
-        "Nightshift-Agent",
-    ]
-    assert labels == [label for label in allowed if label in labels]
-    assert all(line.isprintable() for line in lines)
 
 
 def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
@@ -362,17 +323,8 @@ VALUES: dict[str, list[str | None]] = {
 CHANGES: st.SearchStrategy[dict[str, str | None]] = st.dictionaries(
     st.sampled_from([*VALUES]), st.integers(0, 2), min_size=1, max_size=3
 ).map(lambda keys: {key: VALUES[key][n % len(VALUES[key])] for key, n in keys.items()})
-# A round: a new change, if any, and which of the kept changes leave.
+# A round: a new change, and which of the kept changes leave.
 ROUNDS = st.lists(st.tuples(CHANGES, st.sets(st.integers(0, 4), max_size=2)), min_size=2, max_size=6)
-
-
-def play(branch: Branch, rounds: list[tuple[dict[str, str | None], set[int]]]) -> Iterator[list[Step]]:
-    """Decide round after round; what is refused is left out."""
-    for number, (keys, leaving) in enumerate(rounds, 1):
-        wanted = [revert(each) for place, each in enumerate(branch.kept) if place in leaving]
-        wanted.append(keep(Change(experiment=number, keys=keys)))
-        refused = [decision for decision, _ in plan(BASELINE, branch.kept, wanted)[1]]
-        yield branch.decide(*(each for each in wanted if each not in refused))
 
 
 @settings(FUZZ, max_examples=6)
@@ -380,7 +332,11 @@ def play(branch: Branch, rounds: list[tuple[dict[str, str | None], set[int]]]) -
 def test_the_branch_holds_the_baseline_plus_the_kept_changes(rounds: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         branch = Branch(Path(folder))
-        for steps in play(branch, rounds):
+        for number, (keys, leaving) in enumerate(rounds, 1):
+            wanted = [revert(kept) for place, kept in enumerate(branch.kept) if place in leaving]
+            wanted.append(keep(Change(experiment=number, keys=keys)))
+            refused = [decision for decision, _ in plan(BASELINE, branch.kept, wanted)[1]]
+            steps = branch.decide(*(decision for decision in wanted if decision not in refused))
             assert incumbent_values(branch.config(), ()) == incumbent_values(BASELINE, branch.kept)
             assert all(step.decision.change.keys for step in steps)
         history = branch.repo.config_history(branch.start)

@@ -77,14 +77,6 @@ def found(steps: list[Step], words: str, conditions: Conditions = USUAL) -> Find
     return matches[0]
 
 
-def timed(startup_seconds: float, evaluation_seconds: float, truncated_share: float = 0.0) -> Conditions:
-    """As usual, with the times of start-up and evaluation, and what evaluation cut."""
-    evaluation = Evaluation(
-        0.5, 0.01, packed((1.0, 0.0)), "e", truncated_share, 12.5, Weights(40, "f"), evaluation_seconds
-    )
-    return replace(USUAL, run=replace(USUAL.run, startup_seconds=startup_seconds, evaluation=evaluation))
-
-
 def jitter(curve: Callable[[float], float], spread: float, seed: int = 0) -> Callable[[float], float]:
     """The curve with additive noise, within 0..1."""
     random = np.random.default_rng(seed)
@@ -143,12 +135,8 @@ FAULTS: dict[str, tuple[str, int, str, Callable[[int], dict[str, Callable[[float
         lambda seed: {"entropy": scaled(lambda x: 0.06 * math.exp(2 * x), 0.1, seed)},
     ),
     "mismatch explodes late": (  # as of a server that computes with keys and values of older weights
-        "KL between trainer and server", COSTLY, "trainer.optim.lr",
-        lambda seed: {"kl": scaled(lambda x: 1e-4 if x < 0.85 else 0.05, 0.5, seed)},
-    ),
-    "mismatch": (
         "KL between trainer and server", COSTLY, "orchestrator.max_off_policy_steps",
-        lambda seed: {"kl": scaled(lambda x: 0.02, 0.5, seed)},
+        lambda seed: {"kl": scaled(lambda x: 1e-4 if x < 0.85 else 0.05, 0.5, seed)},
     ),
     "masked": (
         "10% of the tokens are masked", COSTLY, "trainer.loss.dppo_mask_low",
@@ -193,14 +181,11 @@ def test_a_saturated_curve_is_not_said_to_rise() -> None:
     assert hits <= 1
 
 
-def test_all_well_is_one_line_with_numbers() -> None:
+def test_all_well_or_unmeasured_is_one_line_with_numbers() -> None:
     steps = changed(healthy(3, 120), reward_mean=jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.02))
     [finding] = digest(steps, USUAL)
     assert finding.text.startswith("healthy: reward 0.")
     assert "120 steps of" in finding.text
-
-
-def test_nothing_measured_gives_no_finding() -> None:
     assert digest([], USUAL) == []
     [finding] = digest([Step(i + 1) for i in range(100)], replace(USUAL, values={}))
     assert finding.text == "healthy: 100 steps"
@@ -256,7 +241,8 @@ def test_a_cut_names_the_limit_that_was_in_force(written: int | None, limit: str
 
 
 def test_truncation_at_evaluation_alone_is_told() -> None:
-    conditions = timed(5.0, 3.0, truncated_share=0.2)
+    evaluation = Evaluation(0.5, 0.01, packed((1.0, 0.0)), "e", 0.2, 12.5, Weights(40, "f"), 3.0)
+    conditions = replace(USUAL, run=replace(USUAL.run, evaluation=evaluation))
     assert "20% at evaluation" in found(healthy(4, 100), "cut: ", conditions).text
     assert "at evaluation" not in text(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
 
@@ -267,16 +253,10 @@ def test_real_trl_metrics() -> None:
     assert "54% all right, 32% all wrong" in found(steps, "teach nothing").text
     cold = read_steps(FIXTURES / "trl-temperature-0.7.jsonl")  # the last 200 of 456 steps: it has stopped learning
     assert [finding.text[:11] for finding in alarms(cold)] == ["reward flat", "98% of the "]
-
-
-def test_a_real_collapse() -> None:
-    """lr 3e-5 instead of 3e-6 on the trl engine: the final weights scored 0.023, the base model 0.426."""
-    findings = digest(read_steps(FIXTURES / "trl-lr-x10.jsonl"), USUAL)
-    assert findings[0].text.startswith("reward collapsed from 0.30 (about step 3) to 0.02")
-    assert findings[0].keys[0] == "trainer.optim.lr"
-    assert findings[0].severity == BROKEN
-    assert findings[1].text.startswith("entropy rose from 0.0672 to 0.247")
-    assert "90% of the groups teach nothing in the last half (5% all right, 85% all wrong)" in findings[3].text
+    hot = digest(read_steps(FIXTURES / "trl-lr-x10.jsonl"), USUAL)  # scored 0.023, the base model 0.426
+    assert hot[0].text.startswith("reward collapsed from 0.30 (about step 3) to 0.02")
+    assert (hot[0].keys[0], hot[0].severity) == ("trainer.optim.lr", BROKEN)
+    assert hot[1].text.startswith("entropy rose from 0.0672 to 0.247")
 
 
 def test_real_prime_rl_metrics() -> None:
@@ -316,13 +296,7 @@ FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
         (60, {"all_wrong_share": 1.0}, "every answer is wrong [", "trainer.optim.lr"),
         (60, {"all_right_share": 1.0}, "every answer is right [", "orchestrator.group_size"),
         (60, {"all_right_share": 0.5, "all_wrong_share": 0.5}, "all rewards of each group are equal [", "temperature"),
-        (
-            60,
-            {"all_right_share": 0.5, "all_wrong_share": 0.1, "equal_share": 0.6},
-            "the gradient norm is 0 [",
-            "optim.lr",
-        ),
-        (60, {"all_right_share": None, "all_wrong_share": None, "equal_share": None}, "the gradient norm is 0 [", "lr"),
+        (60, {"all_right_share": 0.5, "equal_share": 0.6}, "the gradient norm is 0 [", "optim.lr"),
     ],
 )
 def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, cause, key):
@@ -336,17 +310,11 @@ def test_no_gradient_is_told_first_with_its_step_and_key(first, figures, cause, 
     assert not any("teach nothing" in each for each in others)
 
 
-def test_a_short_run_without_any_gradient_is_told() -> None:
-    dead = [replace(step, **(FLAT | {"all_wrong_share": 1.0, "all_right_share": 0.0})) for step in healthy(1, 6)]
-    line, *others = map(str, digest(dead, USUAL))
-    assert line.startswith("no gradient from step 1 on: every answer is wrong [")
-    assert not any("teach nothing" in other for other in others)
-
-
-def test_nine_steps_without_a_gradient_are_no_finding() -> None:
+def test_nine_steps_without_a_gradient_are_a_finding_only_if_they_are_all() -> None:
     steps = healthy(1, 100)
-    steps = [*steps[:-9], *(replace(step, grad_norm=0.0) for step in steps[-9:])]
-    assert "no gradient" not in text(steps, USUAL)
+    dead = [replace(step, grad_norm=0.0) for step in steps[-9:]]
+    assert "no gradient" not in text([*steps[:-9], *dead], USUAL)
+    assert text(dead, USUAL).startswith("no gradient from step 92 on: ")
 
 
 def test_empty_batches_that_ended_a_run_are_told_with_the_last_step() -> None:

@@ -53,44 +53,21 @@ def table(ledger: Ledger) -> list[dict[str, str]]:
 def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
     judgement = Judgement(why="loss is nan")
     closed(ledger, status="crash", judgement=judgement, result=None)
-    cells = table(ledger)[0]
-    for column in (
-        "eval_score",
-        "eval_stderr",
-        "effect_at_decision",
-        "p_helps",
-        "rider",
-        "memory_gb",
-        "reward_mean",
-        "commit",
-        "parent",
-    ):
+    closed(ledger, commits={"keep 0002": "abcdef0123", "revert 0001": "c0ffee"})
+    assert COLUMNS[:5] == ("commit", "eval_score", "memory_gb", "status", "description")
+    cells, kept = table(ledger)
+    assert (cells["commit"], kept["commit"]) == ("", "abcdef0")
+    for column in ("eval_score", "effect_at_decision", "p_helps", "memory_gb", "reward_mean", "num_steps", "parent"):
         assert cells[column] == "", column
-    assert cells["num_steps"] == ""
     assert "0.0" not in row(a_record())
-
-
-def test_every_column_has_a_value_of_a_record() -> None:
     assert {*COLUMNS} <= figures(a_record()).keys()  # else the column would be empty in each row
 
 
-def test_commit_is_empty_unless_kept_and_the_first_five_columns_are_the_formats(ledger: Ledger) -> None:
-    assert COLUMNS[:5] == ("commit", "eval_score", "memory_gb", "status", "description")
-    closed(ledger)
-    closed(ledger, commits={"keep 0002": "abcdef0123", "revert 0001": "c0ffee"})
-    assert [r["commit"] for r in table(ledger)] == ["", "abcdef0"]
-
-
 def test_no_text_of_results_tsv_is_a_formula_and_numbers_keep_their_minus(ledger: Ledger) -> None:
-    texts = ["=cmd()", "+1 pp", "-1 pp", "@x", "\t=1", "\r@x", "lr = 3e-6"]
-    for text in texts:
-        run = Run(new=Change(keys={"trainer.optim.lr": "5e-6"}))
-        judgement = decided(a_record(run=run), -0.01)
-        closed(ledger, proposal=Proposal(description=text), run=run, judgement=judgement)
-    assert [cells["description"] for cells in table(ledger)] == [
-        *(f"'{text.strip()}" for text in texts[:-1]),
-        texts[-1],
-    ]
+    for text in ("\t=1", "lr = 3e-6"):
+        record = closed(ledger, proposal=Proposal(description=text))
+        ledger.close(replace(record, judgement=decided(record, -0.01)))
+    assert [cells["description"] for cells in table(ledger)] == ["'=1", "lr = 3e-6"]
     assert {cells["effect_at_decision"] for cells in table(ledger)} == {"-0.01"}
 
 
@@ -104,32 +81,16 @@ def test_a_record_with_fields_of_an_earlier_version_is_read_without_them(ledger:
     assert Ledger(tmp_path).records() == before
 
 
-@pytest.mark.parametrize("damage", ["delete", "tear", "drop a row", "a better score", "wrong header", "binary"])
-def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger, damage: str) -> None:
+def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger) -> None:
     for _ in range(3):
         closed(ledger)
     whole = ledger.tsv_path.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    if damage == "delete":
+    for data in (None, whole[:-20], whole.replace(b"\t0.5\t", b"\t0.9\t", 1), b"\xff\x00" * 100):
         ledger.tsv_path.unlink()
-    else:
-        data = {
-            "tear": whole[:-20],
-            "drop a row": lines[0] + b"".join(lines[2:]),
-            "a better score": whole.replace(b"\t0.5\t", b"\t0.9\t", 1),
-            "wrong header": b"x" + whole,
-            "binary": b"\xff\x00" * 100,
-        }[damage]
-        ledger.tsv_path.write_bytes(data)
-    ledger.sync_tsv()
-    assert ledger.tsv_path.read_bytes() == whole
-
-
-def test_a_folder_whose_record_was_never_written_is_passed_over(ledger: Ledger) -> None:
-    closed(ledger)
-    ledger.run_dir(2).mkdir()
-    assert [r.number for r in ledger.records()] == [1]
-    assert closed(ledger).number == 3
+        if data:
+            ledger.tsv_path.write_bytes(data)
+        ledger.sync_tsv()
+        assert ledger.tsv_path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", ["config.json", "record.json", ".reserving"])
@@ -152,14 +113,21 @@ def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypat
 
 
 def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> None:
-    ledger.runs_dir.mkdir()
+    closed(ledger)
+    ledger.run_dir(2).mkdir()  # its record was never written
+    assert [r.number for r in ledger.records()] == [1]
+    assert closed(ledger).number == 3
     (ledger.runs_dir / "0041").write_text("somebody's file\n")
     assert closed(ledger).number == 42
-    assert ledger.numbers() == [42]
+    assert ledger.numbers() == [1, 2, 3, 42]
 
 
 def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: Ledger) -> None:
-    record = closed(ledger, git_action="kept")
+    head = Ledger(ledger.tsv_path.parent)
+    decided = closed(head)
+    assert ledger.records() == [decided]  # between the verdict and what the verdict does to the branch
+    head.write(record := replace(decided, git_action="kept"))
+    assert ledger.records() == [record]
     assert ledger.read(1) is ledger.read(1)
     Ledger(ledger.tsv_path.parent).write(replace(record, description="changed by another process"))
     assert ledger.records() == [record]
@@ -170,27 +138,15 @@ def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: 
     assert ledger.records()[0].proposal.description == "another one"
 
 
-def test_who_looks_between_the_verdict_and_what_it_does_to_the_branch_sees_both(ledger: Ledger) -> None:
-    head = Ledger(ledger.tsv_path.parent)
-    decided = closed(head)
-    assert ledger.records() == [decided]
-    head.write(replace(decided, git_action="kept as abc"))
-    assert ledger.records()[0].git_action == "kept as abc"
-
-
 def test_temporary_files_of_the_dead_are_swept_and_of_the_living_only_those_of_the_last_run(ledger: Ledger) -> None:
     closed(ledger)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     root = ledger.tsv_path.parent
-    theirs = [root / f".results.tsv.{dead.pid}.{RANDOM}.tmp"]
+    theirs = [root / f".results.tsv.{dead.pid}.{RANDOM}.tmp", ledger.runs_dir / f".night.json.{dead.pid}.{RANDOM}.tmp"]
     theirs += [ledger.run_dir(1) / f".job.json.{pid}.{RANDOM}.tmp" for pid in (dead.pid, os.getppid())]
-    theirs += [ledger.runs_dir / f".{name}.{dead.pid}.{RANDOM}.tmp" for name in ("report.html", "night.json")]
     kept = [root / f".results.tsv.{os.getpid()}.{RANDOM}.tmp", root / f".notes.{dead.pid}.{RANDOM}.tmp"]
-    kept += [
-        ledger.runs_dir / f".report.html.{os.getpid()}.{RANDOM}.tmp",
-        ledger.runs_dir / f".a.12345678901234567890.{RANDOM}.tmp",
-    ]
+    kept += [ledger.runs_dir / f".report.html.{pid}.{RANDOM}.tmp" for pid in (os.getpid(), 12345678901234567890)]
     for path in (*theirs, *kept):
         path.touch()
     folder = ledger.runs_dir / f".folder.{dead.pid}.{RANDOM}.tmp"
@@ -274,41 +230,25 @@ def test_a_link_in_place_of_the_table_is_replaced_not_followed(ledger: Ledger, l
 
 
 DAMAGE = {
-    "null": b"null",
-    "text": b'"x"',
     "brackets": b"[" * 200_000,
-    "brackets in a field": b'{"version":1,"rules_name":' + b"[" * 200_000 + b"}",
     "no bytes": b"",
     "cut": b'{"version":3,"number":3,"sta',
     "no UTF-8": b'{"description":"\xff\xfe"}',
 }
 CHANGES = {
     "NaN": ('"eval_score":0.55', '"eval_score":NaN'),
-    "infinite": ('"eval_score":0.55', '"eval_score":1e999'),
     "a score of text": ('"scores":[1.0', '"scores":["1"'),
     "a score above 1": ('"scores":[1.0', '"scores":[1.5'),
-    "a score below 0": ('"scores":[1.0', '"scores":[-1e-9'),
     "a mean above 1": ('"eval_score":0.55', '"eval_score":55'),
     "a place without end": ('"decided":3', '"decided":9223372036854775807'),
     "another's number": ('"number":3', '"number":2'),
     "no kinds": ('"kinds":[[', '"kinds":[],"x":[['),
-    "no noises": ('"noises":[[', '"noises":[],"x":[['),
     "a share below 0": ('"kinds":[[0.03,0.07,0.5]', '"kinds":[[0.03,0.07,-0.5]'),
-    "no share above 0": ('"accidents":[[0.0,0.0,0.97],[-0.12,0.1,0.03]]', '"accidents":[[0.0,0.0,0.0]]'),
-    "a noise of 0": ('"noises":[[0.5,0.08]', '"noises":[[0.0,0.08]'),
-    "no spread": ('"seed_sd":0.013', '"seed_sd":0'),
     "a certain keep": ('"keep_at":0.6', '"keep_at":1.0'),
     "endless": ('"total_seconds":75.0', '"total_seconds":1e300'),
     "an unknown status": ('"status":"discard"', '"status":"best"'),
-    "an absurd error": ('"eval_stderr":0.01', '"eval_stderr":-1e308'),
-    "absurdly many steps": ('"num_steps":40', f'"num_steps":{10**400}'),
-    "an absurd reward": ('"reward_mean":0.4', '"reward_mean":1e308'),
     "an absurd step": ('"step":40', f'"step":{10**400}'),
-    "an absurd part": (
-        '"parts":[]', '"parts":[{"environment":"a","num_examples":1,"weight":1.0,"score":1.0,"stderr":1e308}]'
-    ),
     "no time zone": ("22:00:00+00:00", "22:00:00"),
-    "no time": ("2026-11-21T22:00:00+00:00", "yesterday"),
 }  # fmt: skip
 
 

@@ -230,6 +230,7 @@ def hours(clock_seconds: float) -> float:
     return clock_seconds / 3600
 
 
+@pytest.mark.slow
 def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: Setup, clock: Clock) -> None:
     was_nonsense = list[float]()
 
@@ -296,7 +297,7 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
     assert [note for note in setup.reporter.notes if "dollars" in note] == []  # of tpe, or of an agent that was away
 
 
-@pytest.mark.parametrize("fills", [True, False])
+@pytest.mark.parametrize("fills", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, clock: Clock, fills: bool) -> None:
     away = Availability(Meaning.LOGIN, "Not logged in")
     proposer = Thinker(clock, 15.0, lambda now: away if hours(now) > 0.5 else None)

@@ -214,8 +214,8 @@ def test_a_run_in_flight_may_leave_a_rest_that_was_never_measured() -> None:
     assert posterior.rider(change(5), in_flight) in (None, change(2))
 
 
-@pytest.mark.parametrize(("num_slots", "num_runs", "num_each"), [(1, 20, 2), (1, 46, 2), (4, 40, 4), (8, 80, 8)])
-def test_a_night_ends_with_baselines_and_then_incumbents(num_slots: int, num_runs: int, num_each: int) -> None:
+@pytest.mark.parametrize(("num_slots", "num_runs", "num_each"), [(1, 19, 0), (1, 20, 2), (4, 39, 0), (8, 80, 8)])
+def test_a_night_that_is_long_ends_with_baselines_and_then_incumbents(num_slots, num_runs, num_each):
     stages = []
     for number in range(num_runs):
         num_last = sum(stage is not Stage.SEARCH for stage in stages)
@@ -223,11 +223,6 @@ def test_a_night_ends_with_baselines_and_then_incumbents(num_slots: int, num_run
     num_search = num_runs - 2 * num_each
     ending = [Stage.LAST_BASELINES] * num_each + [Stage.LAST_INCUMBENTS] * num_each
     assert stages == [Stage.SEARCH] * num_search + ending
-
-
-@pytest.mark.parametrize(("num_slots", "num_runs"), [(1, 19), (4, 39)])
-def test_a_short_night_has_no_last_runs(num_slots: int, num_runs: int) -> None:
-    assert {next_stage(number, 0, num_runs - number, num_slots) for number in range(num_runs)} == {Stage.SEARCH}
 
 
 def test_in_the_last_runs_nothing_comes_in_and_then_nothing_goes_out() -> None:
@@ -255,17 +250,6 @@ def test_a_kept_change_whose_record_is_gone_is_of_any_kind() -> None:
     assert posterior.effect(change(1)).sd > 0.02
     with pytest.raises(KeyError):
         posterior.effect(change(2))
-
-
-def test_a_copy_shares_nothing_with_what_it_was_copied_from() -> None:
-    posterior = start()
-    posterior.observe(Run(new=change(1)), 0.52, 0.1)
-    copied = posterior.copy()
-    before = posterior.predict(posterior.kept), posterior.gain(), posterior.noise_variance
-    copied.observe(Run(kept=copied.kept, new=change(2)), 0.60, 0.2)
-    copied.decide_for_user(change(3), True)
-    assert (posterior.predict(posterior.kept), posterior.gain(), posterior.noise_variance) == before
-    assert posterior.known(change(2)) is None
 
 
 def test_a_change_that_the_user_keeps_is_of_any_kind_until_a_run_measures_it() -> None:

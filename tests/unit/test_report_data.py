@@ -1,6 +1,5 @@
 """The numbers and words of the morning page: none that no record holds."""
 
-import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,15 @@ from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code, summary
-from nightshift.report.page import data_block, render, view_of
-from nightshift.report.rows import detailed, rows
-from nightshift.report.slices import shown_examples
+from nightshift.report.page import render, view_of
 from nightshift.report.text import certificate_line, counts, elsewhere_lines, headline, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, num_at_once, split_experiment
 from tests.browsing import NOW
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
-from tests.stand_in_campaign import build
 
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [0.515, 0.48, 0.56, 0.53, 0.60, 0.55]
+SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 
 
 def morning(root: Path, records: list[Record], branch: str | None = None) -> Morning:
@@ -65,11 +62,10 @@ def moved(records: list[Record]) -> list[Record]:
         ([crash(1), crash(2, Failure.MACHINERY)], "Nothing has been measured", ""),
         (judged(STORY[:1]), "Baseline: 0.515", "nothing to compare"),
         (judged([*STORY[:1], 0.45]), "No gain so far", "1 experiment after the baseline, none kept"),
-        ([crash(1, Failure.MACHINERY), *moved(judged(STORY[:1]))], "Baseline: 0.515", "nothing to compare"),
         ([crash(1), *moved(judged([*STORY[:1], 0.45]))], "No gain so far", "1 experiment after the baseline, none"),
         ([*judged(STORY[:1]), a_record(number=2)], "Baseline: 0.515", "nothing to compare"),  # in flight
-        (judged([*STORY[:1], 0.56]), "Perhaps better: +2.6 ± 6.9 pp", "no gain at all"),  # within its interval
-        (judged([*STORY[:1], 0.725]), "Better: +16.7 ± 7.9 pp", "baseline: +16.7 ± 7.9 pp (0.5"),  # beyond it
+        (judged(UNSURE), "Perhaps better: +2.6 ± 6.9 pp", "no gain at all"),  # within its interval
+        (judged(SURE), "Better: +16.7 ± 7.9 pp", "baseline: +16.7 ± 7.9 pp (0.5"),  # beyond it
     ],
 )
 def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, sentence):
@@ -173,22 +169,17 @@ def certified_morning(
     root: Path, records: list[Record], plan: dict[str, Any] | None = None, **certified: Any
 ) -> Morning:
     ledger = stored(root, records)
-    if certified or plan:
-        with_certificate(ledger, certificate_for(ledger, plan, **certified))
+    with_certificate(ledger, certificate_for(ledger, plan, **certified))
     return gather(ledger, None, BRANCH)
 
 
-def certified_line(root: Path, plan: dict[str, Any] | None = None, **changes: Any) -> str:
-    return certificate_line(certified_morning(root, judged(STORY), plan, **changes))
-
-
 def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_path: Path) -> None:
-    line = certified_line(tmp_path, access=2, level=0.05 / 6)
+    line = certificate_line(certified_morning(tmp_path, judged(STORY), access=2, level=0.05 / 6))
     assert line.startswith("Certified on 1,000 test examples with 3 and 3 fresh seeds: 0.660")
     assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp: better, at level 0.00833." in line
     assert "It was access 2 to the test split by this campaign." in line
     assert "strict" not in line
-    line = certified_line(tmp_path / "strict", strict_scores=(0.61, 0.7))
+    line = certificate_line(certified_morning(tmp_path / "strict", judged(STORY), strict_scores=(0.61, 0.7)))
     assert "to +8.0 pp; strict 0.610 \N{RIGHTWARDS ARROW} 0.700: better" in line
 
 
@@ -201,9 +192,12 @@ def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_pa
     ],
 )
 def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    line = certified_line(tmp_path, changes)
+    found = certified_morning(tmp_path, judged(SURE), changes)
+    line = certificate_line(found)
     assert line.startswith("Not of this incumbent")
     assert reason in line
+    assert headline(found).title == "Better: +16.7 ± 7.9 pp"
+    assert "Certified" not in headline(found).sentence
 
 
 @pytest.mark.parametrize("data", ["{torn", "[]", "{}", '{"difference": NaN}'])
@@ -267,14 +261,26 @@ def test_the_seconds_of_a_run_sum_to_its_total(step, num_steps, told):
     assert list(uses)[: 1 + len(told)] == [Use.STARTUP, *told]
 
 
-def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:
-    began = datetime(2026, 11, 20, 22, tzinfo=UTC)
-    starts = [began, began + timedelta(seconds=100), began + timedelta(seconds=400) + NIGHT_GAP]
-    records = [a_record(number=i, started=s.isoformat(), total_seconds=80.0) for i, s in enumerate(starts, 1)]
-    first, second = nights([(record, {Use.TRAINING: 80.0}) for record in records])
+def runs(*spans: tuple[float, float]) -> list[Record]:
+    """Records of runs, from the seconds of their begin and of their length."""
+    night, records = datetime(2026, 11, 20, 22, tzinfo=UTC), list[Record]()
+    for number, (began_seconds, seconds) in enumerate(spans, 1):
+        began = (night + timedelta(seconds=began_seconds)).isoformat()
+        result = replace(a_result(0.5), started=began, total_seconds=seconds)
+        records.append(a_record(number=number, started=began, total_seconds=seconds, result=result))
+    return records
+
+
+def test_a_long_pause_parts_two_nights_and_a_short_one_or_that_of_a_slot_is_idle() -> None:
+    apart = runs((0, 80), (100, 80), (400 + NIGHT_GAP.total_seconds(), 80))
+    first, second = nights([(record, {Use.TRAINING: 80.0}) for record in apart])
     assert (first.num_experiments, second.num_experiments) == (2, 1)
     assert first.seconds == {Use.TRAINING: 160.0, Use.IDLE: 20.0}
     assert sum(first.seconds.values()) == first.length_seconds
+    beside = runs((0, 60), (0, 40), (60, 40))
+    assert num_at_once(beside) == 2
+    [night] = nights([(record, {Use.TRAINING: record.total_seconds}) for record in beside])
+    assert (night.length_seconds, night.seconds) == (100.0, {Use.TRAINING: 140.0, Use.IDLE: 60.0})
 
 
 # Words
@@ -301,36 +307,13 @@ def test_a_markdown_cell_links_to_nowhere() -> None:
     assert markdown("www.evil.example, WWW.x, http://x") == r"www\.evil.example, WWW\.x, http:\//x"
 
 
-# Runs at once
-
-
-NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
-
-
-def a_run(number: int, began_seconds: float, seconds: float) -> Record:
-    began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
-    result = replace(a_result(0.5), started=began, total_seconds=seconds)
-    return a_record(number=number, started=began, total_seconds=seconds, result=result)
-
-
-def test_a_slot_that_stands_idle_counts_while_another_is_in_use() -> None:
-    records = [a_run(1, 0, 60), a_run(2, 0, 40), a_run(3, 60, 40)]
-    assert num_at_once(records) == 2
-    [night] = nights([(record, {Use.TRAINING: record.total_seconds}) for record in records])
-    assert (night.length_seconds, night.seconds) == (100.0, {Use.TRAINING: 140.0, Use.IDLE: 60.0})
-
-
 # The headline beside the certificate
-
-SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 
 
 @pytest.mark.parametrize(
     ("scores", "verdict", "title", "tone"),
     [
         (UNSURE, "better", "Better, certified: +5.0 pp", "good"),
-        (UNSURE, NO_DIFFERENCE, "No significant difference, certified: +5.0 pp", "open"),
-        (SURE, "better", "Better, certified: +5.0 pp", "good"),
         (SURE, NO_DIFFERENCE, "No significant difference, certified: +5.0 pp", "open"),
         (SURE, "worse", "Worse, certified", "bad"),
     ],
@@ -344,15 +327,8 @@ def test_the_headline_does_not_contradict_the_certificate(tmp_path, scores, verd
     assert line.sentence.startswith("Certified gain of the incumbent over the baseline: +5.0 pp")
 
 
-def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> None:
-    found = certified_morning(tmp_path, judged(SURE), {"branch": "autoresearch/other"})
-    line = headline(found)
-    assert line.title == "Better: +16.7 ± 7.9 pp"
-    assert "Certified" not in line.sentence
-
-
 def test_the_headline_of_a_kept_change_without_an_estimated_gain(tmp_path: Path) -> None:
-    found = certified_morning(tmp_path, judged(UNSURE))
+    found = morning(tmp_path, judged(UNSURE))
     level = replace(found.standing, gain=0.0)
     line = headline(replace(found, standing=level))
     assert line.title == "No gain so far"
@@ -377,19 +353,3 @@ def test_interrupted_is_no_crash_and_the_machinery_says_so_everywhere(tmp_path: 
         assert f'data-group="{group}" aria-pressed="false">{group} <small>{number}</small>' in page
         assert page.count(f'data-group="{group}" data-keys') == number
     assert [dot.number for dot in view.charts[0].dots if dot.kind == "crash"] == [7, 8]
-
-
-# The data of the comparison
-
-
-def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path: Path) -> None:
-    ledger = build(tmp_path, 5, num_examples=60, with_files=False)
-    found = gather(ledger, None, "")
-    shown, examples = detailed(found.experiments), shown_examples((), tmp_path)
-    told = rows(found.experiments, shown, ledger, examples, frozenset())
-    data = json.loads(data_block(told, {}, examples))
-    for e in found.experiments:
-        if e.record.evaluation:
-            scores = e.record.evaluation.example_scores
-            assert data["experiments"][str(e.number)]["scores"] == "".join("01"[int(score)] for score in scores)
-    assert all(each["settings"] is None for each in data["experiments"].values())

