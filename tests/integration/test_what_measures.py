@@ -48,6 +48,7 @@ EXCEPTIONS = {
     "nightshift/files.py": "writes whole files",
     "nightshift/cli/progress.py": "words for a terminal",
     "nightshift/campaign/git.py": "which commits exist, and what a verdict does to the branch",
+    "nightshift/experiment/branch.py": "names and creates the campaign's branch before anything runs",
     "nightshift/experiment/integrity.py": "refuses; it changes nothing that runs",
     "nightshift/experiment/health.py": "words about curves, beside the verdict",
     "nightshift/executors/": "starts the worker, which refuses other rules; watches and ends processes",
