@@ -1,22 +1,19 @@
 """Tasksets of others with the real verifiers: accepted or refused, split, scored, and trained on by prime-rl."""
 
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.evaluation import environment as environments
-from nightshift.evaluation.evaluate import evaluate
 from tests.contract import environments as contract
 from tests.contract.environments import EnvironmentContract
 from tests.integration.test_tasksets import StandIn, rewards, rollout
@@ -93,6 +90,8 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
     assert keys(open_(backwards=True)) == found
     assert {*keys(open_(), num_train=4)["train"]} < {*found["train"]}
     assert keys(open_(rows=21))["validation"] != found["train"][:5]
+    with pytest.raises(ValueError, match="difficulty"):
+        open_(difficulty="easy")
 
 
 class TestReverse(EnvironmentContract):
@@ -144,12 +143,8 @@ def test_an_example_is_all_that_its_task_holds(open_: Open) -> None:
     )
     assert tasks.identity(one) == tasks.identity(moved) != tasks.identity(other)
     assert tasks.key_of(one) == tasks.key_of(other)
-
-
-def test_the_tasks_own_reward_scores_a_trace_of_prompt_and_answer(open_: Open) -> None:
-    (task,) = (task for task in open_() if task.data.prompt == "word3")
-    assert tasks.chat(task) == [{"role": "system", "content": "Reverse."}, {"role": "user", "content": "word3"}]
-    assert [tasks.reward_of(task, text) for text in ("3drow", "", "3d")] == [1.0, 0.0, pytest.approx(4 / 7)]
+    assert tasks.chat(one) == [{"role": "system", "content": "Reverse."}, {"role": "user", "content": "word3"}]
+    assert [tasks.reward_of(one, text) for text in ("3drow", "", "3d")] == [1.0, 0.0, pytest.approx(4 / 7)]
 
 
 @pytest.mark.parametrize(
@@ -158,12 +153,8 @@ def test_the_tasks_own_reward_scores_a_trace_of_prompt_and_answer(open_: Open) -
 )
 def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
     assert tasks.as_score(reward, reward_range) == score
-
-
-@pytest.mark.parametrize(("reward", "named"), [(float("nan"), "NaN"), (float("inf"), "inf")])
-def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
-    with pytest.raises(tasks.Refused, match=f"a reward is {named}. Return a finite number"):
-        tasks.as_score(reward, (0, 1))
+    with pytest.raises(tasks.Refused, match="a reward is NaN. Return a finite number"):
+        tasks.as_score(float("nan"), reward_range)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +165,6 @@ def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
         (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
         (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task.ratio needs a runtime"),
         (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
-        (("prompt=text", "image='box', prompt=text"), "", "Task needs a container: box"),
         (("    @vf.stop", "    NEEDS_CONTAINER = True\n    @vf.stop"), "", "Task needs a container: NEEDS"),
         (
             ("    @vf.stop", "    async def setup(self, trace, runtime): pass\n    @vf.stop"),
@@ -187,11 +177,6 @@ def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
             "Task needs tools: ",
         ),
         (
-            ("    def load(self)", "    @classmethod\n    def toolsets(cls, config): return [vf]\n    def load(self)"),
-            "",
-            "needs tools: module",
-        ),
-        (
             ("self.config.task)", "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "),
             "",
             "Task asks a judge: gpt",
@@ -202,7 +187,6 @@ def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
             "",
             "has a prompt with user content that is no text",
         ),
-        (("rows: int = 20", "rows: int = 0"), "", "0 tasks are too few: num_validation = 5 takes 10"),
         (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
         (
             ("    @vf.stop", "    key = 'one for all'\n    @vf.stop"),
@@ -226,11 +210,6 @@ def test_an_endless_taskset_is_read_as_far_as_its_sizes_say(open_: Open) -> None
         tasks.split(open_(), 5, 11)
 
 
-def test_config_that_the_taskset_does_not_know_is_an_error(open_: Open) -> None:
-    with pytest.raises(ValueError, match="difficulty"):
-        open_(difficulty="easy")
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "environments").symlink_to(ROOT / "environments")
@@ -238,31 +217,6 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "their_env" / "__init__.py").write_text(HEAD)
     (tmp_path / "rules.toml").write_text(RULES + "reward_range = [-1.0, 1.0]\nargs = { rows = 30 }\n")
     return tmp_path
-
-
-class Half:
-    """A session that answers rightly what it is asked first."""
-
-    def load_final_weights(self) -> Weights:
-        return Weights(1, "")
-
-    def complete(self, chats: Any, *_: Any) -> list[Completion]:
-        texts = [chat[-1]["content"][::-1] if index < 2 else "" for index, chat in enumerate(chats)]
-        return [Completion(text, 1, False) for text in texts]
-
-
-def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Path) -> None:
-    rules = rules_here(root, "trl", 1)
-    (environment,) = environments.load(root, rules.environments)
-    examples = environment.scorer.load("validation")  # examples() would end the process, which takes seconds to start
-    assert len(examples) == 5
-    path = root / "evaluation.jsonl"
-    found = evaluate(cast(Any, Half()), [(environment, one) for one in examples], rules, path, lambda reading: None)
-    assert found.example_scores == (1.0, 1.0, 0.5, 0.5, 0.5)  # a reward of 0 is the middle of -1..1
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["environment"] for row in rows] == ["nightshift_mine"] * 5
-    assert [row["answer"] for row in rows[:2]] == [row["completion"] for row in rows[:2]]
-    assert (found.unscored, found.strict_score) == ((), None)
 
 
 def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(root, tmp_path, monkeypatch):

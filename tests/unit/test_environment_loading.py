@@ -43,9 +43,7 @@ def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(t
     ("code", "cause"),
     [
         ("raise OSError('no disk')", "data.py:1: OSError: no disk. Mend it there"),
-        ("import sys; sys.exit(0)", "data.py:1: SystemExit: 0"),
         ("def load(split, size):\n    return [][1]", "data.py:2: IndexError: list index out of range"),
-        ("def load(split, size):\n    return int('x')", "data.py:2: ValueError: invalid literal"),
         ("def load(split, size):\n    raise ValueError('x.json is missing. Fetch it')", "x.json is missing. Fetch it"),
     ],
 )
@@ -75,7 +73,6 @@ def test_a_signal_in_the_code_of_a_package_is_no_fault_of_the_package(tmp_path, 
         ("return 2.0", "score 2.0 is not 0..1"),
         ("return float('nan')", "score nan is not 0..1"),
         ("return None", "TypeError"),
-        ("return [][1]", "IndexError: list index out of range"),
     ],
 )
 def test_a_score_out_of_range_or_none_is_one_line_that_names_the_code(code: str, cause: str) -> None:

@@ -211,16 +211,9 @@ def run(num_steps: int, seconds: float = 60.0) -> Result:
     return replace(made, training=replace(made.training, num_steps=num_steps, training_seconds=seconds))
 
 
-def test_one_run_tells_how_many_steps_its_config_makes() -> None:
-    found = Throughput.of([(config(), run(150))], budget_seconds=60.0)
-    assert found.plan(config().resolved).num_steps == pytest.approx(150, rel=0.01)
-    assert Throughput.of([(config(), run(75, 30.0))], 60.0).plan(config().resolved).num_steps == pytest.approx(
-        150, rel=0.01
-    )
-
-
-def test_a_run_that_needs_longer_than_its_budget_of_cpu_time_spent_its_budget() -> None:
-    found = Throughput.of([(config(), run(150, 95.0))], 60.0)
+@pytest.mark.parametrize(("num_steps", "seconds"), [(150, 60.0), (75, 30.0), (150, 95.0)])  # of CPU time: 60 s
+def test_one_run_tells_how_many_steps_its_config_makes(num_steps: int, seconds: float) -> None:
+    found = Throughput.of([(config(), run(num_steps, seconds))], budget_seconds=60.0)
     assert found.plan(config().resolved).num_steps == pytest.approx(150, rel=0.01)
 
 
