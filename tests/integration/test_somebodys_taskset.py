@@ -153,8 +153,17 @@ def test_an_example_is_all_that_its_task_holds(open_: Open) -> None:
 )
 def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
     assert tasks.as_score(reward, reward_range) == score
-    with pytest.raises(tasks.Refused, match="a reward is NaN. Return a finite number"):
+    with pytest.raises(tasks.Refused, match=r"a reward is NaN\. Return a finite number"):
         tasks.as_score(float("nan"), reward_range)
+
+
+def above(line: str, more: str) -> tuple[str, str]:
+    return line, f"    {more}\n{line}"
+
+
+TOOLS = "@classmethod\n    def toolsets(cls, config): return [vf.Toolset]"
+IMAGE = "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url='data:,'))])]"
+JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
 
 
 @pytest.mark.parametrize(
@@ -165,37 +174,20 @@ def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, floa
         (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
         (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task.ratio needs a runtime"),
         (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
-        (("    @vf.stop", "    NEEDS_CONTAINER = True\n    @vf.stop"), "", "Task needs a container: NEEDS"),
-        (
-            ("    @vf.stop", "    async def setup(self, trace, runtime): pass\n    @vf.stop"),
-            "",
-            "Task prepares or reads a container in setup()",
-        ),
-        (
-            ("    @vf.stop", "    @classmethod\n    def toolsets(cls, config): return [vf.Toolset]\n    @vf.stop"),
-            "",
-            "Task needs tools: ",
-        ),
-        (
-            ("self.config.task)", "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "),
-            "",
-            "Task asks a judge: gpt",
-        ),
-        (
-            ("prompt=text", "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url="
-             "vf.ImageUrlSource(url='data:,'))])]"),
-            "",
-            "has a prompt with user content that is no text",
-        ),
+        (above("    @vf.stop", "NEEDS_CONTAINER = True"), "", "Task needs a container: NEEDS"),
+        (above("    @vf.stop", "async def setup(self, trace, runtime): pass"), "", "reads a container in setup()"),
+        (above("    @vf.stop", TOOLS), "", "Task needs tools: "),
+        (("self.config.task)", JUDGE), "", "Task asks a judge: gpt"),
+        (("prompt=text", IMAGE), "", "has a prompt with user content that is no text"),
         (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
         (
-            ("    @vf.stop", "    key = 'one for all'\n    @vf.stop"),
+            above("    @vf.stop", "key = 'one for all'"),
             "",
-            "the key 'one for all' occurs more than once. Give each task a `key`",
+            "the key 'one for all' occurs more than once. Give each task",
         ),
-        (("    def load(self)", "    INFINITE = True\n    def load(self)"), "", "has no end of tasks. Write num_train"),
+        (above("    def load(self)", "INFINITE = True"), "", "has no end of tasks. Write num_train"),
     ],
-)  # fmt: skip
+)
 def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more, cause):
     with pytest.raises(tasks.Refused) as raised:
         tasks.split(open_(change, more), 5, None)
@@ -204,7 +196,7 @@ def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more,
 
 
 def test_an_endless_taskset_is_read_as_far_as_its_sizes_say(open_: Open) -> None:
-    endless = open_(("    def load(self)", "    INFINITE = True\n    def load(self)"), rows=10**12)
+    endless = open_(above("    def load(self)", "INFINITE = True"), rows=10**12)
     assert {name: len(each) for name, each in keys(endless, 5, 7).items()} == {"validation": 5, "test": 5, "train": 7}
     with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
         tasks.split(open_(), 5, 11)

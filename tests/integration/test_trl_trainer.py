@@ -46,10 +46,8 @@ def shipped() -> tuple[Any, Any]:
 
 def prompt_ids(tokenizer: Any, size: int) -> list[list[int]]:
     messages = [data.messages(example) for example in data.load("train", size)]
-    ids: list[list[int]] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
-    return ids
+    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return [*encoded["input_ids"]]
 
 
 def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tuple[Any, Any]) -> None:

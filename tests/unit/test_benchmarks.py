@@ -8,10 +8,8 @@ from typing import Any
 import aa
 import agents
 import decision_rules
-import numpy as np
 import proposers
 import pytest
-import seeds
 from click.testing import CliRunner
 from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, kept_set, play
 
@@ -78,37 +76,6 @@ def test_a_night_in_the_emulator_is_the_same_for_the_same_seed() -> None:
     assert figures == second.play()
     assert (len(first.campaign.decided), figures["changes"]) == (20, len(first.campaign.kept))
     assert first.campaign.decided[-1].run.kept == first.campaign.kept
-
-
-def test_the_summary_compares_the_same_nights() -> None:
-    figures = {"holds": True, "told_too_high": 0.0, "half_interval": 1.0, "commits_in": 1, "commits_out": 0}
-    figures |= {"changes": 1, "far_worse": 0.0}
-    rows = [
-        {"proposer": proposer, "rider": rider, "night": night, "gain": gain + night, **figures}
-        for proposer, rider, gain in (("random", False, 1.0), ("tpe", False, 2.0), ("tpe", True, 5.0))
-        for night in range(2)
-    ]
-    _, without, with_rider = proposers.summary(rows)
-    assert (without["lead"], without["by_rider"]) == (1.0, None)
-    assert (with_rider["lead"], with_rider["by_rider"], with_rider["by_rider_stderr"]) == (4.0, 3.0, 0.0)
-
-
-# What two runs have in common, of made-up runs of which it is known
-
-
-def scores_of(common: float, num_seeds: int) -> list[dict[int, float]]:
-    """Two configs whose scores share a part of that sd, by seed, and have one of sd 1 each."""
-    rng = np.random.default_rng(3)
-    shared = rng.normal(0, common, num_seeds)
-    return [dict(enumerate(shared + rng.normal(0, 1, num_seeds))) for _ in range(2)]
-
-
-@pytest.mark.parametrize("common", [0.0, 2.0])
-def test_seeds_are_worth_what_they_share(common: float) -> None:
-    worth = seeds.worth(*scores_of(common, 1000))
-    assert worth["same"] == pytest.approx(2**0.5, rel=0.06)
-    assert worth["different"] == pytest.approx((2 + 2 * common**2) ** 0.5, rel=0.06)
-    assert worth["seeds"] == 1000
 
 
 def test_changes_that_do_nothing_are_decided_one_by_one() -> None:

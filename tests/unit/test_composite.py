@@ -172,9 +172,8 @@ def test_training_takes_the_environments_by_their_ratio() -> None:
     settings = TrlEngine(rules, ROOT, {}).validate(config).settings
     assert settings["ratio"] == {"gsm8k": 1.0, "arithmetic": 3.0}
     assert "ratio" not in TrlEngine(ARITHMETIC_TRL, ROOT, {}).validate(parse(GROUPS)).settings
-    assert (
-        parse(GROUPS + b"[orchestrator.train.ratio]\narithmetic = 1\n").hash == parse(GROUPS).hash
-    )  # what holds without it
+    equal = parse(GROUPS + b"[orchestrator.train.ratio]\narithmetic = 1\n")
+    assert equal.hash == parse(GROUPS).hash  # what holds without it
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,8 @@ from nightshift.errors import EngineError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.health import Conditions, digest
-from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
-from nightshift.report.text import headline
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, replace, stored
 from tests.rules import ARITHMETIC_TRL
 
@@ -104,9 +102,7 @@ def test_page_and_markdown_show_both_scores_and_the_headline_says_what_the_gain_
     assert "<td>0.500</td><td>0.450</td>" in page
     assert "| 0.500 | 0.450 |" in text
     plain = stored(tmp_path / "plain", pair((0.40, None, None), (0.50, None, None)))
-    view = view_of(plain, BRANCH, NOW, None)
-    assert "form" not in headline(gather(plain, None, BRANCH)).sentence
-    assert "<td>0.500</td><td>not measured</td>" in render(view)
+    assert "<td>0.500</td><td>not measured</td>" in render(view_of(plain, BRANCH, NOW, None))
 
 
 class Parrot:
@@ -154,6 +150,9 @@ def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is
             evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
         said[path is None] = str(raised.value)
     assert f"LookupError: the answer is {examples[0][1].answer}" in said[False]
+    monkeypatch.setattr("nightshift_arithmetic.scoring.score", lambda text, answer: float("nan"))
+    with pytest.raises(EngineError, match=r"scoring: ValueError: score nan is not 0\.\.1"):
+        evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
     assert said[True].startswith("rewards of the test split fail or are refused: LookupError. Look at others")
 
 

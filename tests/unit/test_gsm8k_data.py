@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 from nightshift_gsm8k import data
-from nightshift_gsm8k.data import load, messages, prepare
+from nightshift_gsm8k.data import load, prepare
 
 from tests.datasets import GSM8K, small_gsm8k
 
@@ -73,12 +73,6 @@ def test_the_steps_of_a_worked_solution_are_counted(trusted: Path) -> None:
     assert (steps["Rosa plants"], steps["A ferry car"]) == ({"steps": "2"}, {"steps": "1"})
 
 
-def test_the_chat_asks_the_question_with_the_instruction_and_gives_nothing_away(trusted: Path) -> None:
-    example = load("test", 1)[0]
-    assert messages(example) == [{"role": "user", "content": f"{example.question}\n\n{data.INSTRUCTION}"}]
-    assert example.solution not in messages(example)[0]["content"]
-
-
 @pytest.mark.parametrize(
     ("folder", "cause"),
     [
@@ -130,7 +124,7 @@ def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, mon
     prepare(progress=notes.append)  # nothing is missing: nothing is loaded
     assert len(notes) == 2
     (cache / "train.jsonl").unlink()
-    with pytest.raises(ValueError, match="cannot load openai/gsm8k from the hub: Couldn't reach the hub.*--gsm8k"):
+    with pytest.raises(ValueError, match=r"cannot load openai/gsm8k from the hub: Couldn't reach the hub.*--gsm8k"):
         prepare()
 
 

@@ -41,28 +41,6 @@ id = "gsm8k"
 lr = 3e-6
 [ckpt]
 """
-OLDER = b"""\
-max_steps = 20
-[monitors.wandb]
-project = "x"
-[orchestrator]
-batch_size = 64
-rollouts_per_example = 8
-oversampling_factor = 2.0
-max_off_policy_steps = 4
-[orchestrator.sampling]
-max_tokens = 512
-top_p = 0.9
-[[orchestrator.pre_batch_filters]]
-type = "zero_advantage"
-[[orchestrator.train.env]]
-id = "an-owner/an-environment@1.0"
-[trainer.loss]
-kl_tau = 0.01
-[trainer.optim]
-betas_1 = 0.8
-eps = 1e-8
-"""
 AUTORESEARCH = b"""\
 inference_gpu_ids = [0]
 trainer_gpu_ids = [1]
@@ -83,7 +61,14 @@ type = "default"
 token_mask_high = 5.0
 [trainer.optim]
 lr = 3e-6
+betas_1 = 0.8
+eps = 1e-8
 [inference]
+[orchestrator.sampling]
+max_tokens = 512
+top_p = 0.9
+[[orchestrator.pre_batch_filters]]
+type = "zero_advantage"
 """
 HOSTED = b"""\
 model = "an-owner/a-model"
@@ -97,7 +82,7 @@ enable_thinking = false
 [[env]]
 id = "an-owner/reverse-text"
 """
-DIALECTS = {"today": TODAY, "older": OLDER, "autoresearch": AUTORESEARCH, "hosted": HOSTED}
+DIALECTS = {"today": TODAY, "autoresearch": AUTORESEARCH, "hosted": HOSTED}
 GATES = "orchestrator.train.source.curriculum.gates"
 
 
@@ -114,22 +99,15 @@ GATES = "orchestrator.train.source.curriculum.gates"
              "trainer.model.seq_len": ""},
         ),
         (
-            "older",
-            {"max_steps": 20, "orchestrator.batch_size": 64, "orchestrator.group_size": 8,
-             "orchestrator.concurrency.max_inflight": 128, f"{GATES}.zero_advantage": {},
-             "orchestrator.train.sampling.max_completion_tokens": 512, "trainer.loss.kl_tau": 0.01},
-            {"monitors.wandb.project": "harness", "orchestrator.sampling.top_p": "nobody",
-             "orchestrator.train.env.id": "rules", "orchestrator.max_off_policy_steps": "",
-             "trainer.optim.betas_1": "", "trainer.optim.eps": "nobody"},
-        ),
-        (
             "autoresearch",
             {"max_steps": 20, "orchestrator.batch_size": 256, "orchestrator.group_size": 4, "trainer.optim.lr": 3e-6,
-             "trainer.loss.kl_tau": 0.0},
+             "trainer.loss.kl_tau": 0.0, f"{GATES}.zero_advantage": {},
+             "orchestrator.train.sampling.max_completion_tokens": 512},
             {"inference_gpu_ids": "harness", "trainer_gpu_ids": "harness", "wandb.offline": "harness",
              "model.name": "rules",
              "orchestrator.eval.interval": "rules", "orchestrator.env.id": "rules", "trainer.loss.token_mask_high": "",
-             "trainer.loss.type": ""},
+             "trainer.loss.type": "", "trainer.optim.betas_1": "", "trainer.optim.eps": "nobody",
+             "orchestrator.sampling.top_p": "nobody"},
         ),
         (
             "hosted",
@@ -171,8 +149,8 @@ def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     with pytest.raises(TrainTomlError) as caught:
         parse(AUTORESEARCH)
     heading, *lines = str(caught.value).split("\n")
-    assert heading == "train.toml has 8 problems:"
-    assert [line.split(":")[1] for line in lines] == ["1", "2", "5", "7", "10", "12", "14", "17"]
+    assert heading == "train.toml has 13 problems:"
+    assert [int(line.split(":")[1]) for line in lines] == [1, 2, 5, 7, 10, 12, 14, 17, 20, 21, 24, 25, 27]
     assert "rollouts_per_example = 4 is now orchestrator.group_size. Write group_size = 4 under [orch" in lines[4]
     many = "".join(f"a{number} = 1\n" for number in range(300))
     with pytest.raises(TrainTomlError) as caught:
@@ -224,7 +202,7 @@ SHARE = "orchestrator.train.ratio"
         (SOURCES.replace(b'name = "second"', b"ratio = true"), {"arithmetic": 3.0}),
         *(
             (SOURCES.replace(b"countdown", name).replace(b'name = "second"', b"ratio = 1"), {"arithmetic": 3.0})
-            for name in (b"org/2048", b"a" * 41, b"a+b", b"b\\n[x]", b"b = 0.5\\n[trainer.optim]\\nlr", b"a.b")
+            for name in (b"org/2048", b"a" * 41, b"b = 0.5\\n[trainer.optim]\\nlr", b"a.b")
         ),
     ],
 )
@@ -250,7 +228,6 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
         ("1", 65536, ""),
         ("1\nmax_inflight_rollouts = 300", 300, "max_inflight is 300 already"),
         ("true", None, "oversampling_factor = true"),
-        ("nan", None, "oversampling_factor = nan"),
     ],
 )
 def test_a_limit_that_is_not_allowed_is_left_out(factor: str, max_inflight: int | None, cause: str) -> None:

@@ -94,8 +94,6 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
     assert not {name for name in elsewhere if "their_env" in name or "mine" in name}
     names = {"their_env/__init__.py", "beside/__init__.py", "nightshift_taskset/training.py"}
     assert {*files} >= names | {"nightshift_gsm8k/harness.py", "nightshift_mine/__init__.py"}
-    assert b"'num_validation': 5" in files["nightshift_mine/__init__.py"]
-    compile(files["nightshift_mine/__init__.py"], "nightshift_mine", "exec")
     tree = effective(parse(b"[orchestrator]\nbatch_size = 8\ngroup_size = 4\n"), rules_here(root, "prime-rl", 2), 64)
     (source,) = tree["orchestrator"]["train"]["source"]
     assert source["env"]["taskset"] == {"id": "nightshift_mine"}
@@ -136,10 +134,7 @@ def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) ->
     [
         ({"model": "their/model", "revision": "0" * 40}, f"their/model {'0' * 40} 1"),
         ({"model": "my_model"}, "my_model None 1"),
-        (
-            {"model": "Qwen/Qwen2.5-0.5B-Instruct"},
-            "Qwen/Qwen2.5-0.5B-Instruct 7ae557604adf67be50417f59c2c2f167def9a775 1",
-        ),
+        ({"model": "Qwen/Qwen2.5-0.5B-Instruct"}, "Instruct 7ae557604adf67be50417f59c2c2f167def9a775 1"),
         ({"model": "their/model"}, 'model = "their/model" is no folder here, and has no revision. Name a folder, or'),
         ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Name a folder, or org/name"),
     ],
