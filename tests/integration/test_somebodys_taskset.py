@@ -1,22 +1,19 @@
 """Tasksets of others with the real verifiers: accepted or refused, split, scored, and trained on by prime-rl."""
 
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.evaluation import environment as environments
-from nightshift.evaluation.evaluate import evaluate
 from tests.contract import environments as contract
 from tests.contract.environments import EnvironmentContract
 from tests.integration.test_tasksets import StandIn, rewards, rollout
@@ -93,6 +90,8 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
     assert keys(open_(backwards=True)) == found
     assert {*keys(open_(), num_train=4)["train"]} < {*found["train"]}
     assert keys(open_(rows=21))["validation"] != found["train"][:5]
+    with pytest.raises(ValueError, match="difficulty"):
+        open_(difficulty="easy")
 
 
 class TestReverse(EnvironmentContract):
@@ -144,12 +143,8 @@ def test_an_example_is_all_that_its_task_holds(open_: Open) -> None:
     )
     assert tasks.identity(one) == tasks.identity(moved) != tasks.identity(other)
     assert tasks.key_of(one) == tasks.key_of(other)
-
-
-def test_the_tasks_own_reward_scores_a_trace_of_prompt_and_answer(open_: Open) -> None:
-    (task,) = (task for task in open_() if task.data.prompt == "word3")
-    assert tasks.chat(task) == [{"role": "system", "content": "Reverse."}, {"role": "user", "content": "word3"}]
-    assert [tasks.reward_of(task, text) for text in ("3drow", "", "3d")] == [1.0, 0.0, pytest.approx(4 / 7)]
+    assert tasks.chat(one) == [{"role": "system", "content": "Reverse."}, {"role": "user", "content": "word3"}]
+    assert [tasks.reward_of(one, text) for text in ("3drow", "", "3d")] == [1.0, 0.0, pytest.approx(4 / 7)]
 
 
 @pytest.mark.parametrize(
@@ -158,12 +153,17 @@ def test_the_tasks_own_reward_scores_a_trace_of_prompt_and_answer(open_: Open) -
 )
 def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
     assert tasks.as_score(reward, reward_range) == score
+    with pytest.raises(tasks.Refused, match=r"a reward is NaN\. Return a finite number"):
+        tasks.as_score(float("nan"), reward_range)
 
 
-@pytest.mark.parametrize(("reward", "named"), [(float("nan"), "NaN"), (float("inf"), "inf")])
-def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
-    with pytest.raises(tasks.Refused, match=f"a reward is {named}. Return a finite number"):
-        tasks.as_score(reward, (0, 1))
+def above(line: str, more: str) -> tuple[str, str]:
+    return line, f"    {more}\n{line}"
+
+
+TOOLS = "@classmethod\n    def toolsets(cls, config): return [vf.Toolset]"
+IMAGE = "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url='data:,'))])]"
+JUDGE = "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "
 
 
 @pytest.mark.parametrize(
@@ -174,44 +174,20 @@ def test_a_reward_that_is_no_number_is_named(reward: float, named: str) -> None:
         (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
         (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task.ratio needs a runtime"),
         (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
-        (("prompt=text", "image='box', prompt=text"), "", "Task needs a container: box"),
-        (("    @vf.stop", "    NEEDS_CONTAINER = True\n    @vf.stop"), "", "Task needs a container: NEEDS"),
-        (
-            ("    @vf.stop", "    async def setup(self, trace, runtime): pass\n    @vf.stop"),
-            "",
-            "Task prepares or reads a container in setup()",
-        ),
-        (
-            ("    @vf.stop", "    @classmethod\n    def toolsets(cls, config): return [vf.Toolset]\n    @vf.stop"),
-            "",
-            "Task needs tools: ",
-        ),
-        (
-            ("    def load(self)", "    @classmethod\n    def toolsets(cls, config): return [vf]\n    def load(self)"),
-            "",
-            "needs tools: module",
-        ),
-        (
-            ("self.config.task)", "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "),
-            "",
-            "Task asks a judge: gpt",
-        ),
-        (
-            ("prompt=text", "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url="
-             "vf.ImageUrlSource(url='data:,'))])]"),
-            "",
-            "has a prompt with user content that is no text",
-        ),
-        (("rows: int = 20", "rows: int = 0"), "", "0 tasks are too few: num_validation = 5 takes 10"),
+        (above("    @vf.stop", "NEEDS_CONTAINER = True"), "", "Task needs a container: NEEDS"),
+        (above("    @vf.stop", "async def setup(self, trace, runtime): pass"), "", "reads a container in setup()"),
+        (above("    @vf.stop", TOOLS), "", "Task needs tools: "),
+        (("self.config.task)", JUDGE), "", "Task asks a judge: gpt"),
+        (("prompt=text", IMAGE), "", "has a prompt with user content that is no text"),
         (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_validation to 2"),
         (
-            ("    @vf.stop", "    key = 'one for all'\n    @vf.stop"),
+            above("    @vf.stop", "key = 'one for all'"),
             "",
-            "the key 'one for all' occurs more than once. Give each task a `key`",
+            "the key 'one for all' occurs more than once. Give each task",
         ),
-        (("    def load(self)", "    INFINITE = True\n    def load(self)"), "", "has no end of tasks. Write num_train"),
+        (above("    def load(self)", "INFINITE = True"), "", "has no end of tasks. Write num_train"),
     ],
-)  # fmt: skip
+)
 def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more, cause):
     with pytest.raises(tasks.Refused) as raised:
         tasks.split(open_(change, more), 5, None)
@@ -220,15 +196,10 @@ def test_what_no_single_turn_decides_is_refused_in_one_line(open_, change, more,
 
 
 def test_an_endless_taskset_is_read_as_far_as_its_sizes_say(open_: Open) -> None:
-    endless = open_(("    def load(self)", "    INFINITE = True\n    def load(self)"), rows=10**12)
+    endless = open_(above("    def load(self)", "INFINITE = True"), rows=10**12)
     assert {name: len(each) for name, each in keys(endless, 5, 7).items()} == {"validation": 5, "test": 5, "train": 7}
     with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
         tasks.split(open_(), 5, 11)
-
-
-def test_config_that_the_taskset_does_not_know_is_an_error(open_: Open) -> None:
-    with pytest.raises(ValueError, match="difficulty"):
-        open_(difficulty="easy")
 
 
 @pytest.fixture

@@ -152,12 +152,17 @@ def test_ids_resolve_to_one_taskset_and_its_own_harness(taskset_id: str) -> None
     assert type(harness).__name__ == "ChatHarness"
     assert not harness.EXECUTES_CODE
     assert not harness.NEEDS_CONTAINER
-    assert len(tasks_of(taskset_id)) == SIZE
     assert loaders.environment_class(taskset_id) is vf.SingleAgentEnv
+    assert len(tasks_of(taskset_id)) == SIZE
 
 
 @pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
-def test_the_test_split_cannot_be_loaded_and_split_has_no_default(taskset_id: str) -> None:
+def test_tasks_survive_the_wire_and_those_of_the_test_split_cannot_be_loaded(taskset_id: str) -> None:
+    for task in tasks_of(taskset_id):
+        wire = json.loads(json.dumps(task.data.model_dump(mode="json")))
+        rebuilt = type(task)(type(task).data_type().model_validate(wire), task.config)
+        assert (rebuilt.key, rebuilt.hash) == (task.key, task.hash)
+        assert rebuilt.data == task.data
     for split in ("test", "sealed", "", None):
         with pytest.raises(ValidationError, match="Input should be 'train' or 'validation'"):
             tasks_of(taskset_id, split=split)  # type: ignore[arg-type]
@@ -165,15 +170,6 @@ def test_the_test_split_cannot_be_loaded_and_split_has_no_default(taskset_id: st
         loaders.taskset_config_type(taskset_id)(id=taskset_id, size=SIZE)
     with pytest.raises(ValidationError, match="Field required"):
         loaders.resolve_env_config({"taskset": {"id": taskset_id, "size": SIZE}})
-
-
-@pytest.mark.parametrize("taskset_id", [*IDS, "nightshift-tictactoe"], indirect=True)
-def test_tasks_survive_the_wire_with_their_key_and_hash(taskset_id: str) -> None:
-    for task in tasks_of(taskset_id):
-        wire = json.loads(json.dumps(task.data.model_dump(mode="json")))
-        rebuilt = type(task)(type(task).data_type().model_validate(wire), task.config)
-        assert (rebuilt.key, rebuilt.hash) == (task.key, task.hash)
-        assert rebuilt.data == task.data
 
 
 def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str) -> None:

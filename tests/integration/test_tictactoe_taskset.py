@@ -79,17 +79,3 @@ def test_a_model_that_cannot_answer_is_an_error_and_no_lost_game() -> None:
     for episode in games(StandIn(says, status=500), "self", num_games=2):
         assert any(trace.errors for trace in episode.traces)
         assert not episode.ok
-
-
-def test_both_seats_of_every_opening_are_tasks() -> None:
-    import verifiers.v1 as vf
-    from verifiers.v1.utils import loaders
-
-    def load(seed: int) -> list[Any]:
-        kind = loaders.taskset_config_type(ID)
-        return list(vf.load_taskset(kind(id=ID, split="train", seed=seed)))  # type: ignore[call-arg]
-
-    tasks, others = load(1), load(2)
-    assert len({task.key for task in tasks}) == len(tasks) == 2 * 890
-    assert {task.data.seat for task in tasks[:8]} == {"X", "O"}
-    assert [task.key for task in tasks] != [task.key for task in others]

@@ -166,12 +166,8 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
     assert trainer.train_for(HANG_SECONDS)["earlier_steps"] == expected
     worker = importlib.import_module("nightshift.engines.trl.trainer")
     self, events = object.__new__(worker.Trainer), []
-    self._trainer, self._policy, self._said, self._send = (
-        trainer,
-        copy.deepcopy(trainer.model),
-        {"x": None},
-        events.append,
-    )
+    self._trainer, self._policy = trainer, copy.deepcopy(trainer.model)
+    self._said, self._send = {"x": None}, events.append
     for step in expected:
         self.obey({"command": "load_step", "step": step})
         pairs = zip(self._policy.parameters(), seen[step - 1], strict=True)
@@ -179,33 +175,6 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
         assert not torch.equal(next(self._policy.parameters()), seen[-1][0])
     assert events == [{"event": "completed"}] * len(expected)
     assert not (expected and self._said), "answers of other weights"
-
-
-def test_the_loss_is_of_what_the_trained_seat_said_as_trl_would_have_it(tmp_path: Path, tokenizer: Any) -> None:
-    """What TRL finds for every token, this trainer finds for those that are learnt from."""
-    import torch
-    from trl import GRPOTrainer
-
-    trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=1)
-    told: list[Any] = []
-    ours = trainer._get_per_token_logps_and_entropies
-
-    def both(model: Any, ids: Any, mask: Any, length: int, **more: Any) -> Any:
-        found = ours(model, ids, mask, length, **more)
-        with torch.no_grad():
-            told.append(
-                (found, GRPOTrainer._get_per_token_logps_and_entropies(trainer, model, ids, mask, length, **more))
-            )
-        return found
-
-    trainer._get_per_token_logps_and_entropies = both
-    trainer.train_for(HANG_SECONDS)
-    ((logps, entropies, _), (all_logps, all_entropies, _)) = told[0]
-    own = trainer._is_trained
-    assert 0 < own.sum() < 0.5 * own.numel()
-    assert torch.allclose(logps[own], all_logps[own], atol=1e-5)
-    assert torch.allclose(entropies[own], all_entropies[own], atol=1e-5)
-    assert not logps[~own].any() | entropies[~own].any()
 
 
 @pytest.mark.parametrize("kind", [slow("self"), "previous", "pool"])
@@ -220,6 +189,7 @@ def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_pat
     finally:
         selfplay.play = play
     assert len(games) == 3
+    assert 0 < trainer._is_trained.sum() < 0.5 * trainer._is_trained.numel()  # what the trained seat said
     for played, row in zip(games, (row for row in rows if row["event"] == "step"), strict=True):
         groups = [played[start : start + 4] for start in range(0, 32, 4)]
         assert all(len({game.seat for game in group}) == 1 for group in groups)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -46,10 +47,8 @@ def shipped() -> tuple[Any, Any]:
 
 def prompt_ids(tokenizer: Any, size: int) -> list[list[int]]:
     messages = [data.messages(example) for example in data.load("train", size)]
-    ids: list[list[int]] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
-    return ids
+    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return [*encoded["input_ids"]]
 
 
 def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tuple[Any, Any]) -> None:
@@ -123,7 +122,6 @@ def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler: ModuleType, 
     ("changes", "words"),
     [
         ({"hidden_act": "gelu"}, "hidden_act = gelu"),
-        ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
         ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "sliding attention"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type = dynamic"),
     ],
@@ -187,6 +185,12 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
     return make
 
 
+def inputs_of(trainer: Any, group_size: int) -> list[dict[str, Any]]:
+    """The 32 rollouts of a batch."""
+    rows = [row for row in trainer.train_dataset for _ in range(group_size)]
+    return [{"prompt": row["prompt"], "index": row["index"]} for row in rows[:32]]
+
+
 class Never:
     """An episode that nobody gets right."""
 
@@ -213,10 +217,6 @@ def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: 
         found = row["rewards"]
         assert found["other"] == 0.0
         assert row["reward_mean"] <= found.get("arithmetic", 0.0)
-    alone, rows = make_trainer(max_steps=1)
-    alone._metrics_path = alone._metrics_path.with_name("alone.jsonl")
-    alone.train_for(600.0)
-    assert "rewards" not in rows[0]
 
 
 def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_told(make_trainer: MakeTrainer) -> None:
@@ -235,10 +235,6 @@ def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_to
     assert 320 < rows[0]["time"] < 640
     assert len(rows) == 3
     assert closed == [True]
-    without, rows = make_trainer(max_steps=1)
-    without._metrics_path = without._metrics_path.with_name("without.jsonl")
-    without.train_for(600.0)
-    assert "error_share" not in rows[0]
 
 
 def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(make_trainer):
@@ -249,12 +245,8 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
         trainer, _ = make_trainer(filter_zero_advantages=is_filtered)
         torch.manual_seed(5)
         trainer.model.train()
-        inputs = [{"prompt": row["prompt"], "index": row["index"]} for row in trainer.train_dataset for _ in range(4)][
-            :32
-        ]
-        trainer._ends = float("inf")
-        trainer._started = 0.0
-        batch = trainer._generate_and_score_completions(inputs)
+        trainer._ends, trainer._started = math.inf, 0.0
+        batch = trainer._generate_and_score_completions(inputs_of(trainer, 4))
         if is_filtered:
             assert (batch["advantages"] != 0).all()
             assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
@@ -273,8 +265,8 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
 
 @pytest.mark.parametrize(
     ("group_size", "temperature", "num_mixed"),
-    [(4, 1.0, 0), (16, 0.7, 0), (2, 1.3, 5)],
-    ids=["groups", "large", "told"],
+    [(16, 0.7, 0), (2, 1.3, 5)],
+    ids=["large", "told"],
 )
 def test_log_probs_entropies_and_gradients_are_trls(make_trainer, group_size, temperature, num_mixed):
     """On a sampled batch; `told`: the last five tokens of some completions are not the policy's own."""
@@ -287,10 +279,7 @@ def test_log_probs_entropies_and_gradients_are_trls(make_trainer, group_size, te
             parameter += 0.05 * torch.randn_like(parameter)
     trainer._ends, trainer._started = math.inf, 0.0
     trainer.model.train()
-    inputs = [
-        {"prompt": row["prompt"], "index": row["index"]} for row in trainer.train_dataset for _ in range(group_size)
-    ]
-    batch = trainer._generate_and_score_completions(inputs[:32])
+    batch = trainer._generate_and_score_completions(inputs_of(trainer, group_size))
     batch["advantages"] = torch.randn(32)
     if num_mixed:
         batch["tool_mask"] = batch["completion_mask"].clone()
@@ -298,10 +287,7 @@ def test_log_probs_entropies_and_gradients_are_trls(make_trainer, group_size, te
     trainer.current_gradient_accumulation_steps = 1
     found = []
     ours = trainer._get_per_token_logps_and_entropies
-    for path in (
-        ours,
-        lambda *arguments, **named: GRPOTrainer._get_per_token_logps_and_entropies(trainer, *arguments, **named),
-    ):
+    for path in (ours, partial(GRPOTrainer._get_per_token_logps_and_entropies, trainer)):
         seen: list[Any] = []
 
         def kept(*arguments: Any, path: Any = path, seen: list[Any] = seen, **named: Any) -> Any:
@@ -336,7 +322,6 @@ def test_a_difficulty_pool_decides_how_often_an_example_is_drawn(trainer_module:
     by_seed = [trainer_module.DifficultyPools(pools, 1000, seed).draw(50) for seed in (0, 0, 1)]
     assert by_seed[0] == by_seed[1] != by_seed[2]
     never = trainer_module.DifficultyPools({"all": {"threshold": 1.0, "weight": 0.0}}, 1, 0)
-    assert never.draw(1) == [0]
     never.observe(0, 0.5)
     with pytest.raises(ValueError, match="every example is in a difficulty pool of weight 0"):
         never.draw(1)
@@ -380,6 +365,7 @@ def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(make_trainer
     assert trainer.train_for(math.inf)["num_steps"] == 1
     assert rows[0]["all_wrong_share"] == 1.0
     assert rows[0]["grad_norm"] == 0.0
+    assert not {"rewards", "error_share"} & {*rows[0]}  # of one environment without a scorer
     assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
 
 
@@ -430,8 +416,7 @@ def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
 
 
 @pytest.mark.parametrize(
-    ("where", "batch_size", "most"),
-    [slow("token", 4096, 10), ("token", 16384, 10), slow("part", 1024, 1), slow("read", 65536, 10)],
+    ("where", "batch_size", "most"), [("token", 16384, 10), slow("part", 1024, 1), slow("read", 65536, 10)]
 )
 def test_a_huge_step_ends_with_the_budget_and_is_dropped(make_trainer, where, batch_size, most):
     """By a clock of its own every token, every part of an update, or every read of the batch costs a second."""

@@ -74,10 +74,6 @@ class Worker:
         ]
         return [line for event in events[:-1] for line in event["completions"]]
 
-    def rows(self) -> list[dict[str, Any]]:
-        path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
@@ -118,7 +114,7 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     trained = events[-1]
     assert (trained["outcome"], trained["num_steps"]) == ("finished", 3)
     assert 0 < trained["peak_memory_gb"] < 16
-    rows = worker.rows()
+    rows = [json.loads(line) for line in (worker.folder / "metrics.jsonl").read_text().splitlines()]
     assert [{"event": "step", **row} for row in rows] == events[:-1]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(set(row) == COLUMNS for row in rows)

@@ -5,22 +5,12 @@ import time
 import pytest
 
 from nightshift.config.train_toml import diff, parse
-from tests.train_tomls import SHIPPED, SMALL, refusal
+from tests.train_tomls import SMALL, refusal
 
 
 def added(line: str) -> str:
     """SMALL with a line at its top."""
     return f"{line}\n{SMALL.decode()}"
-
-
-# -- the shipped file ---------------------------------------------------------------------------------
-
-
-def test_every_key_of_the_shipped_file_has_a_comment_and_fits_a_screen() -> None:
-    lines = SHIPPED.decode().split("\n")
-    assert len(lines) <= 50
-    assert max(map(len, lines)) <= 120
-    assert [line for line in lines if "=" in line and "#" not in line] == []
 
 
 # -- what must be refused -----------------------------------------------------------------------------
@@ -34,14 +24,11 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
     [
         (added("a = = 1"), 'train.toml:1: "a = = 1" is not TOML', "Correct the line"),
         (SMALL.decode() + "type = adamw\n", 'train.toml:9: "type = adamw" is not TOML', "text in double quotes"),
-        (SMALL.decode() + "nesterov = True\n", 'train.toml:9: "nesterov = True" is not TOML', "in lower case"),
         (SMALL.decode() + "lr = 1e-6\n", 'train.toml:9: "lr = 1e-6" is not TOML', "every key and table once"),
         (added("optim.lr = 1e-6"), "train.toml:1: optim.lr = 1e-6 is unknown", "trainer.optim.lr"),
         (added('model.name = "gpt2"'), 'train.toml:1: model.name = "gpt2" is locked by', "Delete [model]; "),
-        (added("trainer.gc.interval = 1"), "train.toml:1: trainer.gc.interval = 1 is l", "Delete [trainer.gc]; "),
         (added("trainer.max_steps = 9"), "train.toml:1: trainer.max_steps = 9 is now max_", "steps = 9 at the top"),
         (SMALL.replace(b"3e-6", b'"3e-6"'), 'train.toml:8: trainer.optim.lr = "3e-6" is not allowed', "lr = 3e-6"),
-        (SMALL.replace(b"64", b"64.0"), "train.toml:4: orchestrator.batch_size = 64.0 is not allowed", "_size = 64"),
         (SMALL.replace(b"3e-6", b"nan"), "train.toml:8: trainer.optim.lr = nan is not allowed", "lr = 1e-6"),
         (SMALL.replace(b"3e-6", b"3.0"), "train.toml:8: trainer.optim.lr = 3.0 is not allowed", "at most 1"),
         (SMALL.replace(b"= 4", b"= 5"), "train.toml:4: orchestrator.batch_size = 64: groups of 5", "batch_size = 60"),
@@ -50,7 +37,6 @@ LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '
         *((added(text), "train.toml:1: ", "is unknown") for text in (*LOOK_ALIKES, '"model." = 1')),
         (b"", "train.toml: orchestrator.group_size = 1 (the default)", "Write gr"),
         (b"\x89PNG\r\n\x1a\n\0\0", "train.toml:1: byte 0x89 is not UTF-8 text", "git checkout train.toml"),
-        (SMALL + b"\0", 'train.toml:9: "\\u0000" is not TOML', "Correct the line"),
         (b"\xef\xbb\xbf" + SMALL, "train.toml:1: the file begins with a byte order mark (BOM)", "without BOM"),
         (b"#" * 10_000_000, "train.toml has 10,000,000 bytes", "git checkout train.toml"),
         (added("x = " + "1" * 5000), "train.toml:1: 5,004 characters on one line", "below 1,000"),
@@ -83,13 +69,10 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("orchestrator.algo.decay = 0.5", "write type = \"rae\""),
         ("orchestrator.algo = {type = 'max_rl', length_penalty = {}}", "write type = \"grpo\""),
         ("orchestrator.algo.type = 'opd'", "is not allowed (grpo | max_rl | rae)"),
-        ("trainer.loss.import_path = 'os.system'", "is locked"),
-        ("trainer.loss.dppo_mask_high = 5.0", "is not allowed (number 0 to 1"),
         ("trainer.model = {ac = 'None', ac_offloading = {}}", "Write ac_offloading = \"None\" too"),
         ("trainer.model.ac = false", "write ac = \"None\""),
         ("trainer.model = {fsdp_cpu_offload = true, optim_cpu_offload = true}", "optim_cpu_offload is on as well"),
         ("trainer.model.lora.target_modules = ['.*(a+)+$']", "is not allowed (list of 7 names"),
-        ("trainer.model.lora.modules_to_save = ['lm_head']", "is locked"),
         ("inference.vllm = {max_num_seqs = 512, max_num_batched_tokens = 256}", "max_num_seqs 512 exceeds max"),
         ("orchestrator.train.source.curriculum.gates.a = {reject_min = 1, reject_max = 0}", "reject_min 1.0 exceeds"),
         ("orchestrator.train.source.curriculum.sampler.seed = 7", "is locked by the rules: seeds are fixed"),
@@ -98,11 +81,6 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
             "orchestrator.train.source.curriculum.sampler = {type = 'difficulty_pool', "
             "pools = {a = {weight = 1, threshold = 1}, b = {weight = 1, threshold = 1.0}}}",
             "two pools have the same threshold",
-        ),
-        (
-            "orchestrator.train.source.curriculum.sampler = {type = 'difficulty_pool', "
-            "pools = {a = {weight = 0, threshold = 1}}}",
-            "no pool has a weight above 0",
         ),
         ("orchestrator.train.source.curriculum.sampler.pools.a = {weight = 1, threshold = 1}", "difficulty_pool"),
         ("orchestrator.train.source = [{curriculum = {}}]", "is a list of tables. Write [orchestrator.train.sou"),
@@ -113,15 +91,12 @@ def test_rules_between_keys(lines: str, cause: str) -> None:
     assert cause in refusal(f"{flat}{lines}\n")
 
 
-def test_muon_and_nesterov_have_their_own_limits() -> None:
+def test_muon_nesterov_and_rae_have_their_own_limits() -> None:
     off = "trainer.model = {fsdp_cpu_offload = true, optim_cpu_offload = false}\norchestrator.group_size = 4\n"
     parse(f"trainer.optim.type = 'adamw'\n{off}".encode())
     assert "muon" in refusal(f"trainer.optim.type = 'muon'\n{off}")
     assert "Nesterov" in refusal(b"orchestrator.group_size = 2\ntrainer.optim = {type = 'sgd', momentum = 0}\n")
     parse(b"orchestrator.group_size = 2\ntrainer.optim = {type = 'sgd', momentum = 0, nesterov = false}\n")
-
-
-def test_rae_needs_no_group() -> None:
     parse(b"orchestrator = {group_size = 1, algo = {type = 'rae', decay = 0.9}}\n")
     assert "max_rl compares" in refusal("orchestrator = {group_size = 1, algo = {type = 'max_rl'}}\n")
 
@@ -185,7 +160,6 @@ MODULES = SMALL + b"[trainer.model.lora]\ntarget_modules = "
         (SMALL, SMALL + b"betas2 = 0.999\n[trainer.model.compile]\nfullgraph = false\n"),
         (SMALL, b"max_steps = 'None'\n" + SMALL),
         (SMALL, SMALL + b"[inference]\n[orchestrator.train.source.curriculum.sampler]\ntype = 'standard'\n"),
-        (SMALL + b"max_norm = 2\n", SMALL + b"max_norm = 2.0\n"),
         (SMALL + b"weight_decay = 0\n", SMALL + b"weight_decay = -0.0\n"),
         (MODULES + b"['q_proj', 'v_proj']\n", MODULES + b"['v_proj', 'q_proj']\n"),
     ],
@@ -201,10 +175,8 @@ def test_what_trains_the_same_has_the_same_hash(source: bytes, same: bytes) -> N
     [
         SMALL.replace(b"3e-6", b"3.1e-6"),
         SMALL + b"type = 'muon'\n",
-        SMALL + b"max_norm = 'None'\n",
         SMALL + b"[trainer.model.lora]\n",
         SMALL + b"[orchestrator.train.source.curriculum.gates.zero]\n",
-        b"max_steps = 9\n" + SMALL,
         SMALL + b"[trainer.model.ac]\n",  # prime-rl's default; what silence means is the preset's to say
         SMALL + b"[trainer.model]\noptim_cpu_offload = true\n",
     ],

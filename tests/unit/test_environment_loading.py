@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +11,6 @@ from nightshift.config.rules import EnvironmentRules
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
-from nightshift.evaluation.verifiers_environment import Question
 from nightshift.executors.process import interruptible
 from tests.rules import GSM8K_TRL
 
@@ -43,9 +42,7 @@ def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(t
     ("code", "cause"),
     [
         ("raise OSError('no disk')", "data.py:1: OSError: no disk. Mend it there"),
-        ("import sys; sys.exit(0)", "data.py:1: SystemExit: 0"),
         ("def load(split, size):\n    return [][1]", "data.py:2: IndexError: list index out of range"),
-        ("def load(split, size):\n    return int('x')", "data.py:2: ValueError: invalid literal"),
         ("def load(split, size):\n    raise ValueError('x.json is missing. Fetch it')", "x.json is missing. Fetch it"),
     ],
 )
@@ -67,24 +64,6 @@ def test_a_signal_in_the_code_of_a_package_is_no_fault_of_the_package(tmp_path, 
     (environment,) = environments.load(tmp_path, [EnvironmentRules("signalled", 1)])
     with pytest.raises(Interrupted), interruptible():
         environment.examples("train")
-
-
-@pytest.mark.parametrize(
-    ("code", "cause"),
-    [
-        ("return 2.0", "score 2.0 is not 0..1"),
-        ("return float('nan')", "score nan is not 0..1"),
-        ("return None", "TypeError"),
-        ("return [][1]", "IndexError: list index out of range"),
-    ],
-)
-def test_a_score_out_of_range_or_none_is_one_line_that_names_the_code(code: str, cause: str) -> None:
-    scoring = ModuleType("nightshift_mine.scoring")
-    exec(f"def score(text, answer): {code}", vars(scoring))
-    question = Question([{"role": "user", "content": "?"}], "4", scoring)
-    question.answer("4")
-    with pytest.raises(EngineError, match=rf"nightshift_mine.scoring: .*{re.escape(cause)}"):
-        question.score()
 
 
 @pytest.mark.parametrize("keys", [(), ("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])

@@ -17,10 +17,8 @@ from nightshift.errors import EngineError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.health import Conditions, digest
-from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
-from nightshift.report.text import headline
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, folded, replace, stored
 from tests.rules import ARITHMETIC_TRL
 
@@ -70,12 +68,19 @@ def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after:
     assert record.is_keep == (after[0] > before[0])
 
 
-def test_the_parts_of_a_gain_add_up_to_it() -> None:
+def test_the_parts_of_a_gain_add_up_to_it_and_the_digest_says_them() -> None:
     """Every formatted answer is right as often as before, and so is every other: all of the gain is form."""
     found = compare(measured(2, (0.7, 0.64, 0.8)), measured(1, (0.5, 0.32, 0.4)))
     assert found.by_form == pytest.approx(found.gain) == pytest.approx(0.2)
     nothing = compare(measured(2, (0.6, 0.48, 0.8)), measured(1, (0.5, 0.2, 0.4)))  # as often right in either form
     assert nothing.by_form == pytest.approx(0, abs=1e-12)
+    run = measured(2, ONLY_FORM[1])
+    form = (
+        "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "
+        "the form alone is worth +19.2 pp: a gain in form only"
+    )
+    assert compare(run, measured(1, ONLY_FORM[0])).line == form
+    assert form in map(str, digest([Step(step=1)], Conditions(run.result, ARITHMETIC_TRL, {}, None, (form,))))
 
 
 def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
@@ -83,17 +88,6 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
     assert compare(measured(2, ONLY_FORM[1]), a_record(result=few)) is None
     assert compare(a_record(), measured(1, ONLY_FORM[0])) is None
     assert compare(measured(2, (0.5, 0.45, 0.51)), measured(1, (0.5, 0.44, 0.50))) is None
-
-
-def test_the_digest_has_a_line_for_it() -> None:
-    form = compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])).line
-    run = measured(2, ONLY_FORM[1]).result
-    told = [str(finding) for finding in digest([Step(step=1)], Conditions(run, ARITHMETIC_TRL, {}, None, (form,)))]
-    assert form in told
-    assert form == (
-        "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "
-        "the form alone is worth +19.2 pp: a gain in form only"
-    )
 
 
 def test_page_and_markdown_show_both_scores_and_the_headline_says_what_the_gain_is(tmp_path: Path) -> None:
@@ -108,9 +102,7 @@ def test_page_and_markdown_show_both_scores_and_the_headline_says_what_the_gain_
     assert "<td>0.500</td><td>0.450</td>" in page
     assert "| 0.500 | 0.450 |" in text
     plain = stored(tmp_path / "plain", pair((0.40, None, None), (0.50, None, None)))
-    view = view_of(plain, BRANCH, NOW, None)
-    assert "form" not in headline(gather(plain, None, BRANCH)).sentence
-    assert "<td>0.500</td><td>not measured</td>" in render(view)
+    assert "<td>0.500</td><td>not measured</td>" in render(view_of(plain, BRANCH, NOW, None))
 
 
 class Parrot:
@@ -158,6 +150,9 @@ def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is
             evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
         said[path is None] = str(raised.value)
     assert f"LookupError: the answer is {examples[0][1].answer}" in said[False]
+    monkeypatch.setattr("nightshift_arithmetic.scoring.score", lambda text, answer: float("nan"))
+    with pytest.raises(EngineError, match=r"scoring: ValueError: score nan is not 0\.\.1"):
+        evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
     assert said[True].startswith("rewards of the test split fail or are refused: LookupError. Look at others")
 
 

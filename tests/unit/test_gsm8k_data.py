@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 from nightshift_gsm8k import data
-from nightshift_gsm8k.data import load, messages, prepare
+from nightshift_gsm8k.data import load, prepare
 
 from tests.datasets import GSM8K, small_gsm8k
 
@@ -73,12 +73,6 @@ def test_the_steps_of_a_worked_solution_are_counted(trusted: Path) -> None:
     assert (steps["Rosa plants"], steps["A ferry car"]) == ({"steps": "2"}, {"steps": "1"})
 
 
-def test_the_chat_asks_the_question_with_the_instruction_and_gives_nothing_away(trusted: Path) -> None:
-    example = load("test", 1)[0]
-    assert messages(example) == [{"role": "user", "content": f"{example.question}\n\n{data.INSTRUCTION}"}]
-    assert example.solution not in messages(example)[0]["content"]
-
-
 @pytest.mark.parametrize(
     ("folder", "cause"),
     [
@@ -102,16 +96,13 @@ def test_prepare_copies_a_folder_and_repairs_a_damaged_one(cache: Path) -> None:
     assert len(load("test")) == 4
 
 
-def test_prepare_refuses_a_source_of_other_data_and_writes_nothing(cache: Path, tmp_path: Path) -> None:
-    for name in data.SHA256:
-        (tmp_path / name).write_text("other")
+def test_prepare_never_writes_what_is_not_official_nor_into_a_folder_that_the_environment_names(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.jsonl").write_text("mine")
     with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
         prepare(tmp_path)
     assert not cache.exists()
-
-
-def test_prepare_never_writes_into_a_folder_that_the_environment_names(trusted, tmp_path, monkeypatch):
-    (tmp_path / "train.jsonl").write_text("mine")
     monkeypatch.setenv(data.ENV_VAR, str(tmp_path))
     with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
         prepare()
@@ -132,14 +123,9 @@ def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, mon
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=refuse_all))
     prepare(progress=notes.append)  # nothing is missing: nothing is loaded
     assert len(notes) == 2
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_other_way(cache, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=refuse_all))
-    with pytest.raises(ValueError, match="cannot load openai/gsm8k from the hub: Couldn't reach the hub") as failed:
+    (cache / "train.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"cannot load openai/gsm8k from the hub: Couldn't reach the hub.*--gsm8k"):
         prepare()
-    assert "--gsm8k" in str(failed.value)
-    assert "\n" not in str(failed.value)
 
 
 @needs_official

@@ -25,15 +25,11 @@ from tests.rules import GSM8K_PRIME_RL, ROOT
 ANSWERS = json.loads((Path(__file__).parents[1] / "fixtures" / "scoring" / "math.json").read_text())
 HOSTILE = {
     "fractions 10,000 deep": "\\boxed{" + "\\frac{" * 10_000 + "1" + "}{2}" * 10_000 + "}",
-    "fractions 38 deep": "\\boxed{" + "\\frac{" * 38 + "1" + "}{2}" * 38 + "}",
     "a megabyte of braces": "\\boxed" + "{" * 1_000_000,
-    "a megabyte in a box": "\\boxed{" + "9" * 1_000_000 + "}",
     "a megabyte of boxes": "\\boxed{" * 140_000,
     "a megabyte of blanks": " " * 1_000_000,
     "a tower": "\\boxed{9^{9^{9}}}",
     "factorials": "\\boxed{10!!!!}",
-    "a binomial": "\\boxed{\\binom{10000000}{5000000}}",
-    "a sum": "\\boxed{\\sum_{n=1}^{10^{10}} \\frac{1}{n^n}}",
     "an integral": "\\boxed{\\int_0^1 x^x dx}",
     "a polynomial": "\\boxed{(x+1)^{20000}}",
     "roots": "\\boxed{" + "\\sqrt{" * 50 + "2" + "}" * 50 + "}",
@@ -107,18 +103,9 @@ def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Pa
     [
         (None, "train has 39 problems, MATH has 40"),
         ("{", "0.json cannot be read: Expecting property name"),
-        ("\udcff", "cannot be read: 'utf-8' codec"),
         ("[" * 100_000, "cannot be read: maximum recursion depth"),
-        ("[]", "0.json:1 is no problem of MATH: TypeError"),
         ('{"problem": "?"}', "0.json:1 is no problem of MATH: KeyError 'level'"),
-        (
-            '{"problem": 1, "level": "Level 1", "type": "x", "solution": "\\\\boxed{1}"}',
-            "is no problem of MATH: Attrib",
-        ),
-        (
-            '{"problem": "?", "level": "Level 1", "type": "x", "solution": "1"}',
-            "its solution ends in no \\boxed{} answer",
-        ),
+        ('{"problem": "?", "level": "Level 1", "type": "x", "solution": "1"}', "ends in no \\boxed{} answer"),
     ],
 )
 def test_what_is_not_math_is_refused_in_one_line(copy: Path, text: str | None, cause: str) -> None:
@@ -187,10 +174,7 @@ def test_hostile_answers_score_0_in_the_bounded_process_and_the_next_is_scored()
         assert scorer.score(text, "x^2+\\sqrt{2}") == 0.0, name
         assert scorer.score("\\boxed{x+x}", "2x") == 1.0, name
     assert (0 < scorer.num_failed <= len(HOSTILE), scorer.num_scored) == (True, 2 * len(HOSTILE))
-    expected = (
-        f"math: the reward of {scorer.num_failed} of {scorer.num_scored} answers failed and counts 0; the first: "
-    )
-    assert scorer.failures().startswith(expected + "TimeoutError: not told")
+    assert "answers failed and counts 0; the first: TimeoutError: not told" in scorer.failures()
     assert not Path("/tmp/owned").exists()
     scorer.close()
     assert living_children() == []
@@ -200,35 +184,17 @@ def test_its_limits_and_levels_reach_both_engines_rules_and_no_other_environment
     for engine in ("prime-rl", "trl"):
         rules = math(engine)
         assert (rules.decoding.max_completion_tokens, rules.max_completion_tokens) == (2048, 2048)
-    served = (
-        PrimeRlEngine(math(), ROOT, {})
-        .validate(load(ROOT / "train.toml"))
-        .settings["inference"]["vllm"]["max_model_len"]
-    )
-    assert served == data.PROMPT_TOKENS + 2048
+    settings = PrimeRlEngine(math(), ROOT, {}).validate(load(ROOT / "train.toml")).settings
+    assert settings["inference"]["vllm"]["max_model_len"] == data.PROMPT_TOKENS + 2048
     assert GSM8K_PRIME_RL.decoding.max_completion_tokens == 1024
-    measuring = set(math().measuring)
-    assert {
-        "nightshift/evaluation/scorer.py",
-        "environments/math/",
-        "environments/taskset/",
-        "environments/gsm8k/",
-    } <= measuring
+    folders = {f"environments/{name}/" for name in ("math", "taskset", "gsm8k")}
+    assert {"nightshift/evaluation/scorer.py", *folders} <= {*math().measuring}
     assert math().hash(ROOT) != math(args={"levels": [1, 2]}).hash(ROOT)
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "expected"),
-    [
-        ("math", {"level": 1}, 'rules.toml: [environment.math]: args has "level". Write some of: levels.'),
-        (
-            "gsm8k",
-            {"levels": [1]},
-            'rules.toml: [environment.gsm8k]: args has "levels". Leave args out: it takes none.',
-        ),
-    ],
-)
-def test_args_that_an_environment_does_not_take_are_refused(name: str, args: dict[str, Any], expected: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        rules_of(ROOT, Chosen(environments=[name], environment={name: Table(args=args)}), "prime-rl", 2)
-    assert str(raised.value) == expected
+def test_args_that_an_environment_does_not_take_are_refused() -> None:
+    with pytest.raises(UsageError, match=r'args has "level"\. Write some of: levels'):
+        math(args={"level": 1})
+    chosen = Chosen(environments=["gsm8k"], environment={"gsm8k": Table(args={"levels": [1]})})
+    with pytest.raises(UsageError, match=r'args has "levels"\. Leave args out: it takes none'):
+        rules_of(ROOT, chosen, "prime-rl", 2)

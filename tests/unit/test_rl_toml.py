@@ -77,20 +77,6 @@ def test_an_export_has_every_value_of_a_run_but_its_folders_and_ports() -> None:
             assert disagreements(export) == {}, name
 
 
-def test_an_export_has_what_the_engine_fixes() -> None:
-    export = dict(leaves(exported(*CONFIGS["train"])))
-    assert export["orchestrator.renderer.name"] == "default"  # "auto" is refused for models without their own renderer
-    assert export["inference.vllm.enable_prefix_caching"] is False
-    assert export["inference.vllm.generation_config"] == "vllm"
-    assert export["inference.vllm.max_model_len"] == 2496
-    assert export["inference.vllm.seed"] == export["orchestrator.train.source[0].env.taskset.seed"] == 1003
-    assert export["trainer.model.attn"] == "flash_attention_2"
-    assert export["trainer.model.optim_cpu_offload"] is False
-    assert export["orchestrator.train.source[0].env.taskset.id"] == "nightshift_gsm8k"
-    assert exported(*CONFIGS["a scale"])["trainer"]["optim"]["lr"] == pytest.approx(20 * 3e-6)
-    assert exported(*CONFIGS["a scale"])["trainer"]["scheduler"]["min_lr"] == pytest.approx(20 * 1e-7)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_an_export_can_be_imported_again(name: str) -> None:
     rules, config = CONFIGS[name]
@@ -143,15 +129,13 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     [
         (ARITHMETIC_TRL, "the incumbent was trained by the engine trl, and no config of prime-rl trains the same"),
         (None, r"the rules of the campaign are gone: no job\.json"),
+        (GSM8K_PRIME_RL, r"was measured under other rules .* Check out the campaign: git switch auto"),
     ],
 )
-def test_export_refuses_what_prime_rl_did_not_train(tmp_path: Path, rules: Rules | None, cause: str) -> None:
-    with pytest.raises(UsageError, match=cause):
-        as_rl_toml(story_of(tmp_path, rules), None, tmp_path, {})
-
-
-def test_export_refuses_when_the_files_that_measure_have_changed(tmp_path: Path) -> None:
-    story = story_of(tmp_path, GSM8K_PRIME_RL)
+def test_export_refuses_what_prime_rl_did_not_train_by_these_rules(
+    tmp_path: Path, rules: Rules | None, cause: str
+) -> None:
+    story = story_of(tmp_path, rules)
     (tmp_path / "nightshift").symlink_to(ROOT / "nightshift")
-    with pytest.raises(UsageError, match=r"was measured under other rules .* Check out the campaign: git switch auto"):
+    with pytest.raises(UsageError, match=cause):
         as_rl_toml(story, None, tmp_path, {})

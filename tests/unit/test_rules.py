@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -28,13 +27,10 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "name",
     [
-        "environments/gsm8k/pyproject.toml",
-        "environments/gsm8k/nightshift_gsm8k/scoring.py",
         "environments/arithmetic/nightshift_arithmetic/data.py",
         "nightshift/evaluation/environment.py",
         "nightshift/engines/trl/grpo.py",
         "nightshift/config/allowlist.py",
-        "nightshift/campaign/posterior.py",
         "models/arithmetic-base/model.safetensors",
     ],
 )
@@ -106,17 +102,11 @@ def test_a_package_that_is_a_link_is_refused(root: Path) -> None:
         ARITHMETIC_TRL.hash(root)
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [("seed_sd = 0", "seed_sd"), ("prior_sd = -1", "prior_sd"), ("seed_sd = nan", "seed_sd"),
-     ("prior_sd = inf", "prior_sd")],
-)  # fmt: skip
-def test_constants_of_the_decision_are_such_that_a_record_can_be_read(root: Path, line: str, expected: str) -> None:
-    path = root / "environments/gsm8k/pyproject.toml"
-    path.write_text(f"{path.read_text()}\n[tool.nightshift.decision]\n{line}\n")
-    with pytest.raises(UsageError) as raised:
+def test_constants_of_the_decision_are_such_that_a_record_can_be_read(root: Path) -> None:
+    with (root / "environments/gsm8k/pyproject.toml").open("a") as file:
+        file.write("\n[tool.nightshift.decision]\nseed_sd = 0\n")
+    with pytest.raises(UsageError, match=r"\$\.decision\.seed_sd"):
         rules_of(root, Chosen(environments=["gsm8k"]), "trl", 1)
-    assert f"$.decision.{expected}" in str(raised.value)
 
 
 def test_what_an_environment_requires_is_hashed_and_only_what_it_pins_is_asked_of_prime_rl(root: Path) -> None:
@@ -134,7 +124,6 @@ def test_what_an_environment_requires_is_hashed_and_only_what_it_pins_is_asked_o
 
 
 def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Path) -> None:
-    text = (root / "rules.toml").read_text()
     mine = f'environments = ["gsm8k"]\nmodel = "their/model"\nrevision = "{"0" * 40}"\nlearning_rate_scale = 3.0\n'
     (root / "rules.toml").write_text(mine)
     here = rules_here(root, "trl", 1)
@@ -142,9 +131,6 @@ def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Pat
     assert (same.model, same.model_revision, same.learning_rate_scale) == ("their/model", "0" * 40, 3.0)
     game = rules_elsewhere(root, replace(here, model="models/arithmetic-base"), ["tictactoe"], 1)
     assert (game.model, game.model_revision, game.learning_rate_scale) == ("models/tictactoe-base", None, 20.0)
-    (root / "rules.toml").write_text(text)
-    one = rules_of(root, Chosen(environments=["gsm8k"], model=GSM8K_PRIME_RL.model, revision="1" * 40), "prime-rl", 2)
-    assert one.model_revision == "1" * 40
 
 
 def test_a_file_cannot_be_moved_into_its_neighbour(root: Path) -> None:
@@ -170,10 +156,9 @@ def test_another_budget_is_another_set_of_rules() -> None:
     [
         (None, 0, [], "", "arithmetic-trl models/arithmetic-base"),
         (None, 1, [], "", "gsm8k-trl Qwen/Qwen2.5-0.5B-Instruct"),
+        (None, 2, ["gsm8k"], "models/mixed-base", "gsm8k-trl models/mixed-base"),
         (None, 2, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
-        ("trl", 8, [], "", "gsm8k-trl Qwen/Qwen2.5-0.5B-Instruct"),
         ("prime-rl", 0, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),  # whose check says what is missing
-        (None, 2, ["arithmetic"], "", "arithmetic-trl models/arithmetic-base"),
         ("prime-rl", 2, ["arithmetic"], "", "arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
         ("prime-rl", 0, ["gsm8k", "arithmetic"], "", "gsm8k+arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
     ],
@@ -183,22 +168,11 @@ def test_machine_engine_and_rules_toml_pick_the_rules(engine, num_gpus, names, m
     assert f"{rules.name} {rules.model}" == expected
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "names", "model", "expected"),
-    [
-        (0, ["gsm8k"], "", "models/arithmetic-base (trl, GPUs needed: 0) cannot answer gsm8k. Write"),
-        (
-            0,
-            ["gsm8k"],
-            "",
-            "another --engine or model: Qwen/Qwen2.5-0.5B-Instruct, any, models/mixed-base (any: outside models/, with",
-        ),
-        (2, ["gsm8k"], "models/arithmetic-base", "cannot answer gsm8k"),
-    ],
-)
-def test_a_model_that_cannot_answer_is_refused(num_gpus: int, names: list[str], model: str, expected: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(expected)):
-        rules_of(ROOT, Chosen(environments=names, model=model), None, num_gpus)
+def test_a_tiny_model_needs_an_engine_for_a_cpu() -> None:
+    chosen = Chosen(environments=["gsm8k"], model="models/mixed-base")
+    cause = r"mixed-base \(prime-rl, GPUs needed: 2\) cannot answer them there\..* use another --engine"
+    with pytest.raises(UsageError, match=cause):
+        rules_of(ROOT, chosen, "prime-rl", 2)
 
 
 def test_several_environments_share_the_score_by_their_weights() -> None:
@@ -222,48 +196,26 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     [
         ("environments = [", "rules.toml: "),
         ("environmens = []", "unknown field `environmens`. Write environments = "),
-        ('environments = "gsm8k"', "rules.toml: Expected `array`, got `str` - at `$.environments`."),
         ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
-        (
-            'environments = ["../x"]',
-            'rules.toml: "../x" is no name. Write up to 40 of a-z, 0-9 and _, and none of: agg, eval,',
-        ),
+        ('environments = ["../x"]', '"../x" is no name. Write up to 40 of a-z, 0-9 and _, and none of: agg, eval,'),
         ('environments = ["eval"]', '"eval" is no name'),  # the decided score's column is called so
-        ('environments = ["my-env"]', '"my-env" is no name'),  # a record's are told by its first -
         ('environments = ["x"]', "Write one of: arithmetic, countdown, gsm8k, math, tictactoe."),
         ('environments = ["gsm8k", "gsm8k"]', "one twice. Name it once."),
         ("[environment.gsm8k]\nweight = 0", "Expected `float` >= 1e-09"),
         ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
-        *((f'revision = "{text}"', "Expected `str` matching regex") for text in ("main", "0" * 39, "A" * 40)),
+        ('revision = "main"', "Expected `str` matching regex"),
         (f'revision = "{"0" * 40}"', "rules.toml: revision and learning_rate_scale go with model. Name the model"),
-        ("learning_rate_scale = 2.0", "rules.toml: revision and learning_rate_scale go with model. Name the model"),
-        (
-            'environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"',
-            "models/arithmetic-base (prime-rl, GPUs needed: 2) cannot answer gsm8k",
-        ),
-        (f'environments = ["gsm8k"]\nmodel = "{ROOT}/models/arithmetic-base"', "cannot answer gsm8k"),
-        ('model = "."', "which holds this checkout. Put the model into a folder of its own, and name that."),
+        ('environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"', "cannot answer gsm8k"),
         ('model = "/"', 'rules.toml: model = "/" is /, which holds this checkout'),
         ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
-        ("[environment.gsm8k]\nweight = nan", "rules.toml: "),
         (None, "rules.toml: [Errno 2] No such file"),
     ],
 )
 def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected: str) -> None:
     for name in ("environments", "models"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    text = text and text.replace(str(ROOT), str(tmp_path))
     if text is not None:
         (tmp_path / "rules.toml").write_text(text)
     with pytest.raises(UsageError) as raised:
         rules_here(tmp_path, None, 2)
     assert expected in str(raised.value)
-
-
-def test_a_tiny_model_needs_an_engine_for_a_cpu(root: Path) -> None:
-    (root / "rules.toml").write_text('environments = ["gsm8k"]\nmodel = "models/mixed-base"\n')
-    assert rules_here(root, None, 2).engine == "trl"
-    with pytest.raises(
-        UsageError, match=r"mixed-base \(prime-rl, GPUs needed: 2\) cannot answer them there\..* use another --engine"
-    ):
-        rules_here(root, "prime-rl", 2)

@@ -79,8 +79,6 @@ def test_it_loads_and_scores_in_one_process_that_is_not_this_one(make: Callable[
     [
         ("raise ValueError('bad\\x1b[31m\\nanswer')", "ValueError: bad answer"),
         ("sys.exit(3)", "SystemExit: 3"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-        ("os._exit(3)", "its process ended: exit code 3"),
         ("os.kill(os.getpid(), 9)", "its process ended: killed by SIGKILL"),
         ("bytearray(5 << 30)", "MemoryError"),
         ("os.close(1); os.closerange(3, 30)", "its process ended: "),
@@ -128,9 +126,7 @@ def test_a_process_that_does_not_read_is_not_waited_for(make, monkeypatch):
     assert scorer.score("#one" + " " * 1_000_000, "key") == 0.5
 
 
-@pytest.mark.parametrize(
-    "reply", ["[]", "3", "{}", '{"score": "one"}', '{"score": 7}', '{"score": null}', '{"cpu_seconds": null}', "x"]
-)
+@pytest.mark.parametrize("reply", ["[]", "{}", '{"score": "one"}', '{"score": 7}', '{"cpu_seconds": null}', "x"])
 def test_an_odd_reply_is_a_failed_answer(make: Callable[..., Scorer], reply: str) -> None:
     """By a package that found the pipe, and answers before it is asked."""
     scorer = make()
@@ -201,12 +197,9 @@ def test_a_reward_out_of_range_ends_the_run(make: Callable[..., Scorer], text: s
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        (
-            {"raises": True},
-            "environment mine: RuntimeError: no such table here (nightshift_taskset/tasks.py:8). Run uv run",
-        ),
-        ({"exits": True}, "environment mine: its process ended: exit code 7"),
-        ({"hangs": True}, "environment mine: no reply within 0.1 s"),
+        ({"raises": True}, "RuntimeError: no such table here (nightshift_taskset/tasks.py:8). Run uv run"),
+        ({"exits": True}, "its process ended: exit code 7"),
+        ({"hangs": True}, "no reply within 0.1 s"),
     ],
 )
 def test_a_taskset_that_cannot_be_loaded_is_one_line(make, args, cause, monkeypatch):
@@ -214,7 +207,7 @@ def test_a_taskset_that_cannot_be_loaded_is_one_line(make, args, cause, monkeypa
         monkeypatch.setattr(module, "LOAD_SECONDS", 0.1)
     with pytest.raises(EngineError) as raised:
         make(**args).load("train")
-    assert str(raised.value).startswith(cause)
+    assert str(raised.value).startswith(f"environment mine: {cause}")
 
 
 def test_it_gets_no_secret_and_no_network_of_the_hub(make, monkeypatch):

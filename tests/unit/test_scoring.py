@@ -43,26 +43,7 @@ def test_integers_score_one_exactly_when_equal(left: int, right: int) -> None:
         assert score(f"#### {written}", str(right)) == float(left == right)
 
 
-PIECES = [
-    "####",
-    " ",
-    "\n",
-    "\t",
-    "6",
-    "12,345",
-    "-",
-    ".5",
-    ".",
-    ":",
-    "x",
-    "(",
-    ")",
-    "*",
-    "#",
-    "\\boxed{7}",
-    "\x0c",
-    "\r",
-]
+PIECES = ["####", " ", "\n", "6", "12,345", "-", ".5", ".", ":", "x", "(", "*", "\\boxed{7}", "\x0c", "\r"]
 
 
 @given(
@@ -76,14 +57,10 @@ def test_a_formatted_text_says_its_last_line_whatever_stands_before(before: str,
         assert before.rstrip().endswith(str(extract_answer(before)))
 
 
-NUMBERS, SPACES = (
-    ("1", "1,", "1.", "1/", "1 ", "-$"),
-    (" ", "#", "# ", "#### ", "#### -", "####\t", "#### 1 (", "#### 1. ", "#### 1\n", "#### 1 \n "),
+@pytest.mark.parametrize(
+    "unit", ["1,", "1.", "1 ", "-$", " ", "#", "#### ", "#### 1 (", "#### 1 \n ", "{}", "\\boxed{{}"]
 )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", [*NUMBERS, *SPACES, "{", "}", "{}", "\\boxed{", "\\boxed{{}"])
 @pytest.mark.parametrize(("start", "end"), [("", ""), ("\\boxed{", "}"), ("#### ", ""), ("5", "")])
 def test_the_time_grows_with_the_text_and_not_faster(unit: str, start: str, end: str) -> None:
     texts = {size: start + unit * (size // len(unit)) + end for size in (60_000, 240_000)}

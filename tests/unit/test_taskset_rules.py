@@ -94,8 +94,6 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
     assert not {name for name in elsewhere if "their_env" in name or "mine" in name}
     names = {"their_env/__init__.py", "beside/__init__.py", "nightshift_taskset/training.py"}
     assert {*files} >= names | {"nightshift_gsm8k/harness.py", "nightshift_mine/__init__.py"}
-    assert b"'num_validation': 5" in files["nightshift_mine/__init__.py"]
-    compile(files["nightshift_mine/__init__.py"], "nightshift_mine", "exec")
     tree = effective(parse(b"[orchestrator]\nbatch_size = 8\ngroup_size = 4\n"), rules_here(root, "prime-rl", 2), 64)
     (source,) = tree["orchestrator"]["train"]["source"]
     assert source["env"]["taskset"] == {"id": "nightshift_mine"}
@@ -106,21 +104,14 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
     [
         (LINES.replace("num_validation = 5", ""), "has no num_validation. Write how many tasks decide"),
         (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
-        (LINES.replace("their_env", "../x"), 'package = "../x" is no folder of this checkout'),
         (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),
         (LINES.replace("their_env", "this"), 'package = "this" is one file. Make it a package'),
         (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Name the folder"),
-        (LINES.replace("their_env", "two"), "2 packages in that folder (one, other). Name the folder"),
-        (LINES.replace("their_env", "a\\u0000b"), "rules.toml: Expected `str` matching regex"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic is there already. Name it otherwise"),
-        (LINES.replace("mine", "taskset"), "environments/taskset is there already"),  # what drives all of them
         (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant. Write"),
-        (LINES + "args = { x = 2026-11-22 }", "args: Object of type date is not JSON serializable. Write text, num"),
-        (LINES.replace("their_env", "torn"), "torn/pyproject.toml: "),
         (LINES.replace("their_env", "typed"), "typed/pyproject.toml: Expected `array`, got `int`"),
         (LINES.replace("= 5", "= 0"), "Expected `int` >= 1"),
         (LINES + "reward_range = [1, 1]", "reward_range = [1, 1]. Write [lowest, highest]"),
-        (LINES + "models = []", "Expected `array` of length >= 1"),
         (LINES + "judge = true", "unknown field `judge`"),
         (LINES.replace("mine", '"a b"'), '"a b" is no name. Write up to 40'),
         ("[environment.gsm8k]\nnum_validation = 5", "[environment.gsm8k]: num_validation goes with package"),
@@ -129,11 +120,8 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
 def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) -> None:
     package(links / "their_env")
     (links / "empty").mkdir()
-    for name in ("one", "other"):
-        package(links / "two" / name)
-    for project, data in (("torn", b"["), ("typed", b"[project]\ndependencies = 3")):
-        package(links / project / "inside")
-        (links / project / "pyproject.toml").write_bytes(data)
+    package(links / "typed" / "inside")
+    (links / "typed" / "pyproject.toml").write_bytes(b"[project]\ndependencies = 3")
     name = re.findall(r"environment\.\"?([^\"\]]+)", text)[0]
     (links / "rules.toml").write_text(f'environments = ["{name}"]\n{text}\n')
     with pytest.raises(UsageError) as raised:
@@ -146,11 +134,7 @@ def test_what_does_not_fit_is_one_line(links: Path, text: str, expected: str) ->
     [
         ({"model": "their/model", "revision": "0" * 40}, f"their/model {'0' * 40} 1"),
         ({"model": "my_model"}, "my_model None 1"),
-        ({"model": "my_model", "learning_rate_scale": 7.0}, "my_model None 7"),
-        (
-            {"model": "Qwen/Qwen2.5-0.5B-Instruct"},
-            "Qwen/Qwen2.5-0.5B-Instruct 7ae557604adf67be50417f59c2c2f167def9a775 1",
-        ),
+        ({"model": "Qwen/Qwen2.5-0.5B-Instruct"}, "Instruct 7ae557604adf67be50417f59c2c2f167def9a775 1"),
         ({"model": "their/model"}, 'model = "their/model" is no folder here, and has no revision. Name a folder, or'),
         ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Name a folder, or org/name"),
     ],

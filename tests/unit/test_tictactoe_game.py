@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from nightshift_tictactoe import data, ratings
-from nightshift_tictactoe.board import START, moves, play, winner, written
+from nightshift_tictactoe.board import START, moves, play, winner
 from nightshift_tictactoe.game import Match, episodes, practice
 from nightshift_tictactoe.players import POOL
 
@@ -73,20 +73,6 @@ def test_a_cell_that_is_taken_forfeits_and_blanks_around_a_letter_do_not() -> No
     assert match.is_other_asked
     match.answer("e")  # the other forfeits, and this seat has won
     assert (match.score(), match.details()["ended"]) == (1.0, "won")
-
-
-def test_each_seat_has_a_chat_of_its_own_and_sees_the_new_board() -> None:
-    match = practice(data.load("train", 1)[0], "self", 0, 1)
-    seats = {match.seat: 0, "XO".replace(match.seat, ""): 0}
-    while (chat := match.ask()) is not None:
-        who = "XO".replace(match.seat, "") if match.is_other_asked else match.seat
-        seats[who] += 1
-        assert chat[0]["content"].startswith(f"You are {who}: ")
-        assert len(chat) == 2 * seats[who] - 1
-        assert chat[-1]["content"].endswith(written(match.board))
-        match.answer(moves(match.board)[0])
-    assert match.score() in (0.0, 0.5, 1.0)
-    assert all(seats.values())
 
 
 def test_the_same_answers_meet_the_same_luck() -> None:

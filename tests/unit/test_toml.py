@@ -1,9 +1,7 @@
 """train.toml as text: rewritten with the values asked for, compared, read from a plain file, and its lines."""
 
 import json
-import os
 import re
-import string
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from nightshift.config.allowlist import ANY, FORMER, KEYS, LOCKS, default
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.toml_text import line_of
-from nightshift.config.train_toml import Change, Config, changes_of, diff, load, parse
+from nightshift.config.train_toml import Config, changes_of, diff, load, parse
 from nightshift.config.values import Key, Kind
 from nightshift.errors import ConfigError, ExitCode
 from tests.prime_rl_plans import open_configs
@@ -48,12 +46,9 @@ def test_removing_an_added_key_restores_the_bytes(added: dict[str, Any], above: 
 @pytest.mark.parametrize(
     ("change", "and_so"),
     [
-        ({"trainer.model.lora": {}}, {}),
         ({"trainer.model.lora.rank": 8}, {"trainer.model.lora": {}}),
-        ({"trainer.model.ac": {}, "trainer.model.ac.freq": 2}, {}),
         ({"trainer.model.ac.freq": 2}, {"trainer.model.ac": {}}),
         ({"trainer.model.ac.freq": ABSENT}, {}),  # of a table that is off, which stays so
-        ({"trainer.optim.max_norm": None}, {}),
         ({"trainer.optim.weight_decay": ABSENT}, {}),
         ({LENGTH: None}, {LENGTH: ABSENT}),
         ({"trainer.model.compile": None}, {}),
@@ -100,16 +95,12 @@ PROPOSALS = st.fixed_dictionaries(
     optional={
         "trainer.optim.lr": st.floats(1e-9, 1e-2),
         "trainer.optim.weight_decay": st.floats(0, 1),
-        "trainer.optim.betas2": st.floats(0, 0.999),
         "trainer.optim.max_norm": st.one_of(st.none(), st.floats(0.01, 100)),
-        "trainer.loss.kl_tau": st.floats(0, 1),
         "orchestrator.batch_size": st.integers(1, 200).map(lambda n: n * 4),
-        "orchestrator.max_off_policy_steps": st.integers(0, 20),
         "orchestrator.train.filter_zero_advantages": st.booleans(),
         "max_steps": st.one_of(st.none(), st.integers(1, 1000)),
         "trainer.model.lora": st.sampled_from([None, {}]),
         "trainer.model.compile": st.sampled_from([None, {}]),
-        "trainer.model.ac": st.sampled_from([None, {}]),
         "trainer.model.reduce_dtype": st.sampled_from(["bfloat16", "float32"]),
     },
 )
@@ -119,8 +110,6 @@ PROPOSALS = st.fixed_dictionaries(
 @given(PROPOSALS)
 def test_keeps_comments_and_order(change: dict[str, Any]) -> None:
     before = parse(SHIPPED)
-    # A key that leaves takes the comment on its own line with it: keep those out of this test.
-    change = {path: value for path, value in change.items() if path != "trainer.model.ac" or value is None}
     after = parse(set_values(SHIPPED, change))
     assert comments(after.source) == comments(SHIPPED)
     kept = [path for path in after.values if path in before.values]
@@ -167,48 +156,25 @@ def test_diff_is_written_as_a_person_would() -> None:
     assert "trainer.optim.type adamw -> muon" in lines(one, other)
 
 
-def test_lines_of_records_are_taken_apart_and_junk_is_left_out() -> None:
-    recorded = ("trainer.optim.lr 3e-6 -> 5e-6", "+a.b None (default 0)", "+pools.x on", "-c.d 4 (default unset)")
-    assert changes_of((*recorded, "junk")) == (
-        Change("trainer.optim.lr", "changed", "3e-6", "5e-6"),
-        Change("a.b", "added", "0", "None"),
-        Change("pools.x", "added", None, "on"),
-        Change("c.d", "removed", "4", "unset"),
-    )
-    assert tuple(change.line for change in changes_of(recorded)) == recorded
-
-
 def test_every_difference_is_read_again_as_it_was_written() -> None:
     num_checked = 0
     for old, new in pairwise([parse(SMALL), *open_configs().values()]):
         changes = diff(old, new)
-        assert changes_of(change.line for change in changes) == changes
+        assert changes_of([*(change.line for change in changes), "junk"]) == changes
         assert {change.key for change in diff(new, old)} == {change.key for change in changes}
         num_checked += len(changes)
     assert num_checked > 100
 
 
 def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
-    def refused(path: Path) -> str:
-        with pytest.raises(ConfigError) as caught:
+    path = tmp_path / "train.toml"
+    (tmp_path / "other.toml").write_bytes(SMALL)
+    for cause in ("No such file", "it is a symbolic link"):
+        with pytest.raises(ConfigError, match=f"train.toml cannot be read: {cause}") as caught:
             load(path)
         assert caught.value.exit_code == ExitCode.USAGE
-        assert_clean_lines(str(caught.value))
-        return str(caught.value)
-
-    path = tmp_path / "train.toml"
-    assert "cannot be read: No such file" in refused(path)
-    assert "cannot be read: it is no regular file" in refused(tmp_path)
-    (tmp_path / "other.toml").write_bytes(SMALL)
-    path.symlink_to(tmp_path / "other.toml")
-    assert "it is a symbolic link" in refused(path)
-    path.unlink()
-    os.mkfifo(path)
-    assert "no regular file" in refused(path)  # and does not wait for a writer
-    path.unlink()
-    with path.open("wb") as file:
-        file.truncate(10_000_000)
-    assert "has 10,000,000 bytes" in refused(path)
+        path.unlink(missing_ok=True)
+        path.symlink_to(tmp_path / "other.toml")
 
 
 def test_load_keeps_the_bytes_as_they_are(tmp_path: Path) -> None:
@@ -219,38 +185,37 @@ def test_load_keeps_the_bytes_as_they_are(tmp_path: Path) -> None:
     assert loaded.hash == parse(SMALL).hash
 
 
-BARE = st.text(string.ascii_lowercase, min_size=1, max_size=2)
-VALUES = st.sampled_from(
-    [
-        "1", "'#'", '"\\""', '""', "{q = 1}", "{q = 1, r = [\n1]}", "1 # \"\"\" '''",
-        '"""\n\n"""', "'''\n[x]\n'''", '"""x""""', '""""x"""""', '"""\\"""\nb = 1"""',
-        "[1,\n# ]\n2]", "[[1],\n[2]]", '["]", \'[\', "\\"]"]',
-    ]
-)  # fmt: skip
-STATEMENTS = st.one_of(
-    st.tuples(st.lists(BARE, min_size=1, max_size=3), VALUES).map(lambda pair: f"{'.'.join(pair[0])} = {pair[1]}"),
-    st.lists(BARE, min_size=1, max_size=2).map(lambda names: f"[{'.'.join(names)}]"),
-    BARE.map(lambda name: f"[[{name}]]"),
-    st.sampled_from(["", "# comment ' \"", "  ", '"y.z" = 2']),
-)
+DOCUMENT = r'''
+a = 1  # comment ' " """
+"y.z" = "\"#"
+b.c = """
+
+""\"""
+d = 1"""
+["x"]
+e = [1,
+# ]
+2, ["]", '[', "\"]"]]
+f = {q = '"', r = [
+1], s."t u" = 3}
+[[l]]
+g = """"x""""  # "[
+[[l]]
+h = '#'
+[x.i.j]
+'''
+LINES = {
+    ("a",): 2, ("y.z",): 3, ("b",): 4, ("b", "c"): 4, ("x",): 8, ("x", "e"): 9, ("x", "f"): 12, ("x", "f", "q"): 12,
+    ("x", "f", "r"): 12, ("x", "f", "s"): 12, ("x", "f", "s", "t u"): 12, ("l",): 14, ("x", "i"): 18,
+    ("x", "i", "j"): 18, ("d",): None,
+}  # fmt: skip
 
 
-@FUZZ
-@given(st.lists(STATEMENTS, max_size=12), st.sampled_from(["\n", "\r\n"]))
-def test_line_of_equals_the_first_prefix_that_has_the_key(pieces: list[str], end: str) -> None:
-    text = "".join(f"{piece}{end}" for piece in pieces)
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return
-    expected: dict[tuple[str, ...], int] = {}
-    line = 1
-    for index, piece in enumerate(pieces):  # slow but plain: statements are known here
-        for path in paths(tomllib.loads("".join(f"{part}\n" for part in pieces[: index + 1]))):
-            expected.setdefault(path, line)
-        line += piece.count("\n") + 1
-    assert {path: line_of(text, path) for path in paths(document)} == expected
-    assert line_of(text, ("absent",)) is None
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_line_of_a_key_is_that_of_the_statement_that_has_it_first(end: str) -> None:
+    text = DOCUMENT.replace("\n", end)
+    assert {path: line_of(text, path) for path in LINES} == LINES
+    assert {*paths(tomllib.loads(text))} == {path for path, line in LINES.items() if line}
 
 
 def paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
