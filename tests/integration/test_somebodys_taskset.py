@@ -1,19 +1,22 @@
 """Tasksets of others with the real verifiers: accepted or refused, split, scored, and trained on by prime-rl."""
 
 import itertools
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.evaluation import environment as environments
+from nightshift.evaluation.evaluate import evaluate
 from tests.contract import environments as contract
 from tests.contract.environments import EnvironmentContract
 from tests.integration.test_tasksets import StandIn, rewards, rollout
