@@ -103,16 +103,6 @@ class LengthProposer(StandInProposer):
         return Answer(set_values(context.source, values), Proposal(description=f"{seconds:.0f} s"))
 
 
-class LaterSearch(StandInProposer):
-    """A search that loads Optuna, which takes half a second, when it is first asked."""
-
-    def __init__(self, name: str, request: NightRequest, search_of=start.search_of) -> None:
-        self.name, self.request, self.search_of = name, request, search_of
-
-    def answer(self, context: Context) -> Answer:
-        return self.search_of(self.name, self.request).answer(context)
-
-
 def main() -> None:
     asked = json.loads(sys.argv[2])
     if "--detach" in sys.argv:  # as cli/main.py does it
@@ -121,6 +111,7 @@ def main() -> None:
     pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
         start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
+        asked["fill"] = False  # these answer always: Optuna, which takes half a second, need not be loaded
     if lengths := asked.pop("lengths", None):
         thinks_seconds = asked.pop("proposal_seconds")
         start.proposer_of = lambda request, of: LengthProposer(lengths, thinks_seconds)
@@ -134,7 +125,6 @@ def main() -> None:
     if (seconds := asked.pop("waits", None)) is not None:
         availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
-    start.search_of = LaterSearch
     install("night")
     save_time()
     start.Night = partial(start.Night, pauses=tuple(pauses))

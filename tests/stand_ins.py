@@ -99,10 +99,7 @@ def save_time() -> None:
 
     os.fsync = lambda descriptor: None
     png.draw = lambda chart, title: b"a stand-in for a picture"
-    named = slices.environments_named
-    slices.environments_named = lambda *arguments: tuple(
-        replace(rules, num_validation=NUM_VALIDATION) for rules in named(*arguments)
-    )
+    slices.environments_named = lambda *arguments: small(ARITHMETIC_TRL).environments
 
 
 def install(kind: str) -> None:

@@ -411,16 +411,6 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
     assert len(night.state.pending) == 1
 
 
-def test_each_night_s_direction_is_in_the_journal(setup: Setup, clock: Clock) -> None:
-    for number, text in enumerate(("only the rate", "only the decay", "only the rate"), 1):
-        made = replace(setup, executor=Timed(1, clock))
-        request = NightRequest("thinker", experiments=2 if number == 1 else 1, direction=text)
-        state = replace(begin(request, made), direction=text)
-        Night(state, made, Thinker(clock, 15.0), lambda text: None, notifier=Sent()).run()
-        assert (setup.ledger.runs_dir / "direction.txt").read_text() == text
-        assert (setup.ledger.runs_dir / "journal.jsonl").read_text().count('"direction.txt"') == number
-
-
 def test_hours_that_are_too_short_for_a_certificate_are_said(setup: Setup, clock: Clock) -> None:
     class Slowing(Timed):
         """A stand-in for a machine whose last run is slow."""
