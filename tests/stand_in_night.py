@@ -5,7 +5,7 @@ to "lr" a stand-in proposes learning rates by the number of decided experiments,
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `lengths`, in seconds: of the runs that a
 proposer asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`:
 as the flag. `waits`: seconds until an agent that could not be asked is asked again, whatever it says. `question`: the
-limit of the question before the night.
+limit of the question before the night. `page`: true where the test reads the page.
 With --detach after REQUEST it starts a night as that flag does.
 """
 
@@ -126,7 +126,7 @@ def main() -> None:
         availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     install("night")
-    save_time()
+    save_time(with_page=asked.pop("page", False))
     start.Night = partial(start.Night, pauses=tuple(pauses))
 
     def night() -> int:

@@ -93,13 +93,18 @@ def _put_into(module: ModuleType, kind: str) -> None:
         module.open_engine = {"trl": trl_engine, "night": night_engine}[name]  # type: ignore[attr-defined]
 
 
-def save_time() -> None:
-    """Have this process, a controller, draw no picture and few problems for its page, and survive no power cut."""
-    from nightshift.report import png, slices
-
+def save_time(with_page: bool) -> None:
+    """Have this process, a controller, write no page, or one of few problems without a picture, and survive no power
+    cut."""
     os.fsync = lambda descriptor: None
-    png.draw = lambda chart, title: b"a stand-in for a picture"
-    slices.environments_named = lambda *arguments: small(ARITHMETIC_TRL).environments
+    if with_page:
+        from nightshift.report import png, slices
+
+        png.draw = lambda chart, title: b"a stand-in for a picture"
+        slices.environments_named = lambda *arguments: small(ARITHMETIC_TRL).environments
+    else:
+        page = sys.modules["nightshift.report.page"] = ModuleType("page")
+        page.write_report = lambda *arguments, **options: None  # type: ignore[attr-defined]
 
 
 def install(kind: str) -> None:

@@ -46,7 +46,7 @@ def kept_by_agent(root: Path, call: int, kind: str) -> str:
 
 
 def test_an_agent_that_behaves_and_has_no_sandbox(root: Path) -> None:
-    stdout, stderr = drive(root, [], experiments=4)
+    stdout, stderr = drive(root, [], experiments=4, page=True)
     assert "agent: not isolated: it has your rights" in stderr
     assert "agent:        not isolated" in stdout
     proposals = [record.proposal.sandbox for record in records(root)]

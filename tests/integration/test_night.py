@@ -176,7 +176,7 @@ def told(root: Path) -> list[tuple[object, ...]]:
 def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it(root: Path) -> None:
     lock = root / ".git" / "index.lock"
     lock.touch()
-    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3)
+    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, page=True)
     assert code == 1, stderr
     kept, last = records(root)[1:]
     assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
@@ -186,7 +186,7 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
     for name in ("report.md", "report.html"):
         assert "Not in git: keep 0002: decided and not committed" in (root / "runs" / name).read_text()
     lock.unlink()
-    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=1)
+    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=1, page=True)
     assert "experiment 0002 was decided before git was called; now: committed " in stderr
     assert "\ngit: " not in (root / "runs" / "night.txt").read_text()
     assert "Not in git" not in (root / "runs" / "report.md").read_text()
@@ -194,7 +194,7 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
 
 # Several runs side by side: who decides, who survives whom
 
-SIDE_BY_SIDE = {"agent": "lr", "proposer": "lr", "pairs": 2}
+SIDE_BY_SIDE = {"agent": "lr", "proposer": "lr", "pairs": 2, "page": True}
 
 
 def workers(root: Path) -> list[psutil.Process]:

@@ -58,7 +58,7 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path) -> None:
 
 @pytest.mark.slow
 def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
-    good_night(root, agent=team("lie"), sandbox="none", experiments=5)
+    good_night(root, agent=team("lie"), sandbox="none", experiments=5, page=True)
     lied = [record for record in records(root) if record.proposal.reported_outcome]
     assert len(lied) > 1
     assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}

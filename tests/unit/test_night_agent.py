@@ -270,6 +270,7 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
     assert all("limit" not in note and "logged" not in note for note in refused)
 
 
+@pytest.mark.slow
 def test_a_limit_before_the_night_is_notified_and_ends_in_time(
     setup: Setup, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +367,7 @@ def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
     assert undecided(night.state, setup.ledger.records()) == ()
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_in_a_pause_is_taken_after_it(setup: Setup, clock: Clock) -> None:
     class Lost(Timed):
         def result(self, folder: Path) -> Result:
