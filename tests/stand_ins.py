@@ -94,8 +94,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
 
 
 def save_time(with_page: bool) -> None:
-    """Have this process, a controller, write no page, or one of few problems without a picture, and survive no power
-    cut."""
+    """Have this process, a controller, survive no power cut, and write no page, or one of few problems."""
     os.fsync = lambda descriptor: None
     if with_page:
         from nightshift.report import png, slices

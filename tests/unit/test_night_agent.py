@@ -147,17 +147,16 @@ def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> fl
     return trained / (executor.num_slots * (last - first))
 
 
-SLOTS = [(1, 60.0, 1.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 180.0, 4.0), (8, 180.0, 2.0)))]
-
-
-@pytest.mark.parametrize(("num_slots", "answer_seconds", "hours"), SLOTS)
+@pytest.mark.parametrize(
+    ("num_slots", "answer_seconds", "hours"), [(1, 60.0, 1.5), pytest.param(8, 180.0, 2.0, marks=pytest.mark.slow)]
+)
 def test_slots_train_while_an_agent_thinks(setup, clock, num_slots: int, answer_seconds: float, hours: float):
     executor = Level(num_slots, clock)
     _, stop, _ = a_night(setup, executor, Thinker(clock, answer_seconds), hours=hours)
     assert stop.is_planned, stop
     share = busy_share(setup.ledger.records(), executor, 600.0)
     print(f"{num_slots} slots, answers of {answer_seconds:.0f} s: {share:.1%}")
-    assert share >= {1: 0.97, 2: 0.95, 8: 0.85}[num_slots]  # the first answers are waited for
+    assert share >= {1: 0.97, 8: 0.85}[num_slots]  # the first answers are waited for
 
 
 def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
