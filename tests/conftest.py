@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import hypothesis
@@ -28,7 +27,6 @@ GROUPS = {
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 # With it each process that a test starts compiles all that it imports, which takes longer than most tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 
 class Grouped(LoadScopeScheduling):  # type: ignore[misc]
