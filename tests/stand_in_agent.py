@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -47,15 +46,6 @@ def answer(call: int) -> None:
     )
 
 
-def read_evidence() -> None:
-    """Name the worst rollout, if it has no answer, as the cause."""
-    incumbent = re.search(r"([0-9]{4}) is the (?:incumbent|last keep)", Path("evidence/README.txt").read_text())[1]
-    rollouts = Path(f"evidence/{incumbent}-rollouts.txt").read_text()
-    worst = re.search(r"^worst, .*\n.*\n\| completion: (.*)$", rollouts, re.MULTILINE)
-    if worst and "####" not in worst[1]:
-        Path("hypothesis.txt").write_text(f"HYPOTHESIS: completions end before the answer: {worst[1]!r}\n")
-
-
 def replace_config(make: Callable[[], object]) -> None:
     TRAIN.unlink()
     make()
@@ -87,7 +77,6 @@ def actions(hangs: Path) -> dict[str, Callable[[], object]]:
         "invalid": lambda: TRAIN.write_text("lr = = 1\n"),
         "locked": lambda: TRAIN.write_text(TRAIN.read_text() + "\n[model]\nname = 'mine'\n"),
         "repeat": lambda: edit(rate(0)),
-        "evidence": read_evidence,
         "hang": lambda: hang(hangs),
         "exit 1": lambda: sys.exit("stand-in: cannot go on"),
         "5 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(109)],

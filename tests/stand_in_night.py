@@ -4,7 +4,7 @@ REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are 
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `slots`: so many, however few cores there are.
 `notify`: as the flag. `waits`: seconds until an agent that could not be asked is asked again, whatever it says.
-`question`: the limit of the question before the night.
+`question`: the limit of the question before the night. `page`: true where the test reads the page.
 With --detach after REQUEST it starts a night as that flag does.
 """
 
@@ -107,7 +107,7 @@ def main() -> None:
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     start.search_of = LaterSearch
     install("night")
-    save_time()
+    save_time(with_page=asked.pop("page", False))
     if "--detach" in sys.argv:  # as cli/main.py does it
         ledger = Ledger(Path(sys.argv[1]))
         with closing(TerminalReporter()) as reporter:

@@ -7,9 +7,8 @@ noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
 "collapse"} rewards lose their spread unless the temperature is 0.9 or less, and with it the policy learns less. With
 {"fault": "rewards"} they are the share that its policy would get right. With {"fault": "no_gradient"} every group has
-reward 0, with {"fault": "late_no_gradient"} after its third step. With {"fault": "cut off"} its training rollouts show
-completions that stop in the middle of a sum, and nothing else tells of it. It ends a training when a command arrives,
-as the real one does.
+reward 0, with {"fault": "late_no_gradient"} after its third step. It ends a training when a command arrives, as the
+real one does.
 """
 
 import hashlib
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 STEP_SECONDS = 0.02
-CUT_OFF = "3 + 4 is therefore"  # a completion without an answer
 
 
 def emit(**event: object) -> None:
@@ -146,14 +144,6 @@ def train(
             if fault == "error":
                 emit(event="error", cause="loss is nan at step 1 with lr 1")
                 sys.exit(1)
-    if fault == "cut off":
-        texts = ("3 + 4 = 7. #### 7", CUT_OFF)
-        rollouts = [
-            {"step": step, "problem": "Tim has 3 and 4.", "completion": text, "reward": reward, "truncated": False}
-            for reward, text in enumerate(reversed(texts))
-        ]
-        lines = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
-        metrics_path.with_name("rollouts.jsonl").write_text(lines)
     emit(
         event="trained",
         outcome=outcome,

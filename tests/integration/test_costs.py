@@ -53,7 +53,7 @@ def agent(root: Path, says: Sequence[str], lazy: Sequence[int] = ()) -> str:
 def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -> None:
     """Of $0.40 each; a refused proposal is paid for like another, and no dollars are no zero."""
     command = agent(root, [CLAUDE, CODEX, CLAUDE, GEMINI, CLAUDE, CLAUDE], lazy=[2])
-    stdout, stderr = good_night(root, agent=command, sandbox="none", max_cost=1.0, experiments=20)
+    stdout, stderr = good_night(root, agent=command, sandbox="none", max_cost=1.0, experiments=20, page=True)
     first, *others = records(root)
     assert [record.proposal.description for record in others] == ["call 0", "call 1", "call 3", "call 4"]
     assert first.proposal.cost is None
@@ -122,7 +122,7 @@ def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(roo
         (folder / f"{name}.sh").write_text(AGENT_OF_TEAM)
     words = [shlex.join(["sh", str(folder / f"{name}.sh"), str(folder / name)]) for name in ("claude", "codex")]
     stdout, stderr = good_night(
-        root, agent=f"team:{words[0]},{words[1]}", sandbox="none", max_cost=100.0, experiments=4
+        root, agent=f"team:{words[0]},{words[1]}", sandbox="none", max_cost=100.0, experiments=4, page=True
     )
     assert stderr.count("--max-cost 100: team:sh,sh reported not all dollars, so this rule cannot hold") == 1
     _, first, second, third = records(root)

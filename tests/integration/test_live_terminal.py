@@ -147,9 +147,7 @@ COMMANDS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flag", ["-h", *(pytest.param(flag, marks=pytest.mark.slow) for flag in ("--help", "--version"))]
-)
+@pytest.mark.parametrize("flag", ["-h", "--version"])
 def test_every_command_answers_and_says_whole_sentences_in_80_columns(root: Path, flag: str) -> None:
     programs = [["nightshift"], *(["nightshift", name] for name in COMMANDS)]
     programs += [[sys.executable, str(ROOT / name)] for name in ("run.py", "prepare.py")]

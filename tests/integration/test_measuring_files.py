@@ -16,6 +16,7 @@ from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 BUDGET = ("--budget-seconds", "1")
+ADDED = "nightshift/engines/trl/grpo.py"  # measures too
 # Remembers nothing between two proposals, which a sandbox does not allow.
 AGENT = """
 import os, re
@@ -51,8 +52,14 @@ def link_its_folder(root: Path) -> None:
 
 
 def add_one(root: Path) -> None:
-    (root / "nightshift/engines/trl").mkdir(parents=True)
-    (root / "nightshift/engines/trl/grpo.py").write_text("MEASURES = 'more'\n")
+    (root / ADDED).parent.mkdir(parents=True)
+    (root / ADDED).write_text("MEASURES = 'more'\n")
+
+
+def add_and_commit_one(root: Path) -> None:
+    add_one(root)
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "more")
 
 
 def replace_the_commit(root: Path) -> None:
@@ -76,28 +83,19 @@ def measured(root: Path, with_baseline: Path) -> Path:
     return shutil.copytree(with_baseline, root, symlinks=True)
 
 
-@pytest.mark.parametrize(
-    "change", [edit, commit_it, hide_it, delete_it, link_its_folder, replace_the_commit], ids=lambda act: act.__name__
-)
+CHANGES = (edit, commit_it, hide_it, delete_it, link_its_folder, replace_the_commit, add_one, add_and_commit_one)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_run(measured, change):
     commit = records(measured)[0].commit
     change(measured)
     code, stdout, stderr = finish(start_run(measured, *BUDGET))
     assert (code, stdout, len(records(measured))) == (2, "", 1)
     (line,) = stderr.splitlines()
-    assert f"{MEASURING} differ from commit {commit[:7]}" in line
-    assert f"git diff {commit[:7]} -- {MEASURING}" in line
-
-
-@pytest.mark.parametrize("is_committed", [False, True])
-def test_a_measuring_file_that_the_commit_does_not_hold_is_named(measured: Path, is_committed: bool) -> None:
-    add_one(measured)
-    if is_committed:
-        git(measured, "add", "--all")
-        git(measured, "commit", "--quiet", "-m", "more")
-    code, stdout, stderr = finish(start_run(measured, *BUDGET))
-    assert (code, stdout, len(records(measured))) == (2, "", 1)
-    assert "nightshift/engines/trl/grpo.py" in stderr
+    name = ADDED if change in (add_one, add_and_commit_one) else MEASURING
+    assert f"{name} differ from commit {commit[:7]}" in line
+    assert f"git diff {commit[:7]} -- {name}" in line
 
 
 def held(root: Path, begin: Callable[[], object]) -> object:
@@ -113,23 +111,16 @@ def leave(root: Path) -> None:
     git(root, "symbolic-ref", "HEAD", "refs/heads/main")  # train.toml is edited
 
 
-CHANGES_AND_CAUSES = [
-    (edit, f"{MEASURING} differ from commit"),
-    (leave, f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"),
-]
-
-
-@pytest.mark.parametrize(("change", "cause"), CHANGES_AND_CAUSES[:1])
-def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured, change, cause):
+def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured: Path) -> None:
     log = git(measured, "log", "--format=%H")
     rate = (measured / "train.toml").read_text().replace("6e-7", "3e-6")
     (measured / "train.toml").write_text(rate)
     process = held(measured, lambda: start_run(measured, *BUDGET))
-    change(measured)
+    edit(measured)
     (measured / "stand-in.json").unlink()
     code, stdout, stderr = finish(process)
     assert (code, stdout) == (2, "")
-    assert cause in stderr.splitlines()[-1]
+    assert f"{MEASURING} differ from commit" in stderr.splitlines()[-1]
     _, last = records(measured)
     assert (last.failure, last.result, last.decided) == ("interrupted", None, None)
     assert git(measured, "log", "--format=%H", CAMPAIGN) == log
@@ -138,7 +129,13 @@ def test_what_changes_while_run_py_runs_is_named_and_nothing_is_decided(measured
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("change", "cause"), CHANGES_AND_CAUSES, ids=["file", "branch"])
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (edit, f"{MEASURING} differ from commit"),
+        (leave, f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"),
+    ],
+)
 def test_a_night_names_it_in_one_line_and_decides_nothing_that_is_in_flight(root, change, cause):
     night = held(root, lambda: start(root, agent="lr", proposer="lr", experiments=4, budget_seconds=1.0))
     change(root)

@@ -187,7 +187,7 @@ def told(root: Path) -> list[tuple[object, ...]]:
 def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it(root: Path) -> None:
     lock = root / ".git" / "index.lock"
     lock.touch()
-    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3)
+    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, page=True)
     assert code == 1, stderr
     kept, last = records(root)[1:]
     assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
@@ -197,7 +197,7 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
     for name in ("report.md", "report.html"):
         assert "Not in git: keep 0002: decided and not committed" in (root / "runs" / name).read_text()
     lock.unlink()
-    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=1)
+    _, stderr = good_night(root, agent="lr", proposer="lr", experiments=1, page=True)
     assert "experiment 0002 was decided before git was called; now: committed " in stderr
     assert "\ngit: " not in (root / "runs" / "night.txt").read_text()
     assert "Not in git" not in (root / "runs" / "report.md").read_text()
@@ -205,30 +205,13 @@ def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it
 
 # Several runs side by side: who decides, who survives whom
 
-SIDE_BY_SIDE = {"agent": "lr", "proposer": "lr", "pairs": 2}
+SIDE_BY_SIDE = {"agent": "lr", "proposer": "lr", "pairs": 2, "page": True}
 
 
 def workers(root: Path) -> list[psutil.Process]:
     found = [process for process in leftovers(root) if Path(process.cmdline()[-1]).parent.name == "runs"]
     assert len(found) == 2, found
     return sorted(found, key=lambda process: process.pid)
-
-
-@pytest.mark.slow
-def test_two_side_by_side_are_one_campaign(root: Path) -> None:
-    night = start_held(root, **SIDE_BY_SIDE, experiments=7)
-    wait_for(lambda: is_running(root, 2) and is_running(root, 3))
-    (root / "stand-in.json").unlink()
-    good_end(night, root)
-    ours = records(root)
-    assert len(ours) == 7
-    assert [r.number for r in ours if r.decided is None] == []
-    assert sorted(r.decided or 0 for r in ours) == [*range(1, 8)]
-    assert all(r.hardware.endswith(", 2 side by side, 1 core each") for r in ours)
-    assert len({r.result.seed for r in ours if r.result}) == len(ours), "a seed ran twice"
-    assert {r.result.slot for r in ours if r.result} == {"slot 1", "slot 2"}
-    kept = [r for r in ours if r.is_keep]
-    assert all(r.parent in {k.number for k in kept} for r in ours[1:])
 
 
 def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) -> None:
@@ -250,6 +233,7 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     interrupted = records(root)[1:]
     assert [(r.status, r.failure) for r in interrupted] == [("crash", Failure.INTERRUPTED)] * 2
     assert all("stopped by SIGINT" in r.judgement.why for r in interrupted if r.judgement)
+    assert all(r.hardware.endswith(", 2 side by side, 1 core each") for r in interrupted)
     assert state(root)["cause"].startswith("stopped by SIGINT")
     assert problems(root) == []
     assert leftovers(root) == []

@@ -26,12 +26,7 @@ def test_a_command_gets_the_message_and_your_environment(folder: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("kind", "cause"),
-    [
-        ("fails", "exit code 1"),
-        ("hangs", "no end after 2 s"),
-        ("floods", "no end after 2 s"),
-    ],
+    ("kind", "cause"), [("fails", "exit code 1"), ("hangs", "no end after 2 s"), ("floods", "no end after 2 s")]
 )
 def test_a_command_that_misbehaves_is_a_line_of_news_and_leaves_nothing(folder: Path, kind: str, cause: str) -> None:
     news = list[str]()

@@ -212,9 +212,7 @@ KILLERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "when", [pytest.param(when, marks=[] if when.startswith("after") else pytest.mark.slow) for when in KILLERS]
-)
+@pytest.mark.parametrize("when", KILLERS)
 def test_a_night_that_is_killed_while_sbatch_is_called_loses_no_job_and_doubles_none(root, cluster, when, monkeypatch):
     config = root.parent / "slurm.toml"
     config.write_text(config.read_text() + f'setup = ["echo $SLURM_JOB_NAME >> {root.parent}/starts"]\n')
@@ -271,7 +269,6 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
     assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
 
 
-@pytest.mark.slow
 def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> None:
     if why := why_no_bwrap():
         pytest.skip(why)

@@ -10,7 +10,6 @@ import pytest
 
 from nightshift.agents.notebook import belied
 from nightshift.night.state import FILL
-from tests.integration.test_in_sandbox import why_no_bwrap
 from tests.night_checkout import good_night, records, whole_night
 from tests.stand_ins import fault
 
@@ -28,12 +27,9 @@ def team(*of_strategist: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sandbox", ["none", pytest.param("bwrap", marks=pytest.mark.slow)])
-def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) -> None:
-    if sandbox == "bwrap" and (why := why_no_bwrap()):
-        pytest.skip(why)
+def test_a_cause_that_only_the_curves_show_is_found(root: Path) -> None:
     fault(root, "collapse", once=False)
-    good_night(root, agent=team(), sandbox=sandbox, experiments=4)
+    good_night(root, agent=team(), sandbox="none", experiments=4)
     ours = records(root)
     found, *later = ours[1:]
     assert found.diff == (f"{TEMPERATURE} 1.0 -> 0.8",)
@@ -63,7 +59,7 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) ->
 
 @pytest.mark.slow
 def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
-    good_night(root, agent=team("lie"), sandbox="none", experiments=5)
+    good_night(root, agent=team("lie"), sandbox="none", experiments=5, page=True)
     lied = [record for record in records(root) if record.proposal.reported_outcome]
     assert len(lied) > 1
     assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}

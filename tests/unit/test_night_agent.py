@@ -147,17 +147,16 @@ def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> fl
     return trained / (executor.num_slots * (last - first))
 
 
-SLOTS = [(1, 60.0, 1.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 180.0, 4.0), (8, 180.0, 2.0)))]
-
-
-@pytest.mark.parametrize(("num_slots", "answer_seconds", "hours"), SLOTS)
+@pytest.mark.parametrize(
+    ("num_slots", "answer_seconds", "hours"), [(1, 60.0, 1.5), pytest.param(8, 180.0, 2.0, marks=pytest.mark.slow)]
+)
 def test_slots_train_while_an_agent_thinks(setup, clock, num_slots: int, answer_seconds: float, hours: float):
     executor = Level(num_slots, clock)
     _, stop, _ = a_night(setup, executor, Thinker(clock, answer_seconds), hours=hours)
     assert stop.is_planned, stop
     share = busy_share(setup.ledger.records(), executor, 600.0)
     print(f"{num_slots} slots, answers of {answer_seconds:.0f} s: {share:.1%}")
-    assert share >= {1: 0.97, 2: 0.95, 8: 0.85}[num_slots]  # the first answers are waited for
+    assert share >= {1: 0.97, 8: 0.85}[num_slots]  # the first answers are waited for
 
 
 def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
@@ -270,6 +269,7 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
     assert all("limit" not in note and "logged" not in note for note in refused)
 
 
+@pytest.mark.slow
 def test_a_limit_before_the_night_is_notified_and_ends_in_time(
     setup: Setup, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,11 +301,8 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
 def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, clock: Clock, fills: bool) -> None:
     away = Availability(Meaning.LOGIN, "Not logged in")
     proposer = Thinker(clock, 15.0, lambda now: away if hours(now) > 0.5 else None)
-    hours_of_night = 2 if fills else 1
-    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=hours_of_night, plateau=4)
-    assert stop.cause.startswith(f"{hours_of_night} hours are over"), (
-        stop
-    )  # the experiments of tpe count for no plateau
+    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=1.0 + fills, plateau=4)
+    assert " hours are over" in stop.cause, stop  # the experiments of tpe count for no plateau
     num_fills = sum(record.proposal.proposer == FILL for record in setup.ledger.records())
     assert num_fills > 5 if fills else num_fills == 0
     assert len(proposer.asked_at) < 2 * 4 + 5  # every 15 minutes
@@ -369,6 +366,7 @@ def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
     assert undecided(night.state, setup.ledger.records()) == ()
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_in_a_pause_is_taken_after_it(setup: Setup, clock: Clock) -> None:
     class Lost(Timed):
         def result(self, folder: Path) -> Result:
@@ -409,16 +407,6 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
     night, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=6)
     assert stop.by_user
     assert len(night.state.pending) == 1
-
-
-def test_each_night_s_direction_is_in_the_journal(setup: Setup, clock: Clock) -> None:
-    for number, text in enumerate(("only the rate", "only the decay", "only the rate"), 1):
-        made = replace(setup, executor=Timed(1, clock))
-        request = NightRequest("thinker", experiments=2 if number == 1 else 1, direction=text)
-        state = replace(begin(request, made), direction=text)
-        Night(state, made, Thinker(clock, 15.0), lambda text: None, notifier=Sent()).run()
-        assert (setup.ledger.runs_dir / "direction.txt").read_text() == text
-        assert (setup.ledger.runs_dir / "journal.jsonl").read_text().count('"direction.txt"') == number
 
 
 def test_hours_that_are_too_short_for_a_certificate_are_said(setup: Setup, clock: Clock) -> None:
