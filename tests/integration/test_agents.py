@@ -46,6 +46,7 @@ def kept_by_agent(root: Path, call: int, kind: str) -> str:
     return (root.parent / "agent" / f"script.{kind}-{call}").read_text()
 
 
+@pytest.mark.slow
 def test_an_agent_that_behaves_and_has_no_sandbox(root: Path) -> None:
     stdout, stderr = drive(root, [], experiments=4, page=True)
     assert "agent: not isolated: it has your rights" in stderr

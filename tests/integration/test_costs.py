@@ -50,6 +50,7 @@ def agent(root: Path, says: Sequence[str], lazy: Sequence[int] = ()) -> str:
     return shlex.join(["sh", str(folder / "agent.sh"), str(folder)])
 
 
+@pytest.mark.slow
 def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -> None:
     """Of $0.40 each; a refused proposal is paid for like another, and no dollars are no zero."""
     command = agent(root, [CLAUDE, CODEX, CLAUDE, GEMINI, CLAUDE, CLAUDE], lazy=[2])

@@ -115,6 +115,7 @@ def tree(folder: Path, without: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_everything_is_installed_once_and_nothing_else_is_touched(place: Place, tmp_path: Path) -> None:
     before = tree(tmp_path, without=place.root)
     place.installer(

@@ -51,6 +51,7 @@ def is_plain(terminal: Terminal) -> None:
     assert max(map(len, live), default=0) <= terminal.columns
 
 
+@pytest.mark.slow
 def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path) -> None:
     terminal = run_py(root, 40)
     assert terminal.finish() == ExitCode.MEASURED
@@ -87,6 +88,7 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
         assert "night:" not in line or line.startswith("night:")
 
 
+@pytest.mark.slow
 def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
     fault(root, "hold", once=False)
     process = start_run(root, "--engine", "trl", "--budget-seconds", "1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkouts import MEASURING, git, small_checkout
-from tests.conftest import CAMPAIGN
+from tests.conftest import CAMPAIGN, slow
 from tests.night_checkout import finish, furnish, good_end, leftovers, problems, records, start, start_run
 from tests.stand_ins import fault
 from tests.waiting import wait_for
@@ -83,7 +83,12 @@ def measured(root: Path, with_baseline: Path) -> Path:
     return shutil.copytree(with_baseline, root, symlinks=True)
 
 
-CHANGES = (edit, commit_it, hide_it, delete_it, link_its_folder, replace_the_commit, add_one, add_and_commit_one)
+CHANGES = (
+    edit,
+    commit_it,
+    *map(slow, (hide_it, delete_it, link_its_folder, replace_the_commit, add_one)),
+    add_and_commit_one,
+)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -107,6 +107,7 @@ def test_a_night_begins_with_the_baseline_if_its_last_run_is_old_and_riders_can_
     assert {record.run.rider for record in last} == {None}
 
 
+@pytest.mark.slow
 def test_a_night_on_main_that_is_killed_goes_on_from_main_and_a_later_one_continues_its_campaign(root: Path) -> None:
     git(root, "switch", "--quiet", "-C", "main")
     git(root, "branch", "--delete", "--force", "autoresearch/test")

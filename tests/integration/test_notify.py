@@ -25,6 +25,7 @@ def test_a_command_gets_the_message_and_your_environment(folder: Path, monkeypat
     assert left(folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cause"), [("fails", "exit code 1"), ("hangs", "no end after 2 s"), ("floods", "no end after 2 s")]
 )
@@ -49,6 +50,7 @@ def test_a_deaf_command_is_no_failure_and_each_notification_is_sent(folder: Path
     assert news == []
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_a_command_that_hangs_is_ended(folder: Path) -> None:
     news = list[str]()
     notifier = Notifier(command(folder, "hangs"), news.append, limit_seconds=10 * HANG_SECONDS)

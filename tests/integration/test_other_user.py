@@ -115,6 +115,7 @@ def processes_of(folder: Path) -> list[str]:
     return [shlex.join(command) for command in commands if f"{folder}/daemon" in command]
 
 
+@pytest.mark.slow
 def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Path, root: Path) -> None:
     agent = folder / "agent.py"
     agent.write_text(REACHING)

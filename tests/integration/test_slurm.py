@@ -83,6 +83,7 @@ def until_over(executor: LocalExecutor | SlurmExecutor, folder: Path) -> None:
         executor.wait(0.2)
 
 
+@pytest.mark.slow
 def test_four_runs_side_by_side_come_back(executor: LocalExecutor | SlurmExecutor, root: Path) -> None:
     folders = [folder_of(root, number) for number in range(1, 5)]
     for number, folder in enumerate(folders):
@@ -111,6 +112,7 @@ def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: LocalExecut
     wait_for(lambda: not leftovers(root))
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor, root):
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
@@ -124,6 +126,7 @@ def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor, root
     assert executor.in_flight() == {}
 
 
+@pytest.mark.slow
 def test_another_harness_or_hardware_is_refused_by_the_worker(executor, root):
     for number, changes in enumerate(({"rules_hash": "0" * 12}, {"hardware": "8 x H200"}), 1):
         folder = folder_of(root, number)
@@ -134,6 +137,7 @@ def test_another_harness_or_hardware_is_refused_by_the_worker(executor, root):
         assert "than its job: " in (result.training.cause or "")
 
 
+@pytest.mark.slow
 def test_slots_hold_no_more_and_gpus_are_their_own(root, cluster, monkeypatch):
     stand_ins.install("trl")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
@@ -257,6 +261,7 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
     assert cluster.ask("squeue", "-h") == ""
 
 
+@pytest.mark.slow
 def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluster) -> None:
     fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", experiments=8, slurm=str(root.parent / "slurm.toml"))

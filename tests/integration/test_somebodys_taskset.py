@@ -240,6 +240,7 @@ def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Pa
     assert (found.unscored, found.strict_score) == ((), None)
 
 
+@pytest.mark.slow
 def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(root, tmp_path, monkeypatch):
     (environment,) = environments.load(root, rules_here(root, "trl", 1).environments)
     wanted = {one.key for one in environment.examples("train")}

@@ -39,6 +39,7 @@ def said(trace: Any) -> list[str]:
     return [node.message.content for node in trace.nodes if node.sampled]
 
 
+@pytest.mark.slow
 def test_games_against_itself_are_scored_as_they_went_forfeits_included() -> None:
     stand_in = StandIn(says)
     played = games(stand_in, "self")

@@ -45,6 +45,7 @@ def first_free(module: ModuleType, tokenizer: Any) -> Any:
     return say
 
 
+@pytest.mark.slow
 def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: Any) -> None:
     episodes = [game.practice(one, "self", number, number) for number, one in enumerate(data.load("train", 40))]
     say = first_free(module, tokenizer)
@@ -132,6 +133,7 @@ def make_trainer(
     return selfplay.SelfPlay(model, tokenizer, [environment, *others], spec, rows.append), rows
 
 
+@pytest.mark.slow
 def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tokenizer: Any) -> None:
     scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: None)
 

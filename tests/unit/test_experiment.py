@@ -303,11 +303,10 @@ def test_a_failed_run_is_a_recorded_crash(setup: Setup, name: str, failure: Fail
 def test_an_interruption_closes_the_record_and_decides_nothing(setup, is_submitted, monkeypatch):
     baseline(setup)
     candidate = write(setup, BAD)
-    if not is_submitted:
-        monkeypatch.setattr(experiment, "submit", lambda record, setup: interrupt())
-    with during(setup, lambda folder: interrupt()), pytest.raises(Interrupted):
+    with monkeypatch.context() as patch, during(setup, lambda folder: interrupt()), pytest.raises(Interrupted):
+        if not is_submitted:
+            patch.setattr(experiment, "submit", lambda record, setup: interrupt())
         run(setup)
-    monkeypatch.undo()
     record = setup.ledger.records()[-1]
     assert (record.status, record.failure, record.decided) == ("crash", Failure.INTERRUPTED, None)
     assert (setup.root / "train.toml").read_bytes() == candidate

@@ -170,6 +170,7 @@ def test_no_open_key_lies_under_a_lock_and_no_word_has_two_meanings() -> None:
     assert [word for word in WORDS if find_key(word)] == []
 
 
+@pytest.mark.slow
 def test_words_of_trl_are_those_of_the_pinned_trl() -> None:
     from dataclasses import fields
 

@@ -166,6 +166,7 @@ def test_answers_that_are_not(text: str, answer: str) -> None:
     assert scoring.score(text, answer) == 0.0
 
 
+@pytest.mark.slow
 def test_hostile_answers_score_0_in_the_bounded_process_and_the_next_is_scored() -> None:
     """An answer that takes too long is counted and named; no answer ends the process."""
     (environment,) = environments.load(ROOT, math().environments)

@@ -147,9 +147,8 @@ def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> fl
     return trained / (executor.num_slots * (last - first))
 
 
-@pytest.mark.parametrize(
-    ("num_slots", "answer_seconds", "hours"), [(1, 60.0, 1.5), pytest.param(8, 180.0, 2.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_slots", "answer_seconds", "hours"), [(1, 60.0, 1.5), (8, 180.0, 2.0)])
 def test_slots_train_while_an_agent_thinks(setup, clock, num_slots: int, answer_seconds: float, hours: float):
     executor = Level(num_slots, clock)
     _, stop, _ = a_night(setup, executor, Thinker(clock, answer_seconds), hours=hours)
