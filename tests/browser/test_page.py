@@ -47,6 +47,7 @@ def test_a_row_opens_by_mouse_and_keyboard_and_shows_what_the_record_has(tab: Ta
     assert tab.page.locator("#detail-0002").is_visible()
 
 
+@pytest.mark.slow
 def test_a_dot_of_the_chart_leads_to_its_experiment_even_if_that_is_filtered_out(tab: Tab) -> None:
     tab.page.locator("#group-crash").click()
     link = tab.chart().query_selector("a[href='#run-0003']")
@@ -103,6 +104,7 @@ CONTRAST = """names => names.map(name => {
 })"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_are_readable_in_light_and_dark(open_tab: Callable[..., Tab], path: Path, scheme: Any) -> None:
     tab = open_tab(path, color_scheme=scheme)

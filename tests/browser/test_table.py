@@ -16,6 +16,7 @@ from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 
 
+@pytest.mark.slow
 def test_sorting_both_ways_with_what_was_not_measured_last(tab: Tab) -> None:
     for name in ("effect", "helps", "score", "seconds", "number"):
         orders = []
@@ -31,6 +32,7 @@ def test_sorting_both_ways_with_what_was_not_measured_last(tab: Tab) -> None:
     assert tab.page.locator("th[aria-sort]").count() == 1
 
 
+@pytest.mark.slow
 def test_filtering_by_verdict_and_by_key(tab: Tab) -> None:
     everything = tab.column("group")
     tab.page.locator("#group-crash").click()
@@ -48,6 +50,7 @@ def test_filtering_by_verdict_and_by_key(tab: Tab) -> None:
     assert tab.column("group") == everything
 
 
+@pytest.mark.slow
 def test_searching_numbers_words_keys_and_values_beside_the_filters(tab: Tab) -> None:
     search = tab.page.locator("#search")
     everything = tab.column("number")

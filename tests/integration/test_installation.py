@@ -160,6 +160,7 @@ def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place:
     assert place.problems() == []
 
 
+@pytest.mark.slow
 def test_a_persons_own_checkout_is_completed_in_place_but_not_at_another_commit(place, tmp_path, upstream):
     git(tmp_path, "clone", "--quiet", place.installation.pins.repository, str(place.root))
     head = git(place.root, "rev-parse", "HEAD")
@@ -220,6 +221,7 @@ def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
     assert not log_path.exists()
 
 
+@pytest.mark.slow
 def test_without_gpus_only_an_environment_of_ones_own_is_used(place: Place) -> None:
     with pytest.raises(EngineError, match=r"is not complete, and without GPUs .* Build prime-rl's environment there"):
         place.installer(gpus=()).install()

@@ -294,6 +294,7 @@ def detached(root: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_detached_night_outlives_its_terminal_and_is_followed(root: Path) -> None:
     fault(root, "hold", once=False)
     git(root, "switch", "--quiet", "-C", "main")

@@ -21,6 +21,7 @@ from nightshift.agents.sandbox import OtherUser, choose, end_user
 from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
 from tests.checkouts import ROOT, small_checkout
+from tests.conftest import slow
 from tests.integration.test_in_sandbox import RENEWING, SEEN, TOKEN, User, furnished, looked, seen_folder
 from tests.night_checkout import finish, furnish, good_night, records, start, state, whole_night
 from tests.waiting import wait_for
@@ -192,10 +193,10 @@ def test_the_clone_is_the_agent_s_own_and_git_works_there(user: User) -> None:
     ("changed", "mode", "reason"),
     [
         ("home", 0o755, "can read {0}/home: chmod 700 {0}/home"),
-        ("gsm8k", 0o755, "can read {0}/gsm8k: chmod 700 {0}/gsm8k"),
+        slow("gsm8k", 0o755, "can read {0}/gsm8k: chmod 700 {0}/gsm8k"),
         ("checkout/rules.toml", 0o666, "can write to {0}/checkout/rules.toml: chmod -R o-w {0}/checkout"),
-        ("", 0o777, "can write to {0}: chmod o-w {0}"),
-        ("prime-rl", 0o777, "can write to {0}/prime-rl: chmod -R o-w {0}/prime-rl"),
+        slow("", 0o777, "can write to {0}: chmod o-w {0}"),
+        slow("prime-rl", 0o777, "can write to {0}/prime-rl: chmod -R o-w {0}/prime-rl"),
         ("temporary", 0o700, "cannot write to {0}/temporary/nightshift-0"),
     ],
 )

@@ -91,6 +91,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     return made
 
 
+@pytest.mark.slow
 def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared: Prepared) -> None:
     prepared.prepare()
     assert prepared.opened == ["warm-up"]

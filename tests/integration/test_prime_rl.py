@@ -171,8 +171,8 @@ def test_weights_without_their_marker_do_not_count(start: Open, train: Train, ru
         slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
         slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", Failure.MACHINERY),  # and stays
         slow("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
-        ("nan", "not a number at step 2", Failure.TRAINING),
-        ("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
+        slow("nan", "not a number at step 2", Failure.TRAINING),
+        slow("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
         slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
     ],
 )

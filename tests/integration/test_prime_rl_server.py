@@ -250,6 +250,7 @@ def test_what_progress_raises_ends_the_call(stand_in: StandInServer, server: Ser
         server.complete([prompt("q")], GREEDY, MODEL, "s", progress)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_at_once(stand_in: StandInServer, server: Server) -> None:
     def press() -> None:
         wait_for(lambda: stand_in.num_chats > 0)

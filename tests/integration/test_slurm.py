@@ -274,6 +274,7 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
     assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
 
 
+@pytest.mark.slow
 def test_in_bubblewrap_an_agent_submits_no_job(root: Path, cluster: Cluster) -> None:
     if why := why_no_bwrap():
         pytest.skip(why)

@@ -97,6 +97,7 @@ def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
         open_(difficulty="easy")
 
 
+@pytest.mark.slow
 class TestReverse(EnvironmentContract):
     """The contract for a taskset of others, in its own process."""
 

@@ -179,7 +179,7 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
     assert not (expected and self._said), "answers of other weights"
 
 
-@pytest.mark.parametrize("kind", [slow("self"), "previous", "pool"])
+@pytest.mark.parametrize("kind", [slow("self"), "previous", slow("pool")])
 def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_path: Path, tokenizer: Any) -> None:
     selfplay = importlib.import_module("nightshift.engines.trl.selfplay")
     trainer, rows = make_trainer(tmp_path, tokenizer, type=kind)

@@ -303,10 +303,11 @@ def test_a_failed_run_is_a_recorded_crash(setup: Setup, name: str, failure: Fail
 def test_an_interruption_closes_the_record_and_decides_nothing(setup, is_submitted, monkeypatch):
     baseline(setup)
     candidate = write(setup, BAD)
-    with monkeypatch.context() as patch, during(setup, lambda folder: interrupt()), pytest.raises(Interrupted):
+    with monkeypatch.context() as patch, during(setup, lambda folder: interrupt()):
         if not is_submitted:
             patch.setattr(experiment, "submit", lambda record, setup: interrupt())
-        run(setup)
+        with pytest.raises(Interrupted):
+            run(setup)
     record = setup.ledger.records()[-1]
     assert (record.status, record.failure, record.decided) == ("crash", Failure.INTERRUPTED, None)
     assert (setup.root / "train.toml").read_bytes() == candidate

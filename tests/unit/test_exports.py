@@ -78,6 +78,7 @@ def test_cells(value: str | float | bool | None, text: str) -> None:
     assert cell(value) == text
 
 
+@pytest.mark.slow
 def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2

@@ -307,6 +307,7 @@ def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, cloc
     assert len(proposer.asked_at) < 2 * 4 + 5  # every 15 minutes
 
 
+@pytest.mark.slow
 def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(setup: Setup, clock: Clock) -> None:
     class Obedient(Thinker):
         """A stand-in that reads the brief, as an agent does, and changes what its first section allows."""
@@ -346,6 +347,7 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(setup: Setu
     assert load(setup.ledger).direction == "only trainer.optim"
 
 
+@pytest.mark.slow
 def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
     class Repeats(Filler):
         def answer(self, context: Context) -> Answer:
@@ -408,6 +410,7 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
     assert len(night.state.pending) == 1
 
 
+@pytest.mark.slow
 def test_hours_that_are_too_short_for_a_certificate_are_said(setup: Setup, clock: Clock) -> None:
     class Slowing(Timed):
         """A stand-in for a machine whose last run is slow."""

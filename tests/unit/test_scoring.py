@@ -73,6 +73,7 @@ def test_the_time_grows_with_the_text_and_not_faster(unit: str, start: str, end:
     assert_linear(both_ways, 60_000)
 
 
+@pytest.mark.slow
 @needs_official
 def test_every_official_answer_scores_one_and_a_perturbed_one_zero() -> None:
     lines = [line for name in ("train", "test") for line in Path(OFFICIAL, f"{name}.jsonl").read_text().splitlines()]
