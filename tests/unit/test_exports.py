@@ -227,6 +227,7 @@ def test_folders_of_wandb_are_replaced_where_they_are_ours(checkout: Ledger, tmp
     assert not any(path.is_symlink() or path.suffix == ".log" for path in files)
 
 
+@pytest.mark.slow
 def test_no_path_and_no_secret_of_a_record_leaves_for_the_cloud(checkout: Ledger, tmp_path: Path, monkeypatch) -> None:
     """The text is in every free field of all records, in a train.toml and in the environment."""
     pytest.importorskip("wandb")

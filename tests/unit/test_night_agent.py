@@ -158,6 +158,7 @@ def test_slots_train_while_an_agent_thinks(setup, clock, num_slots: int, answer_
     assert share >= {1: 0.97, 8: 0.85}[num_slots]  # the first answers are waited for
 
 
+@pytest.mark.slow
 def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
     executor, proposer = Timed(3, clock), Thinker(clock, 15.0)
     a_night(setup, executor, proposer, experiments=7)
