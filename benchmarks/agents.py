@@ -30,7 +30,7 @@ from scipy.stats import t
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.campaign.campaign import Campaign, fold  # noqa: E402
+from nightshift.campaign.campaign import Campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.results import last_campaign  # noqa: E402
 from nightshift.experiment.certify import Comparison, read_comparisons  # noqa: E402
@@ -56,7 +56,7 @@ def nightshift(folder: Path, *arguments: str) -> int:
 
 def campaign_of(folder: Path) -> Campaign:
     ledger = Ledger(folder)
-    return fold(ledger, records := ledger.records(), *last_campaign(records))
+    return Campaign.of(ledger.records(), *last_campaign(ledger.records()))
 
 
 def certificate_of(folder: Path) -> Comparison | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from nightshift.agents.base import Context
-from nightshift.campaign.campaign import Campaign, events_of, fold
+from nightshift.campaign.campaign import Campaign, events_of
 from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
@@ -151,7 +151,7 @@ def tell(
 ) -> Record:
     """Add an experiment to a ledger, decided by the rule from 1,000 examples: `changes` of the incumbent's train.toml,
     and a rider. The first one is the baseline, `source` with its changes; one without a score is a crash."""
-    before = fold(ledger, ledger.records(), branch, "rules")
+    before = Campaign.of(ledger.records(), branch, "rules")
     number = ledger.next_number()
     baseline = ledger.stored_config(before.baseline) if before.baseline else parse(set_values(source, changes))
     incumbent = incumbent_config(baseline, before.kept)

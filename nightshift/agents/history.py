@@ -13,7 +13,7 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from nightshift.campaign.campaign import Campaign, fold
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
@@ -257,7 +257,7 @@ def of_last_campaign(ledger: Ledger) -> Memory:
         UsageError: nothing was decided yet, or the baseline's train.toml is gone.
     """
     records, damaged = ledger.readable()
-    campaign = fold(ledger, records, *last_campaign(records))
+    campaign = Campaign.of(records, *last_campaign(records))
     if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     now = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 from msgspec.structs import replace
 
-from nightshift.campaign.commits import plan
+from nightshift.campaign.commits import plan, reason
 from nightshift.campaign.posterior import Posterior
-from nightshift.campaign.records import Action, Change, Decision, Effect, Judgement, Record, Standing, Verdict
+from nightshift.campaign.records import (
+    NOT_ISOLATED,
+    Action,
+    Change,
+    Decision,
+    Effect,
+    Judgement,
+    Record,
+    Standing,
+    Verdict,
+)
 from nightshift.campaign.results import is_replaced, measured_text
 from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError
-
-if TYPE_CHECKING:
-    from nightshift.campaign.ledger import Ledger
 
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
 
@@ -37,31 +44,25 @@ class Campaign:
         self.decided: list[Record] = []
         self.differences: dict[int, Effect] = {}
         self.posterior: Posterior | None = None
-        self._events: list[Event] = []
+        self.user_decisions: tuple[Decision, ...] = ()
 
     @classmethod
-    def of(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
+    def of(cls, records: Iterable[Record], branch: str, rules_hash: str) -> Campaign:
         """Return the campaign of one branch and rules hash. UsageError for scores that do not fit the baseline's."""
         campaign = cls()
-        campaign.update(events_of(records, branch, rules_hash))
+        for is_start, record in events_of(records, branch, rules_hash):
+            campaign.step(is_start, record)
         return campaign
 
-    def copy(self) -> Campaign:
-        """Return a copy that later updates do not change."""
-        copied = copy.copy(self)
-        copied.posterior = self.posterior and self.posterior.copy()
-        copied.decided = [*self.decided]
-        copied.differences = {**self.differences}
-        return copied
-
-    def update(self, events: Sequence[Event]) -> None:
-        """Fold the new events. Fold all of them if the events so far are not the beginning of `events`."""
-        if [*map(_content, self._events)] != [*map(_content, events[: len(self._events)])]:
-            self.__init__()  # type: ignore[misc]
-        self._events = list(events[: len(self._events)])  # the same experiments, now with commits and lessons
-        self.decided = [record for is_start, record in self._events if not is_start]
-        for is_start, record in events[len(self._events) :]:
-            self.step(is_start, record)
+    def with_user_decisions(self, decisions: Iterable[Decision]) -> Campaign:
+        """Return the campaign after decisions of the user that no record has yet."""
+        assert self.posterior is not None
+        known = tuple(replace(d, change=self.posterior.known(d.change) or d.change) for d in decisions)
+        changed = copy.copy(self)
+        changed.user_decisions, changed.posterior = known, self.posterior.copy()
+        for decision in known:
+            changed.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+        return changed
 
     def step(self, is_start: bool, record: Record) -> None:
         """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
@@ -81,7 +82,6 @@ class Campaign:
             self.differences[record.number] = Effect(record.score - expected, sd)
             if self.posterior.kept != record.judgement.kept:
                 self.posterior.set_kept(record.judgement.kept)
-        self._events.append((is_start, record))
         if not is_start:
             self.decided.append(record)
 
@@ -96,7 +96,7 @@ class Campaign:
     def judge(
         self, record: Record, baseline: Config, validate: Callable[[Config], object] = lambda config: None
     ) -> Record:
-        """Return a measured experiment with its verdict and judgement.
+        """Return a measured experiment with its verdict, and with the commits that its decisions mean.
 
         Args:
             baseline: the config of the campaign's first experiment.
@@ -109,18 +109,19 @@ class Campaign:
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         kept = posterior.kept
         decisions = self._observe(posterior, record)
-        steps, refused = plan(baseline, kept, decisions, validate)
-        posterior.set_kept(steps[-1].kept if steps else kept)  # in the order of the commits, without what is refused
-        made = [step.decision for step in steps]
-        made += [decision for decision in decisions if decision.action is Action.DISCARD]
-        made += [replace(decision, action=Action.DISCARD) for decision, _ in refused if decision.action is Action.KEEP]
+        planned = plan(baseline, kept, decisions, partial(self._reason, record), validate)
+        posterior.set_kept(planned.kept)  # in the order of the commits, without what is refused
+        decided = [*planned.made, *(decision for decision in decisions if decision.action is Action.DISCARD)]
+        refused = [decision for decision, _ in planned.refused]
+        decided += [replace(decision, action=Action.DISCARD) for decision in refused if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
-            decisions=tuple(made),
+            decisions=tuple(decided),
             kept=posterior.kept,
             expected_score=expected_score,
             standing=_standing(posterior, self._num_slots(record)),
-            refused=tuple(decision for decision, _ in refused),
+            steps=tuple(planned.steps),
+            refused=tuple(refused),
         )
         record = replace(record, judgement=judgement)
         status = Verdict.MEASURED  # also if its change was kept while it ran
@@ -129,10 +130,27 @@ class Campaign:
         record = replace(record, status=status)
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
-        why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
+        why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in planned.refused]
         form = compare(record, self._parent_of(record))
         why += [form.conclusion] if form and form.conclusion else []
         return replace(record, judgement=replace(judgement, why="; ".join(why)))
+
+    def _reason(self, record: Record, decision: Decision) -> str:
+        """Return the message, below its subject, of the commit of a decision after `record`."""
+        change = decision.change
+        runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
+        proposal = next((run for run in runs if run.judgement and run.number == change.experiment), None)
+        if change == record.run.new:
+            proposal = record
+        return reason(
+            decision,
+            record.number,
+            measured_by=[run.number for run in runs if any(change.keys == held.keys for held in run.run.changes)],
+            with_rider=record.run.with_rider if proposal is record else "",
+            hypothesis=proposal.proposal.description if proposal else "",
+            campaign=record.branch,
+            agent="" if record.proposal.is_isolated else NOT_ISOLATED,
+        )
 
     @property
     def baseline(self) -> Record | None:
@@ -199,19 +217,6 @@ class Campaign:
         change = Change(keys=keys)
         return (self.posterior and self.posterior.known(change)) or change
 
-    def proposal_of(self, change: Change) -> Record | None:
-        """Return the experiment that first proposed a change, if it was measured."""
-        measured = (record for record in self.decided if record.judgement and record.status != Verdict.CRASH)
-        return next((record for record in measured if record.number == change.experiment), None)
-
-    def measured_by(self, change: Change) -> tuple[int, ...]:
-        """Return the experiments whose runs held a change: they measured it against the runs that did not."""
-        return tuple(
-            record.number
-            for record in self.decided
-            if record.status != Verdict.CRASH and any(change.keys == held.keys for held in record.run.changes)
-        )
-
     def hours(self, record: Record) -> float:
         """Return when a run began: hours since the first baseline."""
         assert self.baseline is not None
@@ -236,27 +241,12 @@ class Campaign:
         return 2 if any(other.result and other.result.slot for other in (*self.decided, record)) else 1
 
 
-def events_of(records: Sequence[Record], branch: str, rules_hash: str) -> list[Event]:
+def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
     """Return the starts and decisions of a campaign's experiments in the order in which they happened."""
     ours = [record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)]
     starts = [((record.decided_before, 1, record.number), True, record) for record in ours]
     decisions = [((record.decided, 0, 0), False, record) for record in ours if record.decided is not None]
     return [(is_start, record) for _, is_start, record in sorted([*starts, *decisions], key=lambda event: event[0])]
-
-
-def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
-    """Return the campaign as `Campaign.of`, but fold new events only. The next call changes the same campaign."""
-    campaign: Campaign = ledger.folded.pop((branch, rules_hash), None) or Campaign()
-    campaign.update(events_of(records, branch, rules_hash))
-    ledger.folded[branch, rules_hash] = campaign
-    return campaign
-
-
-def _content(event: Event) -> tuple[Any, ...]:
-    """Return the parts of an event that the fold depends on."""
-    is_start, record = event
-    content = (is_start, record.number, record.run, record.user_decisions)
-    return content if is_start else (*content, record.status, record.decided, record.judgement, record.result)
 
 
 def _standing(posterior: Posterior, num_slots: int) -> Standing:

@@ -8,11 +8,10 @@ as it is.
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nightshift.campaign.git import CONFIG_NAME, EXPERIMENT_TRAILER, Head, Repo
-from nightshift.campaign.records import Action, Change, Decision
+from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, changed_keys, diff, parse, spelled
@@ -25,33 +24,14 @@ _PATHS = {key.path for key in KEYS}
 Values = dict[str, Value]  # by dotted key
 
 
-class Step(NamedTuple):
-    """A decision that changes the incumbent, with the values of train.toml before and after it. `kept`: the kept
-    changes after it, in the order of their adoption."""
+class Plan(NamedTuple):
+    """The commits of one run's decisions, in order, with the decisions that they make. `kept`: the kept changes after
+    them, in the order of their adoption. `refused`: each refused decision with the cause."""
 
-    decision: Decision
-    before: Values
-    after: Values
+    steps: list[PlannedCommit]
+    made: list[Decision]
     kept: tuple[Change, ...]
-
-    @property
-    def name(self) -> str:
-        """The first words of the commit's subject: `keep 0012`."""
-        return f"{self.decision.action} {self.decision.change.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """What a commit's message says of a decision. `run`: the experiment after which it was made; `measured_by`: the
-    experiments that ran the change, the last one `with_rider`; `campaign`: its branch; `agent`: a remark on the
-    agent, such as "not isolated"."""
-
-    run: int
-    measured_by: tuple[int, ...] = ()
-    with_rider: str = ""
-    hypothesis: str = ""
-    campaign: str = ""
-    agent: str = ""
+    refused: list[tuple[Decision, str]]
 
 
 def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
@@ -77,26 +57,24 @@ def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
 
 def change_keys(before: Config, after: Config) -> dict[str, str | None]:
     """Return the keys that train differently in `after` than in `before`, as in `Change.keys`."""
-    return {key: spelled(after.values[key]) if key in after.values else None for key in changed_keys(before, after)}
+    return {key: _text(after.values, key) for key in changed_keys(before, after)}
 
 
 def plan(
     baseline: Config,
     kept: Sequence[Change],
     decisions: Iterable[Decision],
+    reason: Callable[[Decision], str] = lambda decision: "",
     validate: Callable[[Config], object] = lambda config: None,
-) -> tuple[list[Step], list[tuple[Decision, str]]]:
+) -> Plan:
     """Plan the commits of one run's decisions in their order: each change was judged on the changes before it.
 
     Each commit must leave a train.toml that is valid, also for the engine's `validate`. A decision whose commit would
     be invalid waits for the others. If its commit is still invalid after them, the decision is refused, and the others
     are made. So a change cannot leave while a kept change depends on it, and two changes that are valid only together
-    are both refused.
-
-    Returns: the steps, in order, and each refused decision with the cause.
+    are both refused. `reason` returns the message of a decision's commit, below the subject.
     """
-    steps: list[Step] = []
-    refused: list[tuple[Decision, str]] = []
+    steps, made, refused = list[PlannedCommit](), list[Decision](), list[tuple[Decision, str]]()
     kept, before = tuple(kept), incumbent_values(baseline, kept)
     waiting = [decision for decision in decisions if decision.action is not Action.DISCARD]
     while waiting:
@@ -108,19 +86,16 @@ def plan(
         except UsageError as error:
             refused.append((decision, str(error)))
             continue
-        steps.append(Step(decision, before, after, kept_after))
+        keys = {key: (_text(before, key), _text(after, key)) for key in _changed(before, after)}
+        name = f"{decision.action} {decision.change.name}"
+        steps.append(PlannedCommit(name=name, keys=keys, reason=reason(decision)))
+        made.append(decision)
         kept, before = kept_after, after
         waiting, refused = [*(decision for decision, _ in refused), *waiting], []
-    return steps, refused
+    return Plan(steps, made, kept, refused)
 
 
-def commit(
-    repo: Repo,
-    head: Head,
-    steps: Sequence[Step],
-    reason: Callable[[Decision], Reason],
-    others: Container[str] = (),
-) -> list[str | None]:
+def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Container[str] = ()) -> list[str | None]:
     """Commit each step on the campaign's branch.
 
     A call that is repeated after a kill finds the last committed step by its subject, and commits the steps after it.
@@ -129,7 +104,7 @@ def commit(
 
     Args:
         head: the branch, and a commit on it from before the steps.
-        others: ids of the commits of earlier decisions.
+        others: ids of the commits of other experiments.
 
     Returns: the id of each commit, None for a step that changes no value.
 
@@ -143,40 +118,51 @@ def commit(
     by_name = {entry.subject.partition(":")[0]: entry.id for entry in history}
     num_done = max((number for number, step in enumerate(steps, 1) if step.name in by_name), default=0)
     ids = [by_name.get(step.name) for step in steps[:num_done]]
-    for step in steps[len(ids) :]:
-        held: dict[str, Any] = dict(incumbent_values(config))
-        changed = _changed(step.before, step.after)
-        for key in [key for key in changed if held.get(key, ABSENT) != step.before.get(key, ABSENT)]:
-            del changed[key]  # the user set the key meanwhile
+    for step in steps[num_done:]:
+        held = incumbent_values(config)
+        # A key that the user set meanwhile stays.
+        keys = {key: after for key, (before, after) in step.keys.items() if _text(held, key) == before}
         edited = config
         with suppress(ConfigError):
-            if changed:
-                edited = _edit(config, {key: value for key, value in (held | changed).items() if value is not ABSENT})
+            if keys:
+                edited = _edit(config, incumbent_values(config, [Change(keys=keys)]))
         if edited is not config:
-            tip = repo.commit_files(
-                tip, {CONFIG_NAME: edited.source}, message(step, config, edited, reason(step.decision))
-            )
+            message = f"{_subject(step.name, config, edited)}\n\n{step.reason}"
+            tip = repo.commit_files(tip, {CONFIG_NAME: edited.source}, message)
         ids.append(None if edited is config else tip.commit)
         config = edited
     return ids
 
 
-def message(step: Step, before: Config, after: Config, reason: Reason) -> str:
-    """Return the commit's message: a subject below 72 characters, the evidence, the hypothesis and the trailers."""
+def reason(
+    decision: Decision,
+    run: int,
+    measured_by: Sequence[int] = (),
+    with_rider: str = "",
+    hypothesis: str = "",
+    campaign: str = "",
+    agent: str = "",
+) -> str:
+    """Return a commit's message below its subject: the evidence, the hypothesis and the trailers.
+
+    Args:
+        run: the experiment after which the decision was made.
+        measured_by: the experiments that ran the change, the last one `with_rider`.
+        campaign: its branch.
+        agent: a remark on the agent, such as "not isolated".
+    """
     evidence = []
-    if (effect := step.decision.estimate) is not None:
+    if (effect := decision.estimate) is not None:
         evidence.append(f"effect {effect.with_p}")
-    if reason.measured_by:
-        runs = ", ".join(f"{number:04d}" for number in reason.measured_by)
-        evidence.append(f"measured by {runs}{reason.with_rider}")
-    hypothesis = clean(reason.hypothesis)
+    if measured_by:
+        evidence.append(f"measured by {', '.join(f'{number:04d}' for number in measured_by)}{with_rider}")
+    hypothesis = clean(hypothesis)
     trailers = {
-        EXPERIMENT_TRAILER: f"{reason.run:04d}",
-        "Nightshift-Campaign": clean(reason.campaign),
-        "Nightshift-Agent": clean(reason.agent),
+        EXPERIMENT_TRAILER: f"{run:04d}",
+        "Nightshift-Campaign": clean(campaign),
+        "Nightshift-Agent": clean(agent),
     }
     paragraphs = [
-        _subject(step, before, after),
         f"Evidence: {', '.join(evidence)}" if evidence else "",
         # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
         f"Hypothesis: {hypothesis}" if hypothesis else "",
@@ -260,6 +246,11 @@ def _value(key: str, text: str) -> Value:
     return accept(row, {} if row.kind is Kind.TABLE and text == "on" else value)
 
 
+def _text(values: Mapping[str, Value], key: str) -> str | None:
+    """Return a value as in `Change.keys`: None for a key that is not set."""
+    return spelled(values[key]) if key in values else None
+
+
 def _changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Any]:
     """Return the keys whose values differ, with the new values; ABSENT for a key that `after` does not hold."""
     keys = dict.fromkeys([*before, *after])
@@ -279,19 +270,19 @@ def _edit(config: Config, values: Values) -> Config:
     return edited
 
 
-def _subject(step: Step, before: Config, after: Config) -> str:
+def _subject(name: str, before: Config, after: Config) -> str:
     """Return `keep 0012: lr 3e-6 → 5e-6`, with as many keys as fit."""
     trained = {change.key: change for change in diff(before, after)}  # with prime-rl's default for a key not in a file
     items = []
     for key in _changed(before.values, after.values):
-        old, new = (spelled(each.values[key]) if key in each.values else None for each in (before, after))
+        old, new = _text(before.values, key), _text(after.values, key)
         if key in trained:
             old, new = trained[key].old, trained[key].new
         items.append(f"{_short(key)} {old or 'unset'} → {new or 'unset'}")
     for num_shown in range(len(items), 0, -1):
         num_more = len(items) - num_shown
         more = f" and {num_more} more key{'s' if num_more > 1 else ''}" if num_more else ""
-        subject = f"{step.name}: {', '.join(items[:num_shown])}"
+        subject = f"{name}: {', '.join(items[:num_shown])}"
         if len(subject + more) <= MAX_SUBJECT:
             break
     return clean(shorten(subject, MAX_SUBJECT - len(more)) + more)

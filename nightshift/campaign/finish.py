@@ -1,23 +1,17 @@
 """The end of an experiment: record, git, model, row. A kill may come between two steps: `resume` does the rest."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Container, Sequence
 
 from msgspec.structs import replace
 
-from nightshift.campaign.campaign import Campaign, fold
-from nightshift.campaign.commits import Reason, commit, incumbent_values, plan
+from nightshift.campaign.commits import commit
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.models import delete_weights, keep_model
-from nightshift.campaign.records import NOT_ISOLATED, Action, Decision, Failure, Judgement, Record, Verdict
-from nightshift.config.train_toml import Config, parse
-from nightshift.config.values import Value
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.campaign.records import Failure, Judgement, Record, Verdict
+from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
 from nightshift.text import clean
-
-_FAILED = "not done: "
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
@@ -29,7 +23,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Write a record with its verdict, commit its decisions, keep or delete the model, and add the row. Commits that
     failed for earlier experiments are made first. Return the record with what git did."""
     ledger.write(record)
-    for earlier in _unsettled(ledger.records(), record.branch):
+    for earlier in _owed(ledger.records(), record.branch):
         if earlier.number != record.number and (earlier.decided or 0) < (record.decided or 0):
             ledger.write(_settle(earlier, ledger, repo))
     record = _settle(record, ledger, repo)
@@ -39,96 +33,60 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 
 def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
-    """Commit each decision of a record, and write train.toml. Return the record with what git did, or its error."""
+    """Make a record's planned commits, and write train.toml. Return the record with what git did, or its error."""
     if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
         return replace(record, git_action="train.toml left as it is: nothing was decided")
     if record.parent is None:
         return replace(record, git_action="baseline: nothing to commit")
+    if record.is_keep and record.decision is None:
+        return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
     assert record.judgement is not None
+    steps, head = record.judgement.steps, Head(record.branch, record.commit)
     try:
-        before = _campaign_before(ledger, record)
-        if before.baseline is None:
-            return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
-        baseline, candidate = ledger.stored_config(before.baseline), ledger.stored_config(record)
-        steps, _ = plan(baseline, before.kept, record.judgement.decisions)
-        earlier = {id for decided in before.decided for id in decided.commits.values()}
-        head = Head(record.branch, record.commit)
-        ids = commit(repo, head, steps, lambda decision: _reason(decision, record, before, ledger), earlier)
+        texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
+        others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
+        ids = commit(repo, head, steps, others)
         commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
-        left = [step.name for step in steps if step.after != step.before and step.name not in commits]
+        left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
-        actions.append(_restore(repo, candidate, incumbent_values(baseline, before.kept)))
-        return replace(record, commits=commits, git_action="; ".join(actions))
+        texts |= {entry.before for entry in repo.config_history(head)}
+        actions.append(_restore(repo, texts))
+        return replace(record, commits=commits, git_action="; ".join(actions), git_error=None)
     except (EngineError, UsageError, OSError, ValueError) as error:
-        return replace(record, git_action=f"{_FAILED}{error}")
+        return replace(record, git_action=f"not done: {error}", git_error=str(error))
 
 
-def _campaign_before(ledger: Ledger, record: Record) -> Campaign:
-    """Return the campaign as it was when the record was decided."""
-    place = record.decided or ledger.num_decided() + 1
-    before = [
-        other if (other.decided or 0) < place else replace(other, decided=None)
-        for other in ledger.records()
-        if other.decided_before < place
-    ]
-    return fold(ledger, before, record.branch, record.rules_hash)
-
-
-def _reason(decision: Decision, record: Record, campaign: Campaign, ledger: Ledger) -> Reason:
-    """Return what the commit's message says besides the decision."""
-    change, runs = decision.change, campaign.measured_by(decision.change)
-    proposal = record if change == record.run.new else campaign.proposal_of(change)
-    if any(change == held for held in record.run.changes):
-        runs = (*runs, record.number)
-    return Reason(
-        run=record.number,
-        measured_by=runs,
-        with_rider=record.run.with_rider if proposal is record else "",
-        hypothesis=proposal.proposal.description if proposal else "",
-        campaign=record.branch,
-        agent="" if record.proposal.is_isolated else NOT_ISOLATED,
-    )
-
-
-def _restore(repo: Repo, candidate: Config, before: Mapping[str, Value]) -> str:
-    """Write train.toml as committed, if it holds the candidate or the incumbent of before. Return what was done."""
+def _restore(repo: Repo, texts: Container[bytes | None]) -> str:
+    """Write train.toml as committed, if its text is one of `texts`. Return what was done."""
     path, source = repo.root / CONFIG_NAME, repo.config_at("HEAD")
     there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
     if there == source:
         return "train.toml holds the incumbent"
-    with suppress(ConfigError):
-        is_ours = there is not None and (there == candidate.source or incumbent_values(parse(there)) == before)
-        if is_ours and source is not None:
-            write_atomically(path, source)
-            return "put the incumbent into train.toml"
-    return "left train.toml alone: it is neither the config that ran nor the incumbent"
+    if there is None or source is None or there not in texts:
+        return "left train.toml alone: it is neither the config that ran nor the incumbent"
+    write_atomically(path, source)
+    return "put the incumbent into train.toml"
 
 
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:
     """Return the decisions of a campaign that git did not commit, in one line; None if there are none."""
     for record in records:
-        decisions = record.judgement.decisions if record.judgement else ()
-        names = [f"{d.action} {d.change.name}" for d in decisions if d.action is not Action.DISCARD]
-        if record.branch == branch and _is_unsettled(record) and record.git_action and names:
-            cause = f"{', '.join(names)}: decided and not committed: {record.git_action.removeprefix(_FAILED)}"
+        names = [step.name for step in record.judgement.steps] if record.judgement else []
+        if record.branch == branch and record.git_error and names:
+            cause = f"{', '.join(names)}: decided and not committed: {record.git_error}"
             return f"{cause.rstrip('.')}. Each later experiment and start tries again."
     return None
 
 
-def _is_unsettled(record: Record) -> bool:
-    """Return True if the verdict's commits were not made, or failed for a reason that may have passed."""
-    action = record.git_action
-    return record.judgement is not None and (action is None or action.startswith(_FAILED))
-
-
-def _unsettled(records: Sequence[Record], branch: str) -> list[Record]:
-    """Return the experiments of a branch whose commits are missing, in the order of their decisions. Decisions before a
+def _owed(records: Sequence[Record], branch: str) -> list[Record]:
+    """Return the experiments of a branch whose commits are owed, in the order of their decisions. Decisions before a
     commit of the user's stay as the user left them."""
     ours = [record for record in records if record.branch == branch]
     by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
-    due = [record for record in ours if _is_unsettled(record) and (record.decided or 0) > by_user]
-    return sorted(due, key=lambda record: record.decided or 0)
+    judged = [record for record in ours if record.judgement and (record.decided or 0) > by_user]
+    owed = [record for record in judged if record.git_action is None or record.git_error]
+    return sorted(owed, key=lambda record: record.decided or 0)
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
@@ -136,8 +94,8 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
     ledger.sweep(in_flight)
     records = ledger.records()
     due = {record.number for record in records if record.git_action is None}
-    if any(map(_is_unsettled, records)):
-        due |= {record.number for record in _unsettled(records, repo.head().branch)}
+    if any(record.git_error for record in records):
+        due |= {record.number for record in _owed(records, repo.head().branch)}
     records = [record for record in records if record.number in due and record.number not in in_flight]
     for record in sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number)):
         if record.status == STARTED:

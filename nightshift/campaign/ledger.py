@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -92,8 +91,6 @@ class Ledger:
         self.runs_dir = runs_dir or root / "runs"
         self.tsv_path = root / "results.tsv"
         self.journal = Journal(self.runs_dir)
-        # What campaign.fold has folded, by branch and rules hash: Campaign, which this module cannot import.
-        self.folded: dict[tuple[str, str], Any] = {}
         # Records that were reserved here, or read after they were closed: they do not change under this process.
         self._known: dict[int, Record] = {}
 

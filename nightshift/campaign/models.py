@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from nightshift.campaign.campaign import fold
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
 from nightshift.files import disk_error, remove_tree
@@ -31,7 +31,7 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
         sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
         if sum(sizes.values()) <= max_gb * 1e9:
             return
-        campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
+        campaign = Campaign.of(ledger.records(), record.branch, record.rules_hash)
         spared = [each for each in (campaign.baseline, campaign.parent, campaign.incumbent_run, record) if each]
         folders = {ledger.run_dir(each.number) for each in spared}
         for model in models[1:-1]:

@@ -431,6 +431,15 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return self.gain - self.gain_halfwidth, self.gain + self.gain_halfwidth
 
 
+class PlannedCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """The planned commit of one decision. `name`: the first words of its subject, `keep 0012`. `keys`: values of
+    train.toml before and after it, as in `Change.keys`. `reason`: its message below the subject."""
+
+    name: str
+    keys: dict[str, tuple[str | None, str | None]]
+    reason: str
+
+
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided after a run, and the posterior at that moment.
 
@@ -443,6 +452,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order of adoption
     expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
     standing: Standing | None = None  # after the decisions
+    steps: tuple[PlannedCommit, ...] = ()  # the commits that the decisions mean
     refused: tuple[Decision, ...] = ()  # not carried out: no train.toml that the engine runs would hold the rest
 
 
@@ -488,6 +498,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     judgement: Judgement | None = None
     decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
     git_action: str | None = None  # what was done to git and train.toml, or why nothing was
+    git_error: str | None = None  # why the planned commits are still owed
     commits: dict[str, str] = msgspec.field(default_factory=dict)  # by decision: `keep 0012` -> id
 
     @property
@@ -563,9 +574,9 @@ class Job:
     rules_hash: str
     settings: dict[str, Any]
     seed: int
-    split: Literal["validation", "test"]
     deadline_seconds: float
     token: str  # a random word that the result repeats
+    split: Literal["validation", "test"] = "validation"
     name: str = ""  # of the job in SLURM; empty on this machine
     hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus

@@ -89,7 +89,8 @@ def plan(request: Request, setup: Setup) -> list[str]:
     if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml
         config = parse(repo.config_at(str(start.head.commit)) or b"")
     setup = replace(setup, repo=Repo(setup.root, start.head))
-    record = admit(wanted_config(config, request, setup), request, setup)
+    campaign = setup.campaign()
+    record = admit(wanted_config(config, request, campaign, setup), request, campaign, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number())
     if record.parent is None:
         against = "nothing: this is the baseline"
@@ -103,7 +104,7 @@ def plan(request: Request, setup: Setup) -> list[str]:
         *(f"scaled:   {line}" for line in record.scaled),
         *(f"unused:   {key}" for key in record.unused_keys),
         f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run",
-        *setup.engine.describe(record.effective, setup.next_seed(record.branch), run_dir),
+        *setup.engine.describe(record.effective, setup.next_seed(campaign), run_dir),
     ]
 
 

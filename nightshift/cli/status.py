@@ -39,9 +39,9 @@ def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     `effect`, `p_helps`: of its new change on the score of the incumbent; `since`: what became of that change; `files`:
     the folder of the experiment.
     """
-    from nightshift.campaign.campaign import fold
+    from nightshift.campaign.campaign import Campaign
 
-    campaign = fold(ledger, ledger.readable()[0], record.branch, record.rules_hash)
+    campaign = Campaign.of(ledger.readable()[0], record.branch, record.rules_hash)
     effect = campaign.effect(record)
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
@@ -373,9 +373,9 @@ def _believed(
     last = max(judged, key=lambda record: record.decided or 0)
     assert last.judgement is not None
     if any(record.user_decisions and record.decided_before >= (last.decided or 0) for record in records):
-        from nightshift.campaign.campaign import fold
+        from nightshift.campaign.campaign import Campaign
 
-        campaign = fold(ledger, records, branch, rules_hash)
+        campaign = Campaign.of(records, branch, rules_hash)
         return campaign.kept, campaign.standing
     return last.judgement.kept, last.judgement.standing
 

@@ -10,12 +10,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.commits import change_keys, incumbent_config, user_decisions
-from nightshift.campaign.finish import uncommitted
-from nightshift.campaign.git import Head
+from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import STARTED, baseline_of, require_same_setup
 from nightshift.campaign.next_run import already_tried
-from nightshift.campaign.records import Action, Change, Decision, Record, Request, Run
+from nightshift.campaign.records import Change, Record, Request, Run
 from nightshift.config.train_toml import Config, diff
 from nightshift.config.values import shorten
 from nightshift.errors import EngineError, UsageError
@@ -40,29 +38,26 @@ def warnings(setup: Setup) -> list[str]:
     return [*dict.fromkeys(str(check.problem) for engine in engines for check in engine.warnings())]
 
 
-def wanted_config(config: Config, request: Request, setup: Setup) -> Config:
+def wanted_config(config: Config, request: Request, campaign: Campaign, setup: Setup) -> Config:
     """Return the config that a request runs: the campaign's baseline, or `config` as train.toml holds it."""
     if not request.baseline:
         return config
-    baseline = setup.campaign(setup.repo.head().branch).baseline
-    if baseline is None:
+    if campaign.baseline is None:
         raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
-    return setup.ledger.stored_config(baseline)
+    return setup.ledger.stored_config(campaign.baseline)
 
 
-def admit(candidate: Config, request: Request, setup: Setup) -> Record:
+def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup) -> Record:
     """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
     head, records = setup.repo.head(), setup.ledger.records()
     first = baseline_of(records, head.branch)
-    hardware, variables = setup.hardware, setup.variables
+    hardware, variables = setup.hardware(first), setup.variables
     if first:
         require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
-    campaign = setup.campaign(head.branch, records)
-    kept, decisions = incumbent_now(campaign, setup)
     validated = setup.engine.validate(candidate)
     effective_hash = hashlib.sha256(settings_json(validated.settings)).hexdigest()[:12]
-    run, changes = _contents(candidate, request, campaign, kept, setup)
+    run, changes = _contents(candidate, request, campaign, setup)
     is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
     if not is_repeat and campaign.baseline is not None:
         _refuse_tried(candidate, run, campaign, setup)
@@ -81,7 +76,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         started=setup.now().isoformat(timespec="milliseconds"),
         parent=campaign.parent.number if campaign.parent else None,
         decided_before=setup.ledger.num_decided(),
-        user_decisions=decisions,
+        user_decisions=campaign.user_decisions,
         proposal=replace(request.proposal, description=description),
         run=run,
         diff=changes,
@@ -106,44 +101,20 @@ def settings_json(settings: Mapping[str, Any]) -> bytes:
     return json.dumps(settings, sort_keys=True, indent=1, allow_nan=False).encode()
 
 
-def incumbent_now(campaign: Campaign, setup: Setup) -> tuple[tuple[Change, ...], tuple[Decision, ...]]:
-    """Return the incumbent's changes, and what your own commits since the last experiment decided about them.
-
-    While git lacks a commit of ours, your changes cannot be told from ours, and are not read.
-    """
-    records, head = setup.ledger.records(), setup.repo.head()
-    if campaign.baseline is None or uncommitted(records, head.branch):
-        return campaign.kept, ()
-    ours = [record for record in records if record.branch == head.branch]
-    ids = {id for record in ours for id in record.commits.values()}
-    ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
-    baseline = setup.ledger.stored_config(campaign.baseline)
-    decisions = user_decisions(setup.repo, Head(head.branch, ours[-1].commit), baseline, campaign.kept, ids)
-    if not decisions:
-        return campaign.kept, ()
-    assert campaign.posterior is not None
-    decisions = tuple(replace(d, change=campaign.posterior.known(d.change) or d.change) for d in decisions)
-    posterior = campaign.posterior.copy()
-    for decision in decisions:
-        posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-    return posterior.kept, decisions
-
-
 def compose(changes: Iterable[Change], campaign: Campaign, setup: Setup) -> Config:
     """Return the campaign's baseline with these changes. UsageError if no valid train.toml holds them."""
     assert campaign.baseline is not None
     return incumbent_config(setup.ledger.stored_config(campaign.baseline), changes)
 
 
-def _contents(
-    candidate: Config, request: Request, campaign: Campaign, kept: tuple[Change, ...], setup: Setup
-) -> tuple[Run, tuple[str, ...]]:
+def _contents(candidate: Config, request: Request, campaign: Campaign, setup: Setup) -> tuple[Run, tuple[str, ...]]:
     """Return the changes that the run measures, and a line for each key of the new change."""
     if campaign.baseline is None or request.baseline:
         return Run(), ()
     if request.run is not None:
         before = compose(replace(request.run, new=None).changes, campaign, setup)
         return request.run, tuple(change.line for change in diff(before, candidate))
+    kept = campaign.kept
     incumbent = compose(kept, campaign, setup)
     keys = change_keys(incumbent, candidate)
     new = campaign.known(keys) if keys else None

@@ -19,10 +19,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.git import Head
 from nightshift.campaign.journal import JOURNAL_NAME, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import JOB_NAME, NOT_ISOLATED, RESULT_NAME, Evaluation, Failure, Result
+from nightshift.campaign.records import JOB_NAME, NOT_ISOLATED, RESULT_NAME, Evaluation, Failure, Record, Result
 from nightshift.campaign.results import last_campaign
 from nightshift.campaign.scores import split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
@@ -109,9 +111,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One comparison to make. `settings`: by side. `unused_keys`: of the incumbent, where they change nothing."""
+    """One comparison to make. `first`: the campaign's first experiment. `settings`: by side. `unused_keys`: of the
+    incumbent, where they change nothing."""
 
     setup: Setup
+    first: Record | None
     plan: Plan
     folder: Path
     settings: Mapping[str, Mapping[str, Any]]
@@ -167,27 +171,30 @@ def tasks(
     `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
     commit by side. Raises UsageError if there is nothing to compare, or a config is invalid there.
     """
-    configs, names = _contenders(setup, revisions or {})
+    head, records = setup.repo.head(), setup.ledger.records()
+    first = baseline_of(records, head.branch)
+    configs, names = _contenders(setup, revisions or {}, head, records, first)
     if not environments and budget_seconds is None:
-        return [_task(setup, "test", configs, names, num_seeds)]
+        return [_task(setup, first, "test", configs, names, num_seeds)]
     wanted = dict.fromkeys(environments or ["+".join(setup.rules.environment_names)])
     setups = [_elsewhere(setup, name, budget_seconds) for name in wanted]
-    return [_task(other, "validation", configs, names, num_seeds) for other in setups]
+    return [_task(other, first, "validation", configs, names, num_seeds) for other in setups]
 
 
-def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict[str, Config], dict[str, str]]:
+def _contenders(
+    setup: Setup, revisions: Mapping[str, str | None], head: Head, records: Sequence[Record], first: Record | None
+) -> tuple[dict[str, Config], dict[str, str]]:
     """Return the two configs and their names, by side."""
-    configs, head = dict[str, Config](), setup.repo.head()
+    configs = dict[str, Config]()
     names = {side: revision for side, revision in revisions.items() if revision is not None}
     for side, revision in names.items():
         source = setup.repo.config_at(revision)
         if source is None:
             raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
         configs[side] = parse(source, f"train.toml of {revision}")
-    first = baseline_of(setup.ledger.records(), head.branch)
     if first is not None:
         require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
-        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.variables)
+        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware(first), setup.variables)
     elif configs and head.commit and (changed := changed_files(setup.repo, head.commit, setup.rules)):
         raise UsageError(f"{listed(changed)} differ from the commit checked out", "Commit or restore them.")
     if len(configs) == len(SIDES):
@@ -195,10 +202,10 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
             raise UsageError("both commits have the same train.toml", "Name two that differ.")
         return configs, names
     if first is None:
-        branch, _ = last_campaign(setup.ledger.records())
+        branch, _ = last_campaign(records)
         fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else "Run one first: uv run run.py"
         raise UsageError(f"{head} has no measured campaign", fix)
-    campaign = setup.campaign(head.branch)
+    campaign = Campaign.of(records, head.branch, setup.rules_hash)
     if not campaign.kept and not configs:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
     configs.setdefault("baseline", setup.ledger.stored_config(first))
@@ -231,6 +238,7 @@ def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:
 
 def _task(
     setup: Setup,
+    first: Record | None,
     split: Literal["test", "validation"],
     configs: Mapping[str, Config],
     names: Mapping[str, str],
@@ -277,8 +285,8 @@ def _task(
                 cause = f"{begun} began with {old.num_seeds} seeds"
                 fix = f"Resume with --seeds {old.num_seeds}, or give it up (an access stays counted): rm -r {begun}"
                 raise UsageError(cause, fix)
-            return Task(setup, old, begun, settings, unused)
-    return Task(setup, plan, folder, settings, unused)
+            return Task(setup, first, old, begun, settings, unused)
+    return Task(setup, first, plan, folder, settings, unused)
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
@@ -354,7 +362,7 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         else:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
-            job = setup.job(task.settings[side], seed, plan.split)
+            job = setup.job(task.settings[side], seed, setup.hardware(task.first), split=plan.split)
             access = None
             if plan.access is not None:
                 compared = {name: getattr(plan, name) for name in _COMPARED}
@@ -458,7 +466,7 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     campaign = (task.plan.branch, task.plan.rules_hash)
     ours = [record for record in records if (record.branch, record.rules_hash) == campaign]
     notes += [] if all(record.proposal.is_isolated for record in ours) else [f"agent: {NOT_ISOLATED}"]
-    first = baseline_of(records, task.setup.repo.head().branch)
+    first = task.first
     if task.plan.split == "validation" and first and {*first.environments} & {*task.setup.rules.environment_names}:
         notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
     if task.plan.access is not None:

@@ -4,11 +4,13 @@
 judges the result. Both read all that they need from the ledger, so a kill costs at most one run.
 """
 
-import dataclasses
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from msgspec.structs import replace
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.finish import close, crash, resume
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED, baseline_of
@@ -32,7 +34,10 @@ def run_experiment(request: Request, setup: Setup) -> Record:
     anything is recorded; Interrupted or IntegrityError after the record was closed without a verdict.
     """
     try:
-        record = start(request, load(setup.root / CONFIG_NAME), setup)
+        config = load(setup.root / CONFIG_NAME)  # first: `resume` may write the file
+        resume(setup.ledger, setup.repo, setup.reporter.note)
+        campaign = setup.campaign()
+        record = start(request, wanted_config(config, request, campaign, setup), campaign, setup)
         while (closed := collect(record.number, setup)) is None:
             setup.wait()  # while the worker trains and evaluates
         return closed
@@ -43,26 +48,24 @@ def run_experiment(request: Request, setup: Setup) -> Record:
         setup.cancel()
 
 
-def start(request: Request, config: Config, setup: Setup) -> Record:
+def start(request: Request, config: Config, campaign: Campaign, setup: Setup) -> Record:
     """Check a request, reserve its number, and submit its run. Return the record.
 
     It is closed already if the run could not be submitted.
     """
-    resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
-    config = wanted_config(config, request, setup)
-    record = admit(config, request, setup)
+    record = admit(config, request, campaign, setup)
     require_ready(setup)
     files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: settings_json(record.effective)}
     record = setup.ledger.reserve(record, files, setup.repo.last_experiment())
     limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {limits}")
-    last = setup.campaign(record.branch).last_baseline()
+    last = campaign.last_baseline()
     hours = (setup.now() - last).total_seconds() / 3600 if last else 0.0
     if request.run is None and record.run.new is not None and hours > NIGHT_HOURS:
         drift = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
         setup.reporter.note(f"{drift}: uv run run.py --baseline makes the effect of this change more certain")
     try:
-        submit(record, setup)
+        submit(record, campaign, setup)
         setup.ledger.sync_tsv()
     except (EngineError, UsageError, OSError) as error:
         setup.cancel(record.number)
@@ -70,14 +73,13 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     return record
 
 
-def submit(record: Record, setup: Setup) -> None:
+def submit(record: Record, campaign: Campaign, setup: Setup) -> None:
     """Submit the run of an experiment."""
-    job = setup.job(record.effective, setup.next_seed(record.branch))
-    if record.parent is not None:  # validated again: its record lies where agents can write
-        parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
-        job = dataclasses.replace(
-            job, incumbent=dict(setup.engine.validate(parent).settings), ends_without_gradient=True
-        )
+    fields = dict[str, Any]()
+    if campaign.parent is not None:  # validated again: its record lies where agents can write
+        parent = setup.engine.validate(setup.ledger.stored_config(campaign.parent))
+        fields = {"incumbent": dict(parent.settings), "ends_without_gradient": True}
+    job = setup.job(record.effective, setup.next_seed(campaign), record.hardware, **fields)
     setup.submit(setup.ledger.run_dir(record.number), job)
 
 
@@ -93,21 +95,23 @@ def collect(number: int, setup: Setup) -> Record | None:
     if not setup.executor.is_over(run_dir):
         return None
     require_branch(setup.repo, record.branch)
-    first = baseline_of(setup.ledger.records(), record.branch) or record
+    records = setup.ledger.records()
+    first = baseline_of(records, record.branch) or record
     require_unchanged(setup.repo, setup.rules, record.rules_hash, first.commit, setup.rules_hash)
     try:
         result = setup.executor.result(run_dir)
     except (EngineError, UsageError, OSError) as error:
         return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     record = replace(record, result=result, hardware=record.hardware or result.hardware)
+    training = result.training
     if result.hardware not in ("", record.hardware):
         cause = f"the run was made on {result.hardware}, and the campaign's on {record.hardware}"
-        return conclude(crash(record, Failure.MACHINERY, cause), setup)
-    if result.evaluation is None:
-        training = result.training
+        record = crash(record, Failure.MACHINERY, cause)
+    elif result.evaluation is None:
         record = crash(record, training.failure or Failure.MACHINERY, training.cause or "no cause known")
+    if result.evaluation is None or record.failure is not None:
         return conclude(record, setup)
-    campaign = setup.campaign(record.branch)
+    campaign = Campaign.of(records, record.branch, setup.rules_hash)
     baseline = setup.ledger.stored_config(campaign.baseline or record)
     record = campaign.judge(record, baseline, setup.engine.validate)
     if record.is_keep or record.is_incumbent:
@@ -116,22 +120,25 @@ def collect(number: int, setup: Setup) -> Record | None:
         except EngineError as error:
             return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
         record = replace(record, health=proof)
-    return conclude(record, setup)
+    return conclude(record, setup, campaign.remarks(record))
 
 
-def conclude(record: Record, setup: Setup) -> Record:
-    """Close an experiment that has its verdict: in the ledger first, then in git. Return the closed record."""
+def conclude(record: Record, setup: Setup, remarks: Sequence[str] = ()) -> Record:
+    """Close an experiment that has its verdict: in the ledger first, then in git. Return the closed record.
+
+    `remarks`: lines on its scores (Campaign.remarks).
+    """
     if record.decided is None and record.failure in (None, Failure.TRAINING):
         record = replace(record, decided=setup.ledger.num_decided() + 1)
     # A wall clock may be set back: no less than its run took.
     elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
     run_seconds = record.result.total_seconds if record.result else 0.0
-    health = "\n".join(filter(None, (record.health, examine(record, setup)))) or None
+    health = "\n".join(filter(None, (record.health, examine(record, setup, remarks)))) or None
     record = replace(record, total_seconds=max(elapsed, run_seconds), health=health)
     return close(record, setup.ledger, setup.repo)
 
 
-def examine(record: Record, setup: Setup) -> str:
+def examine(record: Record, setup: Setup, remarks: Sequence[str]) -> str:
     """Return the health lines of the record's run; empty if there are no curves."""
     if record.result is None:
         return ""
@@ -139,7 +146,6 @@ def examine(record: Record, setup: Setup) -> str:
         config = setup.ledger.stored_config(record)
     except UsageError as error:  # no reason to lose a verdict
         return f"the curves were not examined: {error}"
-    remarks = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
     conditions = Conditions(record.result, setup.rules, config.resolved, used_keys(setup.engine, config), remarks)
     steps = read_steps(setup.ledger.run_dir(record.number) / METRICS_NAME)
     return "\n".join(map(str, digest(steps, conditions)))

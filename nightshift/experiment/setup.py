@@ -5,15 +5,17 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from nightshift.campaign.campaign import Campaign, fold
-from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import user_decisions
+from nightshift.campaign.finish import uncommitted
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import Ledger, baseline_of, fixed_variables, read_progress
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request
@@ -66,9 +68,19 @@ class Setup:
     # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
     engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
 
-    def campaign(self, branch: str, records: Sequence[Record] | None = None) -> Campaign:
-        """The campaign of a branch under this set-up's rules, as these records tell it; the ledger's, as it is now."""
-        return fold(self.ledger, self.ledger.records() if records is None else records, branch, self.rules_hash)
+    def campaign(self) -> Campaign:
+        """Return the campaign of the branch that is checked out, with what your own commits since its last experiment
+        decided. While git lacks a commit of ours, your changes cannot be told from ours, and are not read."""
+        records, branch = self.ledger.records(), self.repo.head().branch
+        campaign = Campaign.of(records, branch, self.rules_hash)
+        if campaign.baseline is None or uncommitted(records, branch):
+            return campaign
+        ours = [record for record in records if record.branch == branch]
+        ids = {id for record in ours for id in record.commits.values()}
+        ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
+        baseline = self.ledger.stored_config(campaign.baseline)
+        decisions = user_decisions(self.repo, Head(branch, ours[-1].commit), baseline, campaign.kept, ids)
+        return campaign.with_user_decisions(decisions) if decisions else campaign
 
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch.
@@ -88,13 +100,9 @@ class Setup:
         if line := start.describe(is_done=True):
             self.reporter.note(line)
 
-    @property
-    def hardware(self) -> str:
-        """What a run has here, as records name it; of a cluster what the campaign's first one had, empty before it."""
-        if here := self.executor.hardware(self.engine.hardware()):
-            return here
-        first = baseline_of(self.ledger.records(), self.repo.head().branch)
-        return first.hardware if first else ""
+    def hardware(self, first: Record | None) -> str:
+        """Return what a run has here, as records name it; of a cluster what the campaign's `first` experiment had."""
+        return self.executor.hardware(self.engine.hardware()) or (first.hardware if first else "")
 
     def experiments_in_flight(self) -> set[int]:
         """The numbers of the experiments whose runs are in flight; a certificate's runs have other names."""
@@ -104,25 +112,25 @@ class Setup:
     def in_flight(self) -> tuple[Record, ...]:
         return tuple(map(self.ledger.record, sorted(self.experiments_in_flight())))
 
-    def next_seed(self, branch: str) -> int:
+    def next_seed(self, campaign: Campaign) -> int:
         """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
-        results = [record.result for record in self.campaign(branch).decided if record.evaluation]
+        results = [record.result for record in campaign.decided if record.evaluation]
         used = {result.seed for result in results if result} | {job.seed for job in self.executor.in_flight().values()}
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
-    def job(self, settings: Mapping[str, Any], seed: int, split: Literal["validation", "test"] = "validation") -> Job:
-        """Return the job of one run, evaluated on `split`."""
+    def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
+        """Return the job of one run. `fields`: of Job, besides those of the set-up."""
         return Job(
             rules=self.rules,
             rules_hash=self.rules_hash,
             settings=dict(settings),
             seed=seed,
-            split=split,
             deadline_seconds=self.rules.deadline_seconds,
             token=secrets.token_hex(16),
-            hardware=self.hardware or None,
+            hardware=hardware or None,
             gpus=self.request.gpus,
             keep_all=self.request.keep_all,
+            **fields,
         )
 
     def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:

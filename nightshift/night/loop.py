@@ -25,7 +25,7 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, Ledger, read_progress
+from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, Ledger, baseline_of, read_progress
 from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
@@ -35,7 +35,7 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
-from nightshift.experiment.admission import admit, compose, incumbent_now, warnings
+from nightshift.experiment.admission import admit, compose, warnings
 from nightshift.experiment.experiment import collect, interrupt, start, withdraw
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.setup import Setup
@@ -125,7 +125,6 @@ class _Work:
     proposer: Proposer
     context: Context
     incumbent: Config
-    kept: tuple[Change, ...]
     began: float  # on the clock
     answers: tuple[Answer, ...] | None = None  # None while the agent works
 
@@ -274,9 +273,11 @@ class Night:
             for record in setup.in_flight:  # a job that waits on a cluster would begin when the night is over
                 if not executor.has_begun(self._ledger.run_dir(record.number)):
                     withdraw(record.number, f"its job still waited when the night ended: {stop.cause}", setup)
-        elif setup.clock() >= self._begins_at and (self._begin() or self._propose()):
-            self._failures.clear()
-            return None
+        elif setup.clock() >= self._begins_at:
+            campaign = setup.campaign()
+            if self._begin(campaign) or self._propose(campaign):
+                self._failures.clear()
+                return None
         self._wait(is_stopping=stop is not None)
         return None
 
@@ -297,19 +298,19 @@ class Night:
             if self._advance() or is_queued or is_over or not (due or self._work or self.state.unavailable):
                 return
 
-    def _begin(self) -> bool:
+    def _begin(self, campaign: Campaign) -> bool:
         """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
-        own, queued, campaign = self._own(), self._not_started(), self._setup.campaign(self.state.branch)
+        own, queued = self._own(), self._not_started()
         if campaign.baseline is None:
-            return not self._setup.executor.in_flight() and self._first_baseline(own)
+            return not self._setup.executor.in_flight() and self._first_baseline(own, campaign)
         num_begun = len(decided(own)) + len(self._setup.in_flight)
         is_enough = self.state.request.experiments is not None and num_begun >= self.state.request.experiments
         if is_enough or not self._num_free():
             return False
         if self._needs_baseline(own, campaign):
-            self._measure(Run())
+            self._measure(Run(), campaign)
         elif (stage := self._stage(own)) is not Stage.SEARCH:
-            self._measure(measuring_run(incumbent_now(campaign, self._setup)[0], stage))
+            self._measure(measuring_run(campaign.kept, stage), campaign)
         elif queued and queued[0].direction != self._direction():
             self._note(f"proposed again: the direction changed after {queued[0].proposal.description!r}")
             self._forget(queued[0])
@@ -343,10 +344,9 @@ class Night:
             return 0
         return sum(self._stage(own, num_queued + index) is Stage.SEARCH for index in range(num))
 
-    def _propose(self) -> bool:
+    def _propose(self, campaign: Campaign) -> bool:
         """Begin the next proposals, or take those that are ready. Returns True if some were taken."""
         setup, proposer = self._setup, self._proposer
-        campaign = setup.campaign(self.state.branch)
         if campaign.baseline is None:
             return False
         is_due = self._work is None and setup.clock() >= max(self._proposes_at, self._asks_at())
@@ -356,12 +356,12 @@ class Night:
             self._advance(is_first=True)
         if self._work is not None and self._work.answers is not None:
             work, self._work = self._work, None
-            self._take(work, work.answers or ())
+            self._take(work, work.answers or (), campaign)
             return True
         filler, now = self._filler, setup.clock()
         if self.state.unavailable and filler and self._fills and now >= self._fills_at and self._num_wanted(0):
             work = self._open(filler, campaign, 1)
-            self._take(work, complete(work.proposing))
+            self._take(work, complete(work.proposing), campaign)
             return True
         return False
 
@@ -389,7 +389,7 @@ class Night:
         if work is None:
             return
         if work.answers is not None:
-            self._take(work, work.answers)
+            self._take(work, work.answers, self._setup.campaign())
             return
         try:
             work.proposing.send(True)
@@ -411,14 +411,13 @@ class Night:
             return False
         return datetime.fromisoformat(self.state.started) - last > _BASELINE_HOLDS
 
-    def _measure(self, run: Run) -> None:
+    def _measure(self, run: Run, campaign: Campaign) -> None:
         """Run the baseline or the incumbent once more; nothing is proposed."""
-        campaign = self._setup.campaign(self.state.branch)
-        self._launch(Request(run=run), compose(run.changes, campaign, self._setup))
+        self._launch(Request(run=run), compose(run.changes, campaign, self._setup), campaign)
 
-    def _launch(self, request: Request, config: Config) -> None:
+    def _launch(self, request: Request, config: Config, campaign: Campaign) -> None:
         """Start an experiment, and conclude it if it ended at once."""
-        record = start(request, config, self._setup)
+        record = start(request, config, campaign, self._setup)
         if record.status != STARTED:
             self._conclude(record)
 
@@ -430,9 +429,8 @@ class Night:
         if (pending := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=pending, refusals=() if self._is_given_up else self.state.refusals)
             self._is_given_up = False
-        head = setup.repo.head()
-        first = setup.campaign(self.state.branch).baseline
-        if first is None or head.branch != self.state.branch:
+        first = baseline_of(ledger.records(), self.state.branch)
+        if first is None or setup.repo.head().branch != self.state.branch:
             return
         path, source, present = setup.root / CONFIG_NAME, setup.repo.config_at("HEAD"), None
         with suppress(ConfigError):
@@ -469,30 +467,25 @@ class Night:
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
 
-    def _first_baseline(self, own: Sequence[Record]) -> bool:
+    def _first_baseline(self, own: Sequence[Record], campaign: Campaign) -> bool:
         """Start the campaign's first experiment. Returns False if that crashed already."""
         failed = [record for record in own if record.failure is not Failure.INTERRUPTED]
         num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
         if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
             self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
             return False
-        self._launch(Request(), load(self._setup.root / CONFIG_NAME))
+        self._launch(Request(), load(self._setup.root / CONFIG_NAME), campaign)
         return True
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
-        campaign = campaign.copy()  # an agent may think while experiments are decided
         setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
         now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
-        kept, by_user = incumbent_now(campaign, setup)
-        incumbent = compose(kept, campaign, setup)
+        incumbent = compose(campaign.kept, campaign, setup)
         committed = setup.repo.config_at("HEAD")
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
-        admit(incumbent, Request(again=True), setup)  # no proposal is to blame for the set-up
-        rider = self._rider(campaign, queued)
-        if rider is not None and any(decision.change.keys == rider.keys for decision in by_user):
-            rider = None
+        admit(incumbent, Request(again=True), campaign, setup)  # no proposal is to blame for the set-up
         parent = next((record for record in campaign.decided if record.number == last.parent), None)
         flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
         context = Context(
@@ -501,7 +494,7 @@ class Night:
             campaign=campaign,
             rules=setup.rules,
             ledger=self._ledger,
-            rider=rider,
+            rider=self._rider(campaign, queued),
             used_keys=used_keys(setup.engine, incumbent),
             refusals=self._fill_refusals if proposer is self._filler else state.refusals,
             in_flight=in_flight,
@@ -512,7 +505,7 @@ class Night:
             direction=self._direction(),
             num_proposals=num,
         )
-        return _Work(proposer.propose(context), proposer, context, incumbent, kept, setup.clock())
+        return _Work(proposer.propose(context), proposer, context, incumbent, setup.clock())
 
     def _rider(self, campaign: Campaign, queued: Sequence[Answer]) -> Change | None:
         """Return the discarded change that the next run measures again; `queued` run before it."""
@@ -539,7 +532,7 @@ class Night:
             self._update(direction=direction)
         return direction
 
-    def _take(self, work: _Work, answers: Sequence[Answer]) -> None:
+    def _take(self, work: _Work, answers: Sequence[Answer], campaign: Campaign) -> None:
         """Add the proposals that can be run to the state; refuse the others."""
         proposer, last = work.proposer, work.context.campaign.decided[-1]
         is_fill = proposer is self._filler
@@ -564,7 +557,7 @@ class Night:
         taken, causes = list[Answer](), list[str]()
         for answer in answers:
             try:
-                taken.append(self._accept(work, answer, [*self._not_started(), *taken]))
+                taken.append(self._accept(work, answer, [*self._not_started(), *taken], campaign))
             except UsageError as error:
                 causes.append(str(error))
         if not taken:
@@ -579,20 +572,19 @@ class Night:
         refusals = self.state.refusals if self._is_given_up or is_fill else ()  # else what is lost again has no end
         self._update(pending=(*self.state.pending, *taken), refusals=refusals, notes=())
 
-    def _accept(self, work: _Work, answer: Answer, waiting_answers: Sequence[Answer]) -> Answer:
+    def _accept(self, work: _Work, answer: Answer, waiting_answers: Sequence[Answer], campaign: Campaign) -> Answer:
         """Return a proposal as a change of the incumbent, with its rider. UsageError if it cannot be run."""
         if answer.source is None or answer.cause is not None:
             raise UsageError(answer.cause or "no edit")
         setup, context = self._setup, work.context
-        campaign = setup.campaign(self.state.branch)
         keys = change_keys(work.incumbent, parse(answer.source))  # against the incumbent that the agent was given
         if not keys:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
         number, direction = self._ledger.next_number(), context.direction
-        answer = replace(answer, number=number, change=change, kept=work.kept, direction=direction)
-        kept, _ = incumbent_now(campaign, setup)
-        admit(compose((*kept, change), campaign, setup), Request(run=Run(kept=kept, new=change)), setup)
+        answer = replace(answer, number=number, change=change, kept=context.campaign.kept, direction=direction)
+        run = Run(kept=campaign.kept, new=change)
+        admit(compose(run.changes, campaign, setup), Request(run=run), campaign, setup)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):
             raise UsageError("this change waits for its turn already", "Change train.toml.")
         is_first = waiting_answers == self._not_started()
@@ -665,7 +657,7 @@ class Night:
         assert pending.change is not None
         setup = self._setup
         try:
-            kept, _ = incumbent_now(campaign, setup)
+            kept = campaign.kept
             answer = without_prediction(answer, kept)
             rider = pending.rider  # must not set a key of the incumbent
             if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
@@ -677,7 +669,7 @@ class Night:
             except UsageError:
                 run = structs.replace(run, rider=None)
                 config = compose(run.changes, campaign, setup)
-            record = start(Request(answer.proposal, run=run), config, setup)
+            record = start(Request(answer.proposal, run=run), config, campaign, setup)
         except UsageError as error:
             self._drop(pending, str(error))
             return

@@ -30,9 +30,10 @@ def write_summary(state: NightState, setup: Setup) -> str:
     from nightshift.report.page import write_report
 
     setup.ledger.require_in_place()
-    own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
-    cost = night_cost(state, setup.ledger) + runs_cost(own)
-    text = summary(state, setup.ledger.records(), campaign, setup.now(), cost)
+    records = setup.ledger.records()
+    campaign = Campaign.of(records, state.branch, state.rules_hash)
+    cost = night_cost(state, setup.ledger) + runs_cost(state.own(records))
+    text = summary(state, records, campaign, setup.now(), cost)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
     write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
@@ -118,8 +119,8 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
     """Return what a notification says (`--notify`). `counts` is None if records cannot be read, which is noted."""
     counts = None
     try:
-        own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
-        counts = Counts.of(own, campaign.kept)
+        records = setup.ledger.records()
+        counts = Counts.of(state.own(records), Campaign.of(records, state.branch, state.rules_hash).kept)
     except Interrupted:
         raise
     except (NightshiftError, OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from nightshift.campaign.campaign import Campaign, fold
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.finish import uncommitted
@@ -219,7 +219,7 @@ def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Show
     shown = [r for r in ours if r.rules_hash == rules_hash]
     if others := len(ours) - len(shown):
         notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
-    return Shown(branch, rules_hash, tuple(shown), fold(ledger, shown, branch, rules_hash), tuple(notes))
+    return Shown(branch, rules_hash, tuple(shown), Campaign.of(shown, branch, rules_hash), tuple(notes))
 
 
 def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:

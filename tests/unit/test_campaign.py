@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from nightshift.campaign.campaign import Campaign, fold
-from nightshift.campaign.commits import incumbent_values, plan
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.records import (
     Action,
@@ -24,7 +23,7 @@ from nightshift.campaign.records import (
 from nightshift.campaign.results import Counts, decisions_text, num_since_keep
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
-from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
+from tests.campaigns import BASELINE, a_change, a_record, a_result, contradictions, folded, judged, replace
 
 HASH = a_record().rules_hash
 STORY = [0.515, 0.48, 0.66, 0.60, 0.80, None, 0.78]  # two changes that help for sure
@@ -85,9 +84,11 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     assert decisions_text(records[-1].moved) == "0002 adopted"
     assert "(also re-testing 0002)" in records[-1].judgement.why
     assert re.search(r"; 0002 adopted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", records[-1].judgement.why)
+    [step] = records[-1].judgement.steps
+    assert (step.name, step.keys) == ("adopt 0002", {key: (None, value) for key, value in rider.keys.items()})
+    assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason
     campaign = folded(records)
     assert campaign.since(records[1]).startswith("adopted, ")
-    assert campaign.measured_by(rider) == (2, *numbers(records[3:]))
     counts = Counts.of(records, campaign.kept)
     assert (counts.discarded, counts.adopted) == ([r.status for r in records].count("discard"), 1)
 
@@ -181,11 +182,10 @@ def test_git_holds_what_is_believed_to_be_kept_also_where_changes_share_keys(see
         record = a_record(number=number, decided=number, decided_before=number - 1, run=run, result=result)
         campaign.step(True, record)
         before, record = campaign.kept, campaign.judge(record, baseline)
-        steps, _ = plan(baseline, before, record.judgement.decisions)
         campaign.step(False, record)
         assert campaign.kept == record.judgement.kept
-        committed = steps[-1].after if steps else incumbent_values(baseline, before)
-        assert committed == incumbent_values(baseline, campaign.kept)
+        steps = [Change(keys={key: after for key, (_, after) in step.keys.items()}) for step in record.judgement.steps]
+        assert incumbent_values(baseline, (*before, *steps)) == incumbent_values(baseline, campaign.kept)
 
 
 def test_the_order_is_that_of_starts_and_decisions_and_not_of_numbers() -> None:
@@ -220,15 +220,6 @@ def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:
     assert already_tried(campaign.decided, run, "never").number == 4
     assert already_tried(campaign.decided, Run(new=a_change(4)), "never") is None
     assert already_tried(campaign.decided, Run(new=a_change(99)), "2").number == 2
-
-
-def test_a_process_folds_what_came_since_and_anew_what_changed(tmp_path: Any) -> None:
-    ledger, records = Ledger(tmp_path), judged(STORY)
-    for known in (records[:2], records[:5], [*records[:4], replace(records[4], lesson="later")], records, records[:3]):
-        found, wanted = fold(ledger, known, BRANCH, HASH), folded(known)
-        assert (found.standing, found.kept, found.decided) == (wanted.standing, wanted.kept, wanted.decided)
-        assert (found.baseline, found.parent) == (wanted.baseline, wanted.parent)
-        assert [found.proposal_of(a_change(n)) for n in range(9)] == [wanted.proposal_of(a_change(n)) for n in range(9)]
 
 
 def with_scores(record: Record, scores: tuple[float, ...] | None) -> Record:

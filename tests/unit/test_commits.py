@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.campaign.commits import Reason, Step, commit, incumbent_values, plan, user_decisions
+from nightshift.campaign.commits import commit, incumbent_values, plan, reason, user_decisions
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.records import Action, Change, Decision
+from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
@@ -51,14 +51,14 @@ class Branch:
         self.kept: tuple[Change, ...] = ()
         self.ours: list[str] = []
 
-    def decide(self, *decisions: Decision, **reason: Any) -> list[Step]:
-        steps, refused = plan(BASELINE, self.kept, decisions)
+    def decide(self, *decisions: Decision, **given: Any) -> list[PlannedCommit]:
+        steps, _, kept, refused = plan(BASELINE, self.kept, decisions, lambda each: reason(each, 12, **given))
         assert refused == []
-        head, why = self.repo.head(), Reason(**{"run": 12, **reason})
-        done = commit(self.repo, head, steps, lambda _: why)
-        assert commit(self.repo, head, steps, lambda _: why) == done  # as after a kill
+        head = self.repo.head()
+        done = commit(self.repo, head, steps)
+        assert commit(self.repo, head, steps) == done  # as after a kill
         self.ours += [name for name in done if name]
-        self.kept = steps[-1].kept if steps else self.kept
+        self.kept = kept
         (self.repo.root / "train.toml").write_bytes(self.config().source)
         return steps
 
@@ -137,16 +137,16 @@ def test_a_commit_that_would_be_invalid_waits_for_the_one_that_it_needs(branch: 
 
 def test_what_cannot_be_valid_by_itself_is_refused_and_the_others_are_made() -> None:
     cosine, warmup = change(1, type="cosine", max_steps="100"), change(2, warmup="20")
-    steps, refused = plan(BASELINE, (cosine, warmup), [revert(cosine), keep(change(3, lr="5e-6"))])
+    steps, _, _, refused = plan(BASELINE, (cosine, warmup), [revert(cosine), keep(change(3, lr="5e-6"))])
     assert [step.name for step in steps] == ["keep 0003"]
     [(left_out, cause)] = refused
     assert left_out.change == cosine
     assert "warmup_steps = 20 has no effect with trainer.scheduler.type" in cause
     batch, group = change(4, batch="250"), change(5, group="5")  # valid together only
-    steps, refused = plan(BASELINE, (), [keep(batch), keep(group)])
+    steps, _, _, refused = plan(BASELINE, (), [keep(batch), keep(group)])
     assert (steps, [left_out.change for left_out, _ in refused]) == ([], [batch, group])
     table, rank = change(6, **{"trainer.model.lora": "on"}), change(7, **{"trainer.model.lora.rank": "8"})
-    steps, refused = plan(BASELINE, (table, rank), [revert(table)])
+    steps, _, _, refused = plan(BASELINE, (table, rank), [revert(table)])
     assert steps == []
     assert "trainer.model.lora" in refused[0][1]
 
@@ -164,41 +164,39 @@ def test_a_call_repeated_after_a_kill_commits_each_step_once(branch: Branch, num
     head = branch.repo.head()
     # The revert and the first keep leave the values that were there before.
     steps = plan(BASELINE, branch.kept, [revert(old), keep(change(2, lr="4e-6"), 0.02), keep(change(3, kl="0.01"))])[0]
-    first = commit(branch.repo, head, steps[:num_done], lambda _: Reason(run=7))
+    first = commit(branch.repo, head, steps[:num_done])
     git(branch.repo.root, "commit", "--quiet", "--allow-empty", "-m", "of the user, elsewhere")
-    again = commit(branch.repo, head, steps, lambda _: Reason(run=7))
+    again = commit(branch.repo, head, steps)
     assert again[:num_done] == first
-    assert commit(branch.repo, head, steps, lambda _: Reason(run=7)) == again
+    assert commit(branch.repo, head, steps) == again
     names = [subject.partition(":")[0] for subject in branch.subjects() if "user" not in subject]
     assert names == ["keep 0001", "revert 0001", "keep 0002", "keep 0003"]
 
 
 def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
-    steps = plan(BASELINE, (), [keep(change(1, lr="5e-6"), 0.03), keep(change(2, kl="0.01", batch="512"))])[0]
+    steps, _, kept, _ = plan(BASELINE, (), [keep(change(1, lr="5e-6"), 0.03), keep(change(2, kl="0.01", batch="512"))])
     mine = branch.edit({LR: 9e-6, BATCH: 128})
-    done = commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+    done = commit(branch.repo, branch.start, steps)
     assert done == [None, branch.repo.head().commit]
-    assert commit(branch.repo, branch.start, steps, lambda _: Reason(run=1)) == done
+    assert commit(branch.repo, branch.start, steps) == done
     assert [branch.config().get(key) for key in (LR, BATCH, KL)] == [9e-6, 128, 0.01]
-    branch.kept, branch.ours = steps[-1].kept, [done[1]]
+    branch.kept, branch.ours = kept, [done[1]]
     assert branch.by_user() == [("keep", mine, {LR: "9e-6", BATCH: "128"})]
     (branch.repo.root / "train.toml").write_bytes(branch.config().source)
     with pytest.raises(UsageError, match="moved to"):
         branch.repo.commit_files(branch.start, {CONFIG_NAME: SHIPPED}, "lost")
     git(branch.repo.root, "switch", "--quiet", "main")
     with pytest.raises(UsageError, match="the checkout moved"):
-        commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
+        commit(branch.repo, branch.start, steps)
 
 
 def test_a_step_that_does_not_fit_an_edit_of_the_user_is_left_out(branch: Branch) -> None:
     own = change(1, batch="250", group="5")
-    steps = plan(BASELINE, (), [keep(own), keep(change(2, kl="0.01"))])[0]
+    steps, _, kept, _ = plan(BASELINE, (), [keep(own), keep(change(2, kl="0.01"))])
     mine = branch.edit({BATCH: 128})
-    done = commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
-    assert (
-        done == [None, branch.repo.head().commit] == commit(branch.repo, branch.start, steps, lambda _: Reason(run=1))
-    )
-    branch.kept, branch.ours = steps[-1].kept, [done[1]]
+    done = commit(branch.repo, branch.start, steps)
+    assert done == [None, branch.repo.head().commit] == commit(branch.repo, branch.start, steps)
+    branch.kept, branch.ours = kept, [done[1]]
     assert branch.by_user() == [("keep", mine, {BATCH: "128"}), ("revert", done[1], own.keys)]
     assert (branch.config().get(BATCH), branch.config().get(GROUP)) == (128, BASELINE.get(GROUP))
 
@@ -210,7 +208,7 @@ def test_a_commit_of_an_earlier_decision_is_not_taken_for_this_one(branch: Branc
     branch.decide(revert(again.change))
     branch.edit({KL: 0.01})
     steps = plan(BASELINE, (), [again])[0]
-    [id] = commit(branch.repo, start, steps, lambda _: Reason(run=7), branch.ours)
+    [id] = commit(branch.repo, start, steps, branch.ours)
     assert id == branch.repo.head().commit
     assert branch.config().get(LR) == 5e-6
 
@@ -335,10 +333,9 @@ def test_the_branch_holds_the_baseline_plus_the_kept_changes(rounds: list[Any]) 
         for number, (keys, leaving) in enumerate(rounds, 1):
             wanted = [revert(kept) for place, kept in enumerate(branch.kept) if place in leaving]
             wanted.append(keep(Change(experiment=number, keys=keys)))
-            refused = [decision for decision, _ in plan(BASELINE, branch.kept, wanted)[1]]
-            steps = branch.decide(*(decision for decision in wanted if decision not in refused))
+            refused = [decision for decision, _ in plan(BASELINE, branch.kept, wanted).refused]
+            branch.decide(*(decision for decision in wanted if decision not in refused))
             assert incumbent_values(branch.config(), ()) == incumbent_values(BASELINE, branch.kept)
-            assert all(step.decision.change.keys for step in steps)
         history = branch.repo.config_history(branch.start)
         assert [entry.id for entry in history] == branch.ours
         for entry in history:

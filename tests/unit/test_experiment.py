@@ -146,7 +146,7 @@ def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(setup: 
     assert [(d.action, d.commit, d.change.keys) for d in measured.user_decisions] == [
         ("keep", mine, {"trainer.optim.lr": "3e-5"})
     ]
-    campaign = setup.campaign(measured.branch)
+    campaign = setup.campaign()
     assert campaign.posterior.effect(campaign.kept[0]).p_helps < 0.05
     assert setup.repo.config_at("HEAD") == bad == (setup.root / "train.toml").read_bytes()
     with pytest.raises(UsageError, match="already tried in experiment 0002"):
@@ -163,7 +163,7 @@ def test_a_keep_that_the_user_takes_back_with_git_is_out(setup: Setup, command: 
     record = tried(setup, BAD)
     assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
     assert record.diff == ("trainer.optim.lr 6e-7 -> 3e-5",)
-    assert setup.campaign(record.branch).kept == ()
+    assert setup.campaign().kept == ()
     # The change helps, and stays out all the same.
     assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
     assert setup.repo.config_at("HEAD") == source
@@ -181,7 +181,7 @@ def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says
     assert summary(record).rstrip().splitlines()[-1].split() == ["train.toml:", "0002", "reverted"]
     assert setup.repo.config_at("HEAD") == source == (setup.root / "train.toml").read_bytes()
     assert subjects(setup)[0].startswith("revert 0002: lr 3e-6 → 6e-7")
-    assert setup.campaign(record.branch).since(setup.ledger.record(2)) == "reverted"
+    assert setup.campaign().since(setup.ledger.record(2)) == "reverted"
     assert tried(setup, "9e-5").parent == 1
 
 
@@ -305,7 +305,7 @@ def test_an_interruption_closes_the_record_and_decides_nothing(setup, is_submitt
     candidate = write(setup, BAD)
     with monkeypatch.context() as patch, during(setup, lambda folder: interrupt()):
         if not is_submitted:
-            patch.setattr(experiment, "submit", lambda record, setup: interrupt())
+            patch.setattr(experiment, "submit", lambda *_: interrupt())
         with pytest.raises(Interrupted):
             run(setup)
     record = setup.ledger.records()[-1]
@@ -365,8 +365,8 @@ def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setu
     assert record.status == "keep"
     good = write(setup, GOOD)
     assert run(setup).status == "keep"
-    for settled in (None, "not done: git update-ref failed"):
-        setup.ledger.write(replace(record, commits={}, git_action=settled))
+    for error in (None, "git update-ref failed"):
+        setup.ledger.write(replace(record, commits={}, git_action=error and f"not done: {error}", git_error=error))
         tried(setup, BAD, again=True)
         assert setup.repo.config_at("HEAD") == good
 

@@ -15,7 +15,7 @@ from nightshift.agents.history import (
     load_configs,
     of_last_campaign,
 )
-from nightshift.campaign.campaign import Campaign, fold
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Failure, Record, Verdict, percent
@@ -44,7 +44,7 @@ class Story:
 
     @property
     def campaign(self) -> Campaign:
-        return fold(self.ledger, self.ledger.records(), BRANCH, "rules")
+        return Campaign.of(self.ledger.records(), BRANCH, "rules")
 
     def memory(self, used_keys: set[str] | None = None) -> Memory:
         campaign = self.campaign
@@ -171,7 +171,7 @@ def simulated(root: Path, seed: int, proposals: list[dict[str, object]]) -> Ledg
     ledger, noise = Ledger(root / str(seed)), np.random.default_rng(seed)
     source = SHIPPED.replace(b"lr = 3e-6", f"lr = {GRID[2]}".encode())
     for changes in [{}, *proposals]:
-        kept = fold(ledger, ledger.records(), BRANCH, "rules").kept
+        kept = Campaign.of(ledger.records(), BRANCH, "rules").kept
         values = {key: value for change in kept for key, value in change.keys.items()} | changes
         score = 0.5 + RATES[f"{float(values.get(LR, GRID[2])):.3g}"] - RATES[GRID[2]]
         score += 0.08 * (str(values.get(GROUP)) == "8")
@@ -262,7 +262,7 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(tmp_path: Path) -> N
     story.tell({LR: 2e-5}, WORSE, unused_keys=("seq_len",))
     story.tell({LR: 4e-5}, None)
     records = ledger.records()
-    campaign = fold(ledger, records, *last_campaign(records))
+    campaign = Campaign.of(records, *last_campaign(records))
     assert [record.number for record in campaign.decided] == [1, 3, 4]
     (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
     assert list(load_configs(ledger, campaign.decided)) == [3, 4]

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
-from nightshift.campaign.campaign import fold
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Failure, Judgement, Verdict
 from nightshift.campaign.results import Counts, last_campaign
@@ -86,8 +86,8 @@ def checked(text: str) -> dict[str, Any]:
 
 def test_status_says_from_the_records_what_a_fold_believes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(root)
-    campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
-    monkeypatch.setattr("nightshift.campaign.campaign.fold", lambda *_: pytest.fail("status folds"))
+    campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
+    monkeypatch.setattr(Campaign, "of", lambda *_: pytest.fail("status folds"))
     found = answer("status")
     counts = Counts.of(records, campaign.kept)
     assert found["counted"] == {name: getattr(counts, name) for name in counts.__slots__}
@@ -115,7 +115,7 @@ def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.Monk
 
 def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> None:
     ledger = Ledger(root)
-    campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
+    campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
     found = answer("history")
     assert [run["number"] for run in found["runs"]] == [record.number for record in campaign.decided]
     for run, record in zip(found["runs"], campaign.decided, strict=True):
@@ -135,7 +135,7 @@ def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> No
 
 def test_show_is_the_record_and_what_is_believed_now(root: Path) -> None:
     ledger, seen = Ledger(root), set()
-    campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
+    campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
     for number in ledger.numbers():
         found = answer("show", str(number))
         now, p_helps = found.pop("effect"), found.pop("p_helps")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nightshift.campaign.campaign import fold
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.models import keep_model
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
@@ -269,7 +269,7 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_unless_it_needs
 
     def believe() -> None:  # scores are looked at where they are used
         records = Ledger(tmp_path).records()
-        fold(ledger, records, *last_campaign(records))
+        Campaign.of(records, *last_campaign(records))
 
     with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/"):
         believe()

@@ -166,7 +166,7 @@ def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
     ours = setup.ledger.records()
     assert len({executor.begins[setup.ledger.run_dir(number)] for number in (2, 3, 4)}) == 1
     assert len({key for record in ours[1:4] for key in record.run.new.keys}) == 3
-    assert max(len(record.run.changes) for record in ours) <= 1 + len(setup.campaign(CAMPAIGN).kept) + 1
+    assert max(len(record.run.changes) for record in ours) <= 1 + len(setup.campaign().kept) + 1
 
 
 class Rates(Thinker):

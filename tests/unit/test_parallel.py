@@ -170,7 +170,7 @@ def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_an
     assert parse(setup.repo.config_at("HEAD")).get(decay) == 0.5
     executor = AnyOrder(num_slots=1, seed=0)
     answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
-    night_of(setup, executor)._start(answer, setup.campaign(CAMPAIGN))
+    night_of(setup, executor)._start(answer, setup.campaign())
     assert setup.ledger.records()[-1].run.rider is None
 
 
@@ -210,7 +210,7 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert max(proposer.in_flight) >= executor.num_slots - 1
     assert max(proposer.waiting) == (executor.num_slots + 1) // 2 - 1, "proposals are made ahead"
     assert len(set(executor.seen)) == len(executor.seen), "a config saw a seed twice"
-    campaign = setup.campaign(CAMPAIGN)
+    campaign = setup.campaign()
     assert campaign.standing == Campaign.of(ours, CAMPAIGN, setup.rules_hash).standing
     baseline = setup.ledger.stored_config(ours[0])
     assert incumbent_values(parse(setup.repo.config_at("HEAD"))) == incumbent_values(baseline, campaign.kept)
@@ -269,13 +269,13 @@ def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
     night(setup, executor, num_experiments=1)
     setup = replace(setup, executor=executor)
     config = parse(set_values((setup.root / "train.toml").read_bytes(), {LR: 3e-6}))
-    record = start(Request(), config, setup)
+    record = start(Request(), config, setup.campaign(), setup)
     with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
-        admit(config, Request(), setup)
-    rider = Change(keys={"trainer.optim.weight_decay": "0.1"})
+        admit(config, Request(), setup.campaign(), setup)
+    campaign, rider = setup.campaign(), Change(keys={"trainer.optim.weight_decay": "0.1"})
     run = replace(record.run, rider=rider, new=replace(record.run.new, experiment=0))
     with pytest.raises(UsageError, match="is in flight"):  # whatever it runs with
-        admit(compose(run.changes, setup.campaign(CAMPAIGN), setup), Request(run=run), setup)
+        admit(compose(run.changes, campaign, setup), Request(run=run), campaign, setup)
 
 
 def test_slots_divide_a_machine() -> None:
@@ -334,8 +334,10 @@ def test_a_cluster_s_hardware_is_what_its_campaign_began_on(setup: Setup) -> Non
     executor = AnyOrder(num_slots=2, seed=0)
     executor.hardware = lambda of_engine: ""
     setup = replace(setup, executor=executor)
-    assert setup.hardware == ""
+    assert setup.hardware(None) == ""
     night(setup, executor, num_experiments=2)
     first = setup.ledger.record(1)
-    setup.ledger.write(replace(first, hardware="cpu of the node, job of 2 CPUs, 2 GB"))
-    assert setup.hardware == "cpu of the node, job of 2 CPUs, 2 GB"
+    assert (
+        setup.hardware(replace(first, hardware="cpu of the node, job of 2 CPUs, 2 GB"))
+        == "cpu of the node, job of 2 CPUs, 2 GB"
+    )
