@@ -14,7 +14,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from nightshift.campaign.commits import plan, reason
+from nightshift.campaign.commits import incumbent_config, plan
+from nightshift.campaign.git import EXPERIMENT_TRAILER
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import (
     NOT_ISOLATED,
@@ -31,6 +32,7 @@ from nightshift.campaign.results import is_replaced, measured_text
 from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError
+from nightshift.text import clean
 
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
 
@@ -45,6 +47,8 @@ class Campaign:
         self.differences: dict[int, Effect] = {}
         self.posterior: Posterior | None = None
         self.user_decisions: tuple[Decision, ...] = ()
+        self._incumbent: tuple[Change, ...] | None = None
+        self.config: Config | None = None
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str) -> Campaign:
@@ -55,13 +59,13 @@ class Campaign:
         return campaign
 
     def with_user_decisions(self, decisions: Iterable[Decision]) -> Campaign:
-        """Return the campaign after decisions of the user that no record has yet."""
+        """Return the campaign with the `incumbent` after decisions of the user that no record has yet."""
         assert self.posterior is not None
         known = tuple(replace(d, change=self.posterior.known(d.change) or d.change) for d in decisions)
-        changed = copy.copy(self)
-        changed.user_decisions, changed.posterior = known, self.posterior.copy()
+        changed, posterior = copy.copy(self), self.posterior.copy()
         for decision in known:
-            changed.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+            posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
+        changed.user_decisions, changed._incumbent = known, posterior.kept
         return changed
 
     def step(self, is_start: bool, record: Record) -> None:
@@ -136,21 +140,22 @@ class Campaign:
         return replace(record, judgement=replace(judgement, why="; ".join(why)))
 
     def _reason(self, record: Record, decision: Decision) -> str:
-        """Return the message, below its subject, of the commit of a decision after `record`."""
-        change = decision.change
+        """Return the message, below its subject, of the commit of a decision after `record`: the evidence, the
+        hypothesis and the trailers."""
+        change, rider = decision.change, record.run.with_rider if decision.change == record.run.new else ""
         runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
-        proposal = next((run for run in runs if run.judgement and run.number == change.experiment), None)
+        proposal = next((run.proposal for run in runs if run.judgement and run.number == change.experiment), None)
         if change == record.run.new:
-            proposal = record
-        return reason(
-            decision,
-            record.number,
-            measured_by=[run.number for run in runs if any(change.keys == held.keys for held in run.run.changes)],
-            with_rider=record.run.with_rider if proposal is record else "",
-            hypothesis=proposal.proposal.description if proposal else "",
-            campaign=record.branch,
-            agent="" if record.proposal.is_isolated else NOT_ISOLATED,
-        )
+            proposal = record.proposal
+        names = [f"{run.number:04d}" for run in runs if any(change.keys == held.keys for held in run.run.changes)]
+        evidence = [f"effect {decision.estimate.with_p}"] if decision.estimate else []
+        evidence += [f"measured by {', '.join(names)}{rider}"] if names else []
+        paragraphs = [f"Evidence: {', '.join(evidence)}"] if evidence else []
+        trailers = [f"{EXPERIMENT_TRAILER}: {record.number:04d}", f"Nightshift-Campaign: {clean(record.branch)}"]
+        trailers += [] if record.proposal.is_isolated else [f"Nightshift-Agent: {NOT_ISOLATED}"]
+        # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
+        paragraphs += [f"Hypothesis: {proposal.description}"] if proposal and proposal.description else []
+        return "\n\n".join([*paragraphs, "\n".join(trailers)]) + "\n"
 
     @property
     def baseline(self) -> Record | None:
@@ -160,6 +165,16 @@ class Campaign:
     @property
     def kept(self) -> tuple[Change, ...]:
         return self.posterior.kept if self.posterior else ()
+
+    @property
+    def incumbent(self) -> tuple[Change, ...]:
+        """The kept changes, with what the user's own commits since the last experiment decided."""
+        return self.kept if self._incumbent is None else self._incumbent
+
+    def compose(self, changes: Iterable[Change]) -> Config:
+        """Return the baseline's train.toml with these changes. UsageError if no valid train.toml holds them."""
+        assert self.config is not None
+        return incumbent_config(self.config, changes)
 
     @property
     def standing(self) -> Standing | None:

@@ -1,4 +1,4 @@
-"""One commit for each decision about one change: train.toml composed from the kept changes, and the commit's message.
+"""One commit for each decision about one change: train.toml composed from the kept changes, and the commit's subject.
 
 The incumbent is the baseline plus the kept changes in the order of their adoption. A later change overrides the keys
 that it shares with an earlier one. A commit sets the keys of one change in the text at HEAD and leaves every other line
@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from nightshift.campaign.git import CONFIG_NAME, EXPERIMENT_TRAILER, Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.toml_edit import ABSENT, set_values
@@ -132,43 +132,6 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
         ids.append(None if edited is config else tip.commit)
         config = edited
     return ids
-
-
-def reason(
-    decision: Decision,
-    run: int,
-    measured_by: Sequence[int] = (),
-    with_rider: str = "",
-    hypothesis: str = "",
-    campaign: str = "",
-    agent: str = "",
-) -> str:
-    """Return a commit's message below its subject: the evidence, the hypothesis and the trailers.
-
-    Args:
-        run: the experiment after which the decision was made.
-        measured_by: the experiments that ran the change, the last one `with_rider`.
-        campaign: its branch.
-        agent: a remark on the agent, such as "not isolated".
-    """
-    evidence = []
-    if (effect := decision.estimate) is not None:
-        evidence.append(f"effect {effect.with_p}")
-    if measured_by:
-        evidence.append(f"measured by {', '.join(f'{number:04d}' for number in measured_by)}{with_rider}")
-    hypothesis = clean(hypothesis)
-    trailers = {
-        EXPERIMENT_TRAILER: f"{run:04d}",
-        "Nightshift-Campaign": clean(campaign),
-        "Nightshift-Agent": clean(agent),
-    }
-    paragraphs = [
-        f"Evidence: {', '.join(evidence)}" if evidence else "",
-        # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
-        f"Hypothesis: {hypothesis}" if hypothesis else "",
-        "\n".join(f"{name}: {text}" for name, text in trailers.items() if text),
-    ]
-    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def user_decisions(

@@ -22,6 +22,8 @@ from nightshift.files import Document
 from nightshift.text import clean
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
+ANSWERS_NAME, NIGHT_NAME, PAGE_NAME = "evaluation.jsonl", "night.json", "report.html"
+WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
 LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
@@ -147,7 +149,6 @@ class Outcome(StrEnum):
     NO_GRADIENT = "no_gradient"  # nothing was left to learn from; the weights are scored as they are
     DEADLINE = "deadline"  # the hard stop was reached: a crash
     CRASHED = "crashed"  # a process died, or training became impossible
-    INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
 
     @property
     def is_success(self) -> bool:

@@ -90,7 +90,7 @@ def plan(request: Request, setup: Setup) -> list[str]:
         config = parse(repo.config_at(str(start.head.commit)) or b"")
     setup = replace(setup, repo=Repo(setup.root, start.head))
     campaign = setup.campaign()
-    record = admit(wanted_config(config, request, campaign, setup), request, campaign, setup)
+    record = admit(wanted_config(config, request, campaign), request, campaign, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number())
     if record.parent is None:
         against = "nothing: this is the baseline"

@@ -208,9 +208,10 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
 
 def is_under_way(ledger: Ledger, since: float) -> bool:
     """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
-    from nightshift.night.state import STATE_NAME, load
+    from nightshift.campaign.records import NIGHT_NAME
+    from nightshift.night.state import load
 
-    path = ledger.runs_dir / STATE_NAME
+    path = ledger.runs_dir / NIGHT_NAME
     if path.exists() and path.stat().st_mtime > since and (state := load(ledger)) and state.unavailable:
         return True
     return any(

@@ -46,7 +46,6 @@ MEASURING_CODE = (
     "nightshift/evaluation/evaluate.py",
     "nightshift/evaluation/verifiers_environment.py",
     "nightshift/executors/gpus.py",
-    "nightshift/experiment/callbacks.py",
     "nightshift/experiment/worker.py",
 )
 TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # run a taskset; the harness for prime-rl

@@ -3,17 +3,17 @@
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.commits import change_keys, incumbent_config
+from nightshift.campaign.commits import change_keys
 from nightshift.campaign.ledger import STARTED, baseline_of, require_same_setup
 from nightshift.campaign.next_run import already_tried
-from nightshift.campaign.records import Change, Record, Request, Run
+from nightshift.campaign.records import Record, Request, Run
 from nightshift.config.train_toml import Config, diff
 from nightshift.config.values import shorten
 from nightshift.errors import EngineError, UsageError
@@ -38,13 +38,11 @@ def warnings(setup: Setup) -> list[str]:
     return [*dict.fromkeys(str(check.problem) for engine in engines for check in engine.warnings())]
 
 
-def wanted_config(config: Config, request: Request, campaign: Campaign, setup: Setup) -> Config:
+def wanted_config(config: Config, request: Request, campaign: Campaign) -> Config:
     """Return the config that a request runs: the campaign's baseline, or `config` as train.toml holds it."""
-    if not request.baseline:
-        return config
-    if campaign.baseline is None:
+    if request.baseline and campaign.config is None:
         raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
-    return setup.ledger.stored_config(campaign.baseline)
+    return campaign.config if request.baseline and campaign.config else config
 
 
 def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup) -> Record:
@@ -57,12 +55,12 @@ def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup)
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     validated = setup.engine.validate(candidate)
     effective_hash = hashlib.sha256(settings_json(validated.settings)).hexdigest()[:12]
-    run, changes = _contents(candidate, request, campaign, setup)
+    run, changes = _contents(candidate, request, campaign)
     is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
     if not is_repeat and campaign.baseline is not None:
         _refuse_tried(candidate, run, campaign, setup)
         if changes:
-            before = setup.engine.validate(compose(replace(run, new=None).changes, campaign, setup))
+            before = setup.engine.validate(campaign.compose(replace(run, new=None).changes))
             if before.settings == validated.settings:
                 keys = shorten("; ".join(changes), _LONGEST)
                 cause = f"the only changes are to keys that this engine does not use: {keys}"
@@ -101,21 +99,15 @@ def settings_json(settings: Mapping[str, Any]) -> bytes:
     return json.dumps(settings, sort_keys=True, indent=1, allow_nan=False).encode()
 
 
-def compose(changes: Iterable[Change], campaign: Campaign, setup: Setup) -> Config:
-    """Return the campaign's baseline with these changes. UsageError if no valid train.toml holds them."""
-    assert campaign.baseline is not None
-    return incumbent_config(setup.ledger.stored_config(campaign.baseline), changes)
-
-
-def _contents(candidate: Config, request: Request, campaign: Campaign, setup: Setup) -> tuple[Run, tuple[str, ...]]:
+def _contents(candidate: Config, request: Request, campaign: Campaign) -> tuple[Run, tuple[str, ...]]:
     """Return the changes that the run measures, and a line for each key of the new change."""
     if campaign.baseline is None or request.baseline:
         return Run(), ()
     if request.run is not None:
-        before = compose(replace(request.run, new=None).changes, campaign, setup)
+        before = campaign.compose(replace(request.run, new=None).changes)
         return request.run, tuple(change.line for change in diff(before, candidate))
-    kept = campaign.kept
-    incumbent = compose(kept, campaign, setup)
+    kept = campaign.incumbent
+    incumbent = campaign.compose(kept)
     keys = change_keys(incumbent, candidate)
     new = campaign.known(keys) if keys else None
     if request.again and new is not None and (new.experiment or new.commit):  # the same changes, none of them new

@@ -13,13 +13,14 @@ resume. No text of the test split is kept, because agents read in runs/.
 import os
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.git import Head
 from nightshift.campaign.journal import JOURNAL_NAME, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
@@ -35,7 +36,7 @@ from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
-from nightshift.experiment.admission import compose, require_ready
+from nightshift.experiment.admission import require_ready
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
 from nightshift.experiment.setup import Setup
@@ -47,7 +48,6 @@ FOLDER = "certify"
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
 _NUM_BLOCKS = 10_000_000  # blocks of seeds; the last seed is below 2^32
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
-_COMPARED = ("branch", "rules_hash", "configs")  # fields of a plan and of an access to the test split: the question
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,9 @@ def _contenders(
     campaign = Campaign.of(records, head.branch, setup.rules_hash)
     if not campaign.kept and not configs:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
-    configs.setdefault("baseline", setup.ledger.stored_config(first))
+    configs.setdefault("baseline", baseline := setup.ledger.stored_config(first))
     names.setdefault("baseline", f"experiment {first.number:04d}")
-    configs.setdefault("incumbent", compose(campaign.kept, campaign, setup))
+    configs.setdefault("incumbent", incumbent_config(baseline, campaign.kept))
     names.setdefault("incumbent", f"incumbent after experiment {campaign.decided[-1].number:04d}")
     return configs, names
 
@@ -263,30 +263,30 @@ def _task(
         first_seed_index=FIRST_SEED_INDEX + 2 * MAX_SEEDS * secrets.randbelow(_NUM_BLOCKS),
         access=last + 1 if split == "test" else None,
     )
-    settings = {side: effective.settings for side, effective in validated.items()}
-    unused = validated["incumbent"].unused
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
-        if not (begun / PLAN_NAME).is_file() or (split == "test" and (begun / COMPARISON_NAME).exists()):
+        if split == "test" and (begun / COMPARISON_NAME).exists():
             continue
         old = read_json(begun / PLAN_NAME, Plan, f"Give it up: rm -r {begun}")
-        if old is None or any(getattr(old, name) != getattr(plan, name) for name in (*_COMPARED, "split")):
+        if old is None or old.split != split or _question(old) != _question(plan):
             continue
         # An access can be used again only if it is the last one, or was not counted yet.
-        accesses = ledger.journal.accesses()[-1:] if old.access else []
-        if accesses and accesses[0].number == old.access:
-            can_resume = all(getattr(accesses[0], name) == getattr(plan, name) for name in _COMPARED)
-        else:
-            can_resume = old.access in (None, last + 1)
-        if can_resume:
+        accesses = [access for access in ledger.journal.accesses()[-1:] if access.number == old.access]
+        if _question(accesses[0]) == _question(plan) if accesses else old.access in (None, last + 1):
             # On the validation split a finished comparison is shown again: nobody repeats it until it looks better.
             if num_seeds not in (None, old.num_seeds):
                 cause = f"{begun} began with {old.num_seeds} seeds"
                 fix = f"Resume with --seeds {old.num_seeds}, or give it up (an access stays counted): rm -r {begun}"
                 raise UsageError(cause, fix)
-            return Task(setup, first, old, begun, settings, unused)
-    return Task(setup, first, plan, folder, settings, unused)
+            plan, folder = old, begun
+            break
+    settings = {side: effective.settings for side, effective in validated.items()}
+    return Task(setup, first, plan, folder, settings, validated["incumbent"].unused)
+
+
+def _question(asked: Plan | Access) -> tuple[str, str, dict[str, str]]:
+    return asked.branch, asked.rules_hash, asked.configs
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
@@ -309,19 +309,18 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     for task in questions:
         for line in task.describe():
             setup.reporter.note(line)
-    measured = [(task, _make_runs(task)) for task in questions]
-    estimates = [_estimate(task, runs) for task, runs in measured]
+    measured = [_make_runs(task) for task in questions]
+    sides = [_evaluations(task, runs) for task, runs in zip(questions, measured, strict=True)]
+    estimates = [_estimate(task, evaluations) for task, evaluations in zip(questions, sides, strict=True)]
     # One question on the test split, or several elsewhere that are corrected together.
     plan = questions[0].plan
     access = None if plan.access is None else _access_of_campaign(setup, plan)
     level = LEVEL if access is None else level_of_access(access)
-    comparisons = []
-    for (task, runs), result, verdict in zip(measured, estimates, verdicts(estimates, level), strict=True):
-        comparison = _comparison(task, runs, result, verdict, level, access)
-        path = task.folder / COMPARISON_NAME
-        write_json(path, comparison)
-        setup.ledger.log("decided", path)
-        comparisons.append(comparison)
+    found = zip(questions, measured, sides, estimates, verdicts(estimates, level), strict=True)
+    comparisons = [_comparison(*each, level, access) for each in found]
+    for task, comparison in zip(questions, comparisons, strict=True):
+        write_json(task.folder / COMPARISON_NAME, comparison)
+        setup.ledger.log("decided", task.folder / COMPARISON_NAME)
     return comparisons
 
 
@@ -363,11 +362,11 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = setup.job(task.settings[side], seed, setup.hardware(task.first), split=plan.split)
-            access = None
-            if plan.access is not None:
-                compared = {name: getattr(plan, name) for name in _COMPARED}
-                access = Access(number=plan.access, token=job.token, **compared)
-            setup.submit(folder, job, access)
+            access, (branch, rules_hash, configs) = plan.access, _question(plan)
+            use = access and Access(
+                number=access, branch=branch, rules_hash=rules_hash, configs=configs, token=job.token
+            )
+            setup.submit(folder, job, use or None)
         while not setup.executor.is_over(folder):
             setup.wait()
         require_unchanged(setup.repo, setup.rules, setup.rules_hash, setup.repo.head().commit, setup.rules_hash)
@@ -397,30 +396,42 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
     return run
 
 
-def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
-    """Return the evaluations of one side."""
-    return [run.result.evaluation for run in runs if run.side == side and run.result.evaluation is not None]
-
-
-def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
-    """Return the difference over all environments. EngineError if a side has no run, UsageError for other examples."""
-    sides = {side: _evaluations(runs, side) for side in SIDES}
-    for side, evaluations in sides.items():
+def _evaluations(task: Task, runs: Sequence[FreshRun]) -> list[list[Evaluation]]:
+    """Return the evaluations of each side. EngineError if a side has no run, UsageError for other examples."""
+    sides = [[e for run in runs if run.side == side and (e := run.result.evaluation) is not None] for side in SIDES]
+    for side, evaluations in zip(SIDES, sides, strict=True):
         if not evaluations:
             causes = [run.result.training.cause for run in runs if run.side == side]
             cause = [*causes, "all runs were lost to infrastructure failures"][0]
             raise EngineError(f"no run of the {side} was evaluated: {cause}", "Fix that, then repeat the command.")
-    if len({evaluation.examples_sha256 for evaluations in sides.values() for evaluation in evaluations}) > 1:
+    if len({evaluation.examples_sha256 for evaluations in sides for evaluation in evaluations}) > 1:
         fix = f"Give it up and begin another: rm -r {task.folder}"
         raise UsageError("the examples changed since this comparison began", fix)
-    scores = [[weighted(e.example_scores, e.parts) for e in evaluations] for evaluations in sides.values()]
-    return estimate(scores[0], scores[1], task.setup.rules.decision)
+    return sides
+
+
+def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | None = None) -> Estimate:
+    """Return the difference over all environments, or on the environment with this index."""
+    baseline, incumbent = (
+        [
+            weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
+            for e in side
+        ]
+        for side in sides
+    )
+    return estimate(baseline, incumbent, task.setup.rules.decision)
 
 
 def _comparison(
-    task: Task, runs: Sequence[FreshRun], result: Estimate, verdict: str, level: float, access: int | None
+    task: Task,
+    runs: Sequence[FreshRun],
+    sides: Sequence[Sequence[Evaluation]],
+    result: Estimate,
+    verdict: str,
+    level: float,
+    access: int | None,
 ) -> Comparison:
-    setup, sides = task.setup, [_evaluations(runs, side) for side in SIDES]
+    setup = task.setup
     strict = [[e.strict_score for e in evaluations if e.strict_score is not None] for evaluations in sides]
     return Comparison(
         plan=task.plan,
@@ -437,17 +448,9 @@ def _comparison(
         num_seeds={side: len(evaluations) for side, evaluations in zip(SIDES, sides, strict=True)},
         num_examples=len(sides[0][0].example_scores),
         strict_scores=(fmean(strict[0]), fmean(strict[1])) if [*map(len, strict)] == [*map(len, sides)] else None,
-        by_environment=_by_environment(task, sides),
+        by_environment={p.environment: _estimate(task, sides, i) for i, p in enumerate(sides[0][0].parts)},
         notes=tuple(_notes(task, runs, result)),
     )
-
-
-def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
-    estimates = {}
-    for index, part in enumerate(sides[0][0].parts):
-        baseline, incumbent = ([split(e.example_scores, e.parts)[index] for e in side] for side in sides)
-        estimates[part.environment] = estimate(baseline, incumbent, task.setup.rules.decision)
-    return estimates
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:

@@ -37,7 +37,7 @@ def run_experiment(request: Request, setup: Setup) -> Record:
         config = load(setup.root / CONFIG_NAME)  # first: `resume` may write the file
         resume(setup.ledger, setup.repo, setup.reporter.note)
         campaign = setup.campaign()
-        record = start(request, wanted_config(config, request, campaign, setup), campaign, setup)
+        record = start(request, wanted_config(config, request, campaign), campaign, setup)
         while (closed := collect(record.number, setup)) is None:
             setup.wait()  # while the worker trains and evaluates
         return closed

@@ -73,13 +73,15 @@ class Setup:
         decided. While git lacks a commit of ours, your changes cannot be told from ours, and are not read."""
         records, branch = self.ledger.records(), self.repo.head().branch
         campaign = Campaign.of(records, branch, self.rules_hash)
-        if campaign.baseline is None or uncommitted(records, branch):
+        if campaign.baseline is None:
+            return campaign
+        campaign.config = self.ledger.stored_config(campaign.baseline)
+        if uncommitted(records, branch):
             return campaign
         ours = [record for record in records if record.branch == branch]
         ids = {id for record in ours for id in record.commits.values()}
         ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
-        baseline = self.ledger.stored_config(campaign.baseline)
-        decisions = user_decisions(self.repo, Head(branch, ours[-1].commit), baseline, campaign.kept, ids)
+        decisions = user_decisions(self.repo, Head(branch, ours[-1].commit), campaign.config, campaign.kept, ids)
         return campaign.with_user_decisions(decisions) if decisions else campaign
 
     def begin(self, branch: str | None) -> None:
@@ -144,11 +146,8 @@ class Setup:
         self.executor.cancel([f for f in in_flight if number is None or f == self.ledger.run_dir(number)])
 
     def wait(self) -> None:
-        """Until a run in flight ends, half a second at most; then tell how far the others are."""
+        """Wait until a run in flight ends, half a second at most; then report how far the others are."""
         self.executor.wait(_TICK_SECONDS)
-        self.tell()
-
-    def tell(self) -> None:
         readings = dict[Path, Progress | None]()
         for folder in self.executor.in_flight():
             starting = Progress(Phase.STARTING, 0) if self.executor.has_begun(folder) else None

@@ -5,12 +5,14 @@ within the budget, evaluates the final weights, and writes `result.json`. It lea
 controller holds the pipe to stdin, so a worker ends with its controller.
 """
 
+import math
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,27 +20,31 @@ from typing import Any
 
 import msgspec
 
-from nightshift.campaign.metrics import PROGRESS_NAME
+from nightshift.campaign.metrics import NO_GRADIENT_STEPS, PROGRESS_NAME
 from nightshift.campaign.records import (
+    ANSWERS_NAME,
     JOB_NAME,
     RESULT_NAME,
     STARTED_NAME,
     Failure,
     Job,
     Outcome,
+    Phase,
+    Progress,
+    ProgressCallback,
     Result,
     Training,
 )
-from nightshift.engines.base import Engine, open_engine
+from nightshift.engines.base import Engine, NoGradient, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
 from nightshift.evaluation.test_split import examples_of_test_split
 from nightshift.executors.process import engine_environment, interruptible
-from nightshift.experiment.callbacks import ending, reporter
-from nightshift.files import read_file, temporary_beside, write_json
+from nightshift.files import read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
-ANSWERS_NAME = "evaluation.jsonl"
+_PROGRESS_SECONDS = 0.5
+_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to tell whose fault a failed start is
 
 
@@ -144,6 +150,47 @@ def _start_incumbent(
     except (NightshiftError, OSError) as error:
         return False, f"the incumbent does not start either: {error}"
     return True, "the incumbent starts, so it is the config's fault"
+
+
+def reporter(path: Path, slot: str) -> ProgressCallback:
+    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`."""
+    last_phase: Phase | None = None
+    last = 0.0
+
+    def report(reading: Progress) -> None:
+        nonlocal last_phase, last
+        now = time.monotonic()
+        if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
+            with suppress(OSError):  # a full disk ends the run where it matters, not here
+                write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
+            last_phase, last = reading.phase, now
+
+    report(Progress(Phase.STARTING, 0))
+    return report
+
+
+def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
+    """Return `report` with an end: it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
+
+    Where rewards are sparse, many steps have no gradient by chance. So the row must also be less likely than _CHANCE,
+    given the steps before it: steps are taken for independent, and the share without a gradient has a uniform prior. A
+    run that never had a gradient goes on for half of its budget, because sparse rewards start late.
+    """
+
+    def watch(reading: Progress) -> None:
+        report(reading)
+        row, left = reading.num_without_gradient, reading.seconds_left
+        if row < NO_GRADIENT_STEPS or left is None:
+            return
+        before = reading.num_steps - row
+        without = before - reading.num_with_gradient
+        # Probability that all of the next `row` steps have no gradient.
+        chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
+        is_over = chance < _CHANCE if before else left <= budget_seconds / 2
+        if is_over:
+            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
+
+    return watch
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
-from nightshift.experiment.admission import admit, compose, warnings
+from nightshift.experiment.admission import admit, warnings
 from nightshift.experiment.experiment import collect, interrupt, start, withdraw
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.setup import Setup
@@ -145,7 +145,7 @@ class Night:
         """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` cannot."""
         self.state = state
         self._setup = replace(setup, is_stopping=lambda: any(self._signs))
-        self._ledger, self._note = setup.ledger, setup.reporter.note
+        self._ledger, self._executor, self._note = setup.ledger, setup.executor, setup.reporter.note
         self._proposer, self._filler, self._pauses = proposer, filler, pauses
         self._tell, self._notifier = tell, notifier or Notifier(None, self._note)
         self._work: _Work | None = None
@@ -169,7 +169,7 @@ class Night:
                     self._send(AGENT, self.state.unavailable.describe(self._proposer.name, self._fills))
                 while (stop := self._step_or_pause()) is None:
                     pass
-                cut_off = stop.cause if self._setup.executor.in_flight() else None
+                cut_off = stop.cause if self._executor.in_flight() else None
                 is_asked = self.state.request.certify is not None and self.state.certificate is None
                 if is_asked and stop.is_planned and not stop.by_user:
                     self._update(certificate=self._certify())
@@ -259,7 +259,7 @@ class Night:
     def _step(self) -> Stop | None:
         """Do one thing: decide a run that has ended, start one that waits, or propose; then wait. Returns why the night
         is over, None to go on."""
-        setup, executor = self._setup, self._setup.executor
+        setup, executor = self._setup, self._executor
         require_branch(setup.repo, self.state.branch)
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
         for number in sorted(setup.experiments_in_flight()):
@@ -284,7 +284,7 @@ class Night:
     def _wait(self, is_stopping: bool) -> None:
         """Wait until a run has ended, a pause is over, the user wants to stop, or a job still waits while the night
         stops. Only for a moment while an agent works."""
-        setup, executor, before, began = self._setup, self._setup.executor, self._signs, self._setup.clock()
+        setup, executor, before, began = self._setup, self._executor, self._signs, self._setup.clock()
         if self._has_news:  # a page takes a second: not before a run was started, and an agent asked
             self._write_summary()
         due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
@@ -300,17 +300,16 @@ class Night:
 
     def _begin(self, campaign: Campaign) -> bool:
         """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
-        own, queued = self._own(), self._not_started()
+        queued = self._not_started()
         if campaign.baseline is None:
-            return not self._setup.executor.in_flight() and self._first_baseline(own, campaign)
-        num_begun = len(decided(own)) + len(self._setup.in_flight)
-        is_enough = self.state.request.experiments is not None and num_begun >= self.state.request.experiments
-        if is_enough or not self._num_free():
+            return not self._executor.in_flight() and self._first_baseline(campaign)
+        most = self.state.request.experiments
+        if (most is not None and len(self._runs()) >= most) or not self._num_free():
             return False
-        if self._needs_baseline(own, campaign):
-            self._measure(Run(), campaign)
-        elif (stage := self._stage(own)) is not Stage.SEARCH:
-            self._measure(measuring_run(campaign.kept, stage), campaign)
+        stage, needs_baseline = self._stage(), self._needs_baseline(campaign)
+        if needs_baseline or stage is not Stage.SEARCH:  # nothing is proposed
+            run = Run() if needs_baseline else measuring_run(campaign.incumbent, stage)
+            self._launch(Request(run=run), campaign.compose(run.changes), campaign)
         elif queued and queued[0].direction != self._direction():
             self._note(f"proposed again: the direction changed after {queued[0].proposal.description!r}")
             self._forget(queued[0])
@@ -321,28 +320,27 @@ class Night:
         return True
 
     def _num_free(self) -> int:
-        executor = self._setup.executor
-        return max(executor.num_slots - len(executor.in_flight()), 0)
+        return max(self._executor.num_slots - len(self._executor.in_flight()), 0)
 
     def _num_ahead(self) -> int:
         """Return how many proposals to hold ready for slots that are not free yet. An agent works while runs train: for
         all runs that end before it could answer twice. A search is asked ahead at several slots only."""
-        setup, now = self._setup, self._setup.now()
+        setup, now, num_slots = self._setup, self._setup.now(), self._executor.num_slots
         if self._proposer.is_instant:
-            return 0 if setup.executor.num_slots == 1 else (setup.executor.num_slots + 1) // 2
+            return 0 if num_slots == 1 else (num_slots + 1) // 2
         seconds = run_seconds(self._own(), setup.rules.budget_seconds)
         ages = [(now - datetime.fromisoformat(record.started)).total_seconds() for record in setup.in_flight]
         return max(sum(seconds - age < 2 * self._answer_seconds for age in ages), 1)
 
     def _num_wanted(self, num_ahead: int) -> int:
         """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next."""
-        own, num_queued, num_slots = self._own(), len(self._not_started()), self._setup.executor.num_slots
-        num, most = min(self._num_free() + num_ahead - num_queued, num_slots), self.state.request.experiments
+        num_queued, num_slots, most = len(self._not_started()), self._executor.num_slots, self.state.request.experiments
+        num = min(self._num_free() + num_ahead - num_queued, num_slots)
         if most is not None:
-            num = min(num, most - len(decided(own)) - len(self._setup.in_flight) - num_queued)
+            num = min(num, most - len(self._runs()) - num_queued)
         if is_spent(self.state, self._cost()):
             return 0
-        return sum(self._stage(own, num_queued + index) is Stage.SEARCH for index in range(num))
+        return sum(self._stage(num_queued + index) is Stage.SEARCH for index in range(num))
 
     def _propose(self, campaign: Campaign) -> bool:
         """Begin the next proposals, or take those that are ready. Returns True if some were taken."""
@@ -397,23 +395,23 @@ class Night:
         except StopIteration as end:
             self._pay(end.value[0])
 
-    def _stage(self, own: Sequence[Record], num_queued: int = 0) -> Stage:
-        """Return the stage of the night's next run, after `num_queued` others."""
-        runs = [*decided(own), *self._setup.in_flight]
-        num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
-        num_left = runs_left(self.state, own, len(runs), self._setup) - num_queued
-        return next_stage(len(runs) + num_queued, num_last, num_left, self._setup.executor.num_slots)
+    def _runs(self) -> list[Record]:
+        """Return the night's experiments that are decided or in flight."""
+        return [*decided(self._own()), *self._setup.in_flight]
 
-    def _needs_baseline(self, own: Sequence[Record], campaign: Campaign) -> bool:
+    def _stage(self, num_queued: int = 0) -> Stage:
+        """Return the stage of the night's next run, after `num_queued` others."""
+        runs = self._runs()
+        num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
+        num_left = runs_left(self.state, self._own(), len(runs), self._setup) - num_queued
+        return next_stage(len(runs) + num_queued, num_last, num_left, self._executor.num_slots)
+
+    def _needs_baseline(self, campaign: Campaign) -> bool:
         """Return True once a night, if the last run of the baseline was long before: the machine may drift."""
         last = campaign.last_baseline()
-        if last is None or any(record.run.is_baseline for record in (*decided(own), *self._setup.in_flight)):
+        if last is None or any(record.run.is_baseline for record in self._runs()):
             return False
         return datetime.fromisoformat(self.state.started) - last > _BASELINE_HOLDS
-
-    def _measure(self, run: Run, campaign: Campaign) -> None:
-        """Run the baseline or the incumbent once more; nothing is proposed."""
-        self._launch(Request(run=run), compose(run.changes, campaign, self._setup), campaign)
 
     def _launch(self, request: Request, config: Config, campaign: Campaign) -> None:
         """Start an experiment, and conclude it if it ended at once."""
@@ -467,9 +465,9 @@ class Night:
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
 
-    def _first_baseline(self, own: Sequence[Record], campaign: Campaign) -> bool:
+    def _first_baseline(self, campaign: Campaign) -> bool:
         """Start the campaign's first experiment. Returns False if that crashed already."""
-        failed = [record for record in own if record.failure is not Failure.INTERRUPTED]
+        failed = [record for record in self._own() if record.failure is not Failure.INTERRUPTED]
         num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
         if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
             self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
@@ -481,7 +479,9 @@ class Night:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
         setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
         now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
-        incumbent = compose(campaign.kept, campaign, setup)
+        incumbent, rider = campaign.compose(campaign.incumbent), self._rider(campaign, queued)
+        if rider is not None and any(decision.change.keys == rider.keys for decision in campaign.user_decisions):
+            rider = None
         committed = setup.repo.config_at("HEAD")
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
@@ -494,7 +494,7 @@ class Night:
             campaign=campaign,
             rules=setup.rules,
             ledger=self._ledger,
-            rider=self._rider(campaign, queued),
+            rider=rider,
             used_keys=used_keys(setup.engine, incumbent),
             refusals=self._fill_refusals if proposer is self._filler else state.refusals,
             in_flight=in_flight,
@@ -582,9 +582,9 @@ class Night:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
         number, direction = self._ledger.next_number(), context.direction
-        answer = replace(answer, number=number, change=change, kept=context.campaign.kept, direction=direction)
-        run = Run(kept=campaign.kept, new=change)
-        admit(compose(run.changes, campaign, setup), Request(run=run), campaign, setup)
+        answer = replace(answer, number=number, change=change, kept=context.campaign.incumbent, direction=direction)
+        run = Run(kept=campaign.incumbent, new=change)
+        admit(campaign.compose(run.changes), Request(run=run), campaign, setup)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):
             raise UsageError("this change waits for its turn already", "Change train.toml.")
         is_first = waiting_answers == self._not_started()
@@ -655,21 +655,19 @@ class Night:
         # Only the first experiment of a proposal has the proposal's cost.
         answer = pending.with_proposal(cost=None) if attempts(pending, self._own()) else pending
         assert pending.change is not None
-        setup = self._setup
         try:
-            kept = campaign.kept
-            answer = without_prediction(answer, kept)
+            answer, kept = without_prediction(answer, campaign.incumbent), campaign.incumbent
             rider = pending.rider  # must not set a key of the incumbent
             if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
                 rider = None
             run = Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
             try:
-                config = compose(run.changes, campaign, setup)
-                setup.engine.validate(config)
+                config = campaign.compose(run.changes)
+                self._setup.engine.validate(config)
             except UsageError:
                 run = structs.replace(run, rider=None)
-                config = compose(run.changes, campaign, setup)
-            record = start(Request(answer.proposal, run=run), config, campaign, setup)
+                config = campaign.compose(run.changes)
+            record = start(Request(answer.proposal, run=run), config, campaign, self._setup)
         except UsageError as error:
             self._drop(pending, str(error))
             return
@@ -679,7 +677,7 @@ class Night:
     def _conclude(self, record: Record) -> None:
         """Act on a verdict: notify, and run a proposal again whose run infrastructure lost."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
-            remains.sweep(self._ledger.runs_dir, self._setup.executor.in_flight())
+            remains.sweep(self._ledger.runs_dir, self._executor.in_flight())
         own = self._own()
         lost = [pending for pending in undecided(self.state, own) if record in attempts(pending, own)]
         self._tidy()

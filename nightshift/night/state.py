@@ -21,13 +21,12 @@ from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import NOTHING, Cost, Failure, Record, Request
+from nightshift.campaign.records import NIGHT_NAME, NOTHING, Cost, Failure, Record, Request
 from nightshift.experiment.setup import Setup
 from nightshift.files import read_json, write_json
 from nightshift.text import local
 
 STOP_NAME = "STOP"  # a file in the checkout's root
-STATE_NAME = "night.json"  # in runs/
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by its user
 FILL = "fill: tpe"  # the proposer of experiments that are run while the agent cannot be asked
 
@@ -164,12 +163,12 @@ def save(ledger: Ledger, state: NightState) -> None:
     """Write night.json: whole or not at all. UsageError if runs/ was moved away."""
     ledger.require_in_place()
     ledger.runs_dir.mkdir(exist_ok=True)
-    write_json(ledger.runs_dir / STATE_NAME, state)
+    write_json(ledger.runs_dir / NIGHT_NAME, state)
 
 
 def load(ledger: Ledger) -> NightState | None:
     """Read the last night of this checkout; None if there was none. UsageError if the file is damaged."""
-    return read_json(ledger.runs_dir / STATE_NAME, NightState, "Delete it: the next night starts anew.")
+    return read_json(ledger.runs_dir / NIGHT_NAME, NightState, "Delete it: the next night starts anew.")
 
 
 def night_cost(state: NightState, ledger: Ledger) -> Cost:

@@ -10,7 +10,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.next_run import next_stage
-from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, Cost, Record, Stage
+from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, PAGE_NAME, Cost, Record, Stage
 from nightshift.campaign.results import Counts, last_scores, standing_text
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.certify import Comparison
@@ -135,5 +135,5 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
         "effect_at_decision": effect.mean if effect else None,
         "why": clean(why),
         "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
-        "page": str((setup.ledger.runs_dir / "report.html").absolute()),
+        "page": str((setup.ledger.runs_dir / PAGE_NAME).absolute()),
     }

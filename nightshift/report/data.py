@@ -20,6 +20,7 @@ from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import (
+    NIGHT_NAME,
     NOT_ISOLATED,
     Z95,
     Action,
@@ -278,7 +279,7 @@ class _Night(msgspec.Struct):
 def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
     """The direction of the branch's last night; why its agent cannot be asked, while the night goes on."""
     try:
-        night = read_json(ledger.runs_dir / "night.json", _Night, "")
+        night = read_json(ledger.runs_dir / NIGHT_NAME, _Night, "")
     except UsageError:  # `status` reports the damaged file
         return ()
     if night is None or night.branch != branch:

@@ -25,6 +25,7 @@ from nightshift.agents.history import load_configs
 from nightshift.agents.notebook import belied, compare_prediction, notebook
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import PAGE_NAME
 from nightshift.config.allowlist import BY_PRESET
 from nightshift.config.train_toml import Config
 from nightshift.config.values import Value, value_text
@@ -182,7 +183,7 @@ def write_report(
 
     view = view_of(ledger, Repo(root).head().branch, now, branch)
     files = {
-        "report.html": render(view, is_live).encode(),
+        PAGE_NAME: render(view, is_live).encode(),
         "report.md": summary(view.morning, view.headline, view.nights, bool(view.charts)).encode(),
     }
     if view.charts:

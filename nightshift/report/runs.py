@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nightshift.campaign.metrics import Step
+from nightshift.campaign.records import ANSWERS_NAME
 from nightshift.files import read_rows
 
 # What the page draws of every run: the name in metrics.jsonl, and its words.
@@ -22,7 +23,6 @@ CURVES = {
     "kl": "KL",
     "truncated_share": "truncated share",
 }
-ROLLOUTS_NAME = "evaluation.jsonl"
 _MAX_POINTS = 48
 
 
@@ -73,7 +73,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def read_rollouts(run_dir: Path) -> list[Rollout]:
     """All answers of one run that can be read, in the order of its file."""
-    return read_rows(run_dir / ROLLOUTS_NAME, Rollout)
+    return read_rows(run_dir / ANSWERS_NAME, Rollout)
 
 
 def sampled(rows: Sequence[Rollout], seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:

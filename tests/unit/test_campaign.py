@@ -2,6 +2,7 @@
 
 import random
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ from nightshift.campaign.records import (
 from nightshift.campaign.results import Counts, decisions_text, num_since_keep
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
-from tests.campaigns import BASELINE, a_change, a_record, a_result, contradictions, folded, judged, replace
+from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
 
 HASH = a_record().rules_hash
+TEXT: dict[str, Any] = {"check": True, "capture_output": True, "text": True}
 STORY = [0.515, 0.48, 0.66, 0.60, 0.80, None, 0.78]  # two changes that help for sure
 
 
@@ -91,6 +93,21 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     assert campaign.since(records[1]).startswith("adopted, ")
     counts = Counts.of(records, campaign.kept)
     assert (counts.discarded, counts.adopted) == ([r.status for r in records].count("discard"), 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["Nightshift-Experiment: 9\n", "\x1b[31mred\x07\u202e \ud800 ---\n\nNightshift-Agent: x"]
+)
+def test_the_message_of_a_commit_has_no_trailer_of_foreign_text(text: str) -> None:
+    run = Run(new=replace(a_change(2), experiment=2))
+    [step] = next_record(judged(STORY[:1]), 0.8, run=run, description=text, sandbox="none").judgement.steps
+    trailers = subprocess.run(["git", "interpret-trailers", "--parse"], input=f"keep\n\n{step.reason}", **TEXT).stdout
+    expected = [("Experiment", "0002"), ("Campaign", BRANCH), ("Agent", "not isolated")]
+    assert trailers.splitlines() == [f"Nightshift-{name}: {value}" for name, value in expected]
+    assert all(character.isprintable() or character == "\n" for character in step.reason)
+    assert re.match(
+        r"Evidence: effect \S+ ± \S+ pp, P\(it helps\) \d+ %, measured by 0002\n\nHypothesis: \S", step.reason
+    )
 
 
 def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:

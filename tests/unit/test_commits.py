@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.campaign.commits import commit, incumbent_values, plan, reason, user_decisions
+from nightshift.campaign.commits import commit, incumbent_values, plan, user_decisions
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.toml_edit import set_values
@@ -51,8 +51,8 @@ class Branch:
         self.kept: tuple[Change, ...] = ()
         self.ours: list[str] = []
 
-    def decide(self, *decisions: Decision, **given: Any) -> list[PlannedCommit]:
-        steps, _, kept, refused = plan(BASELINE, self.kept, decisions, lambda each: reason(each, 12, **given))
+    def decide(self, *decisions: Decision) -> list[PlannedCommit]:
+        steps, _, kept, refused = plan(BASELINE, self.kept, decisions)
         assert refused == []
         head = self.repo.head()
         done = commit(self.repo, head, steps)
@@ -211,31 +211,6 @@ def test_a_commit_of_an_earlier_decision_is_not_taken_for_this_one(branch: Branc
     [id] = commit(branch.repo, start, steps, branch.ours)
     assert id == branch.repo.head().commit
     assert branch.config().get(LR) == 5e-6
-
-
-def test_the_message_tells_why(branch: Branch) -> None:
-    adopted = decision(Action.ADOPT, change(3, lr="5e-6"), 0.007)
-    branch.decide(adopted, measured_by=(3, 12), hypothesis="larger steps learn faster", campaign="autoresearch/x")
-    assert git(branch.repo.root, "log", "-1", "--format=%B").strip() == (
-        "adopt 0003: lr 3e-6 → 5e-6\n\n"
-        "Evidence: effect +0.7 ± 2.0 pp, P(it helps) 75 %, measured by 0003, 0012\n\n"
-        "Hypothesis: larger steps learn faster\n\n"
-        "Nightshift-Experiment: 0012\nNightshift-Campaign: autoresearch/x"
-    )
-
-
-@pytest.mark.parametrize(
-    "hypothesis", ["Nightshift-Experiment: 9999\n", "\x1b[31mred\x07\u202e \ud800 ---\n\nNightshift-Campaign: ff"]
-)
-def test_foreign_text_makes_no_trailer(branch: Branch, hypothesis: str) -> None:
-    branch.decide(keep(change(12, lr="5e-6")), hypothesis=hypothesis, agent="not isolated\nNightshift-Experiment: 9")
-    trailers = git(branch.repo.root, "log", "-1", "--format=%(trailers)").split("\n")
-    assert [*filter(None, trailers)] == [
-        "Nightshift-Experiment: 0012",
-        "Nightshift-Agent: not isolated Nightshift-Experiment: 9",
-    ]
-    body = git(branch.repo.root, "log", "-1", "--format=%B")
-    assert all(character.isprintable() or character == "\n" for character in body)
 
 
 def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.models import keep_model
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
 from nightshift.campaign.results import COLUMNS, figures, last_campaign, row
 from nightshift.cli import run

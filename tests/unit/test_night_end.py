@@ -12,14 +12,14 @@ import pytest
 
 from nightshift.agents.base import Answer, Context
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import Phase, Progress, Result
+from nightshift.campaign.records import NIGHT_NAME, Phase, Progress, Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_json
 from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
-from nightshift.night.state import STATE_NAME, NightRequest, NightState
+from nightshift.night.state import NightRequest, NightState
 from tests.conftest import CAMPAIGN
 from tests.stand_in_proposer import StandInProposer
 from tests.stand_in_setup import make_poor
@@ -69,7 +69,7 @@ def night(setup: Setup, act: Callable[[], object]) -> tuple[Night, Told, list[st
 
 def refuse_the_state(setup: Setup) -> None:
     """Root may write anywhere: a folder in the place of a file is refused to everybody."""
-    path = setup.ledger.runs_dir / STATE_NAME
+    path = setup.ledger.runs_dir / NIGHT_NAME
     if not path.is_dir():
         path.unlink(missing_ok=True)
         path.mkdir()
@@ -78,7 +78,7 @@ def refuse_the_state(setup: Setup) -> None:
 def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same(setup: Setup) -> None:
     made, told, said = night(setup, lambda: refuse_the_state(setup))
     stop = made.run()
-    cause = f"cannot write {setup.ledger.runs_dir / STATE_NAME}: "
+    cause = f"cannot write {setup.ledger.runs_dir / NIGHT_NAME}: "
     assert stop.cause.startswith(f"4 infrastructure failures in a row: {cause}")
     (crash, why), end = told.events
     assert crash == "repeated crash"
@@ -149,7 +149,7 @@ def test_damaged_records_are_an_end_without_counts(setup: Setup) -> None:
     [message] = told.messages
     assert (message["event"], message["counts"]) == ("end", None)
     assert "damaged" in message["why"]
-    assert json.loads((setup.ledger.runs_dir / STATE_NAME).read_text())["cause"] == message["why"]
+    assert json.loads((setup.ledger.runs_dir / NIGHT_NAME).read_text())["cause"] == message["why"]
 
 
 def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(setup: Setup) -> None:
@@ -167,7 +167,7 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
         made.run()
     assert told.events == []
     assert said[-1] == "the summary"
-    assert json.loads((setup.ledger.runs_dir / STATE_NAME).read_text())["cause"] is None
+    assert json.loads((setup.ledger.runs_dir / NIGHT_NAME).read_text())["cause"] is None
 
 
 def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(setup, monkeypatch):

@@ -121,7 +121,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     )
     states.save(ledger, state)
     assert states.load(ledger) == state
-    path = tmp_path / "runs" / states.STATE_NAME
+    path = tmp_path / "runs" / states.NIGHT_NAME
     no_change = json.dumps(json.loads(path.read_bytes()) | {"pending": [{"source": None}]}).encode()
     for damage in (b"", b"{", b"[]", b'{"version": 1}', b'{"version": 99}', no_change):
         path.write_bytes(damage)

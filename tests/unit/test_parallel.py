@@ -13,8 +13,8 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.models import WEIGHTS_NAME
 from nightshift.campaign.records import (
+    WEIGHTS_NAME,
     Change,
     Failure,
     Job,
@@ -29,7 +29,7 @@ from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide
-from nightshift.experiment.admission import admit, compose, require_ready
+from nightshift.experiment.admission import admit, require_ready
 from nightshift.experiment.experiment import start
 from nightshift.experiment.setup import Setup
 from nightshift.night import loop
@@ -275,7 +275,7 @@ def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
     campaign, rider = setup.campaign(), Change(keys={"trainer.optim.weight_decay": "0.1"})
     run = replace(record.run, rider=rider, new=replace(record.run.new, experiment=0))
     with pytest.raises(UsageError, match="is in flight"):  # whatever it runs with
-        admit(compose(run.changes, campaign, setup), Request(run=run), campaign, setup)
+        admit(campaign.compose(run.changes), Request(run=run), campaign, setup)
 
 
 def test_slots_divide_a_machine() -> None:

@@ -11,9 +11,9 @@ from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gra
 from nightshift.campaign.records import JOB_NAME, Job, Outcome, Phase, Progress, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
-from nightshift.experiment.callbacks import ending
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
+from nightshift.experiment.worker import ending
 from tests.conftest import git, slow
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from nightshift.campaign.models import MODELS_GB
+from nightshift.campaign.finish import MODELS_GB
 from nightshift.config.rules import TASKSET_FOLDERS, Rules
 from nightshift.engines.base import Check
 from nightshift.engines.downloads import data_problem, is_whole_model, local_problem

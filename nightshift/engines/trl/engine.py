@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.records import Weights
+from nightshift.campaign.metrics import METRICS_NAME
+from nightshift.campaign.records import WEIGHTS_NAME, Weights
 from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
@@ -240,8 +241,8 @@ class TrlEngine:
             "environments": [asdict(environment) for environment in self.rules.environments],
             "train_seed": seed,
             "settings": dict(settings),
-            "metrics_path": str(run_dir / "metrics.jsonl"),
-            "weights_dir": str(run_dir / "weights"),
+            "metrics_path": str(run_dir / METRICS_NAME),
+            "weights_dir": str(run_dir / WEIGHTS_NAME),
             "device": "cuda" if self._cuda else "cpu",
             "trained_at_once": trained,
             "sampled_at_once": sampled,

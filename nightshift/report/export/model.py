@@ -12,8 +12,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from nightshift.campaign.models import MODEL_NAME
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import MODEL_NAME, Record
 from nightshift.config.rules_toml import HUB_NAME
 from nightshift.config.train_toml import diff
 from nightshift.errors import EngineError, UsageError
