@@ -173,7 +173,8 @@ class Campaign:
 
     def compose(self, changes: Iterable[Change]) -> Config:
         """Return the baseline's train.toml with these changes. UsageError if no valid train.toml holds them."""
-        assert self.config is not None
+        if self.config is None:
+            raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
         return incumbent_config(self.config, changes)
 
     @property

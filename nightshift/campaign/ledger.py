@@ -86,9 +86,9 @@ class Holder:
 class Ledger:
     """The records of one checkout. Takes paths; never reads git. Only the controller writes."""
 
-    def __init__(self, root: Path, runs_dir: Path | None = None) -> None:
-        """`root` is the checkout, `runs_dir` its records if they are elsewhere. Nothing is created before a write."""
-        self.runs_dir = runs_dir or root / "runs"
+    def __init__(self, root: Path) -> None:
+        """`root` is the checkout. Nothing is created before a write."""
+        self.runs_dir = root / "runs"
         self.tsv_path = root / "results.tsv"
         self.journal = Journal(self.runs_dir)
         # Records that were reserved here, or read after they were closed: they do not change under this process.

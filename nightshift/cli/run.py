@@ -78,7 +78,7 @@ def run(root: Path, request: Request) -> int:
 
 def plan(request: Request, setup: Setup) -> list[str]:
     """Print what a run of this request would do with branches; return what else it would do, a line for each fact."""
-    from nightshift.experiment.admission import admit, wanted_config
+    from nightshift.experiment.admission import admit
 
     records, repo = setup.ledger.records(), setup.repo
     start = plan_start(repo, records, setup.now(), setup.rules, setup.rules_hash, request.branch)
@@ -90,7 +90,7 @@ def plan(request: Request, setup: Setup) -> list[str]:
         config = parse(repo.config_at(str(start.head.commit)) or b"")
     setup = replace(setup, repo=Repo(setup.root, start.head))
     campaign = setup.campaign()
-    record = admit(wanted_config(config, request, campaign), request, campaign, setup)
+    record = admit(campaign.compose(()) if request.baseline else config, request, campaign, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number())
     if record.parent is None:
         against = "nothing: this is the baseline"

@@ -38,13 +38,6 @@ def warnings(setup: Setup) -> list[str]:
     return [*dict.fromkeys(str(check.problem) for engine in engines for check in engine.warnings())]
 
 
-def wanted_config(config: Config, request: Request, campaign: Campaign) -> Config:
-    """Return the config that a request runs: the campaign's baseline, or `config` as train.toml holds it."""
-    if request.baseline and campaign.config is None:
-        raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
-    return campaign.config if request.baseline and campaign.config else config
-
-
 def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup) -> Record:
     """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
     head, records = setup.repo.head(), setup.ledger.records()

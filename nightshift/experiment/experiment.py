@@ -20,7 +20,7 @@ from nightshift.campaign.records import Failure, Record, Request
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment.admission import admit, require_ready, settings_json, wanted_config
+from nightshift.experiment.admission import admit, require_ready, settings_json
 from nightshift.experiment.health import Conditions, digest
 from nightshift.experiment.integrity import IntegrityError, require_branch, require_unchanged
 from nightshift.experiment.setup import Setup
@@ -37,7 +37,7 @@ def run_experiment(request: Request, setup: Setup) -> Record:
         config = load(setup.root / CONFIG_NAME)  # first: `resume` may write the file
         resume(setup.ledger, setup.repo, setup.reporter.note)
         campaign = setup.campaign()
-        record = start(request, wanted_config(config, request, campaign), campaign, setup)
+        record = start(request, config, campaign, setup)
         while (closed := collect(record.number, setup)) is None:
             setup.wait()  # while the worker trains and evaluates
         return closed
@@ -53,6 +53,8 @@ def start(request: Request, config: Config, campaign: Campaign, setup: Setup) ->
 
     It is closed already if the run could not be submitted.
     """
+    if request.baseline:
+        config = campaign.compose(())
     record = admit(config, request, campaign, setup)
     require_ready(setup)
     files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: settings_json(record.effective)}

@@ -26,6 +26,7 @@ from nightshift.campaign.records import (
     JOB_NAME,
     RESULT_NAME,
     STARTED_NAME,
+    Evaluation,
     Failure,
     Job,
     Outcome,
@@ -78,40 +79,40 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
 
     If nothing could be evaluated, `training` holds the cause and whose fault it is. No process is left.
     """
-    began = time.monotonic()
-    crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    slot = job.slot or os.environ.get("SLURMD_NODENAME", "")
-    result = Result(job.seed, crashed, token=job.token, job_sha256=job.sha256, started=now, slot=slot)
-    rules = job.rules
+    began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
+    slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
+    training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
+    evaluation: Evaluation | None = None
+    startup_seconds: float | None = None
+    hardware, versions = "", dict[str, str]()
     engine: Engine | None = None
     answers: Path | None = None
     try:
         # A cluster's node adds what a login there brings, with its tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
-        hardware = engine.hardware() + job.layout  # before this process is pinned to its part of it
+        here = engine.hardware() + job.layout  # before this process is pinned to its part of it
         _require("rules", job.rules_hash, rules.hash(root))
         if job.hardware is not None:
-            _require("hardware", job.hardware, hardware)
+            _require("hardware", job.hardware, here)
         if job.cores:
             os.sched_setaffinity(0, job.cores)
         if job.split == "test":  # only its scores are written: runs/ is where agents read
             examples = examples_of_test_split(rules, root, job.token)
         else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
             examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
-        result = replace(result, hardware=hardware, versions=engine.versions())
+        hardware, versions = here, engine.versions()
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
-            result = replace(result, startup_seconds=time.monotonic() - opened)
+            startup_seconds = time.monotonic() - opened
             callback = ending(progress, rules.budget_seconds) if job.ends_without_gradient else progress
-            result = replace(result, training=session.train(rules.budget_seconds, callback))
-            if result.training.outcome.is_success:
-                if result.training.num_steps < 1:  # the base model is no result of this config
+            training = session.train(rules.budget_seconds, callback)
+            if training.outcome.is_success:
+                if training.num_steps < 1:  # the base model is no result of this config
                     cause = f"no step fitted into the budget of {rules.budget_text}"
                     fix = "Lower orchestrator.batch_size or max_completion_tokens."
                     raise EngineError(cause, fix, is_config_fault=True)
-                result = replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
+                evaluation = evaluate(session, examples, rules, answers, progress)
         finally:
             session.close()
     except Interrupted:
@@ -124,13 +125,15 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             cause = f"{cause.rstrip('.')}; {why}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
         cause, log = clean(cause, 4 * MAX_TEXT), error.log if isinstance(error, EngineError) else None
-        failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
-        result = replace(result, training=failed, evaluation=None)
+        training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
+        evaluation = None
     if answers is not None:
-        if result.evaluation is not None:
+        if evaluation is not None:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    return replace(result, total_seconds=time.monotonic() - began)
+    seconds, job_sha256 = time.monotonic() - began, job.sha256
+    measured = (training, evaluation, startup_seconds, seconds, hardware, versions)
+    return Result(job.seed, *measured, token=job.token, job_sha256=job_sha256, started=started, slot=slot)
 
 
 def _require(what: str, wanted: str, actual: str) -> None:

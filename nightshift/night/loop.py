@@ -46,7 +46,6 @@ from nightshift.night.state import (
     STOP_NAME,
     NightState,
     Stop,
-    Unavailable,
     by_end,
     certificate_seconds,
     decided,
@@ -59,6 +58,7 @@ from nightshift.night.state import (
     runs_left,
     save,
     stop_rule,
+    unavailable_after,
 )
 from nightshift.night.summary import certified_line, message, write_summary
 from nightshift.report.slices import shown_examples
@@ -596,7 +596,7 @@ class Night:
     def _cannot_ask(self, availability: Availability) -> None:
         """Wait for the agent, longer each time up to a limit. The user is notified; nothing is refused."""
         before = self.state.unavailable
-        unavailable = Unavailable.after(availability, before, self._setup.now())
+        unavailable = unavailable_after(availability, before, self._setup.now())
         self._update(unavailable=unavailable)
         text = unavailable.describe(self._proposer.name, self._fills)
         self._note(text)

@@ -20,6 +20,7 @@ from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Unavailable
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
@@ -27,7 +28,7 @@ from nightshift.experiment.admission import require_ready, warnings
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
 from nightshift.night.loop import Night, undecided
 from nightshift.night.notify import Notifier
-from nightshift.night.state import STOP_NAME, NightRequest, NightState, Unavailable, load, save
+from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save, unavailable_after
 from nightshift.text import clean
 
 _INHIBIT_SECONDS = 0.5  # systemd-inhibit says at once whether it can
@@ -95,7 +96,7 @@ def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
         answer = agent.question(read_source(setup.root / CONFIG_NAME), folder)
         if answer.waits:
             text = answer.text if agent.name == proposer.name else f"{agent.name}: {answer.text}"
-            unavailable = Unavailable.after(replace(answer, text=text), None, setup.now())
+            unavailable = unavailable_after(replace(answer, text=text), None, setup.now())
             setup.reporter.note(unavailable.describe(proposer.name, fills=False))
         elif answer.meaning is not Meaning.OK:
             fix = _REMEDIES.get(answer.meaning, "uv run nightshift doctor --agent NAME asks it again.")
@@ -188,7 +189,7 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
     elif old is not None:
         setup.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
     started = now.isoformat(timespec="seconds")
-    state = NightState(request, branch, setup.rules_hash, started, first=setup.ledger.next_number())
+    state = NightState(request, setup.rules_hash, started, setup.ledger.next_number(), branch=branch)
     if old is not None and (old.branch, old.rules_hash) == (state.branch, state.rules_hash):
         answers = undecided(old, old.own(setup.ledger.records()))  # proposed, paid for, and never run
         state = replace(state, pending=tuple(replace(answer, number=state.first) for answer in answers))

@@ -16,15 +16,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from nightshift.agents.availability import Availability, Meaning, next_question
+from nightshift.agents.availability import Availability, next_question
 from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import NIGHT_NAME, NOTHING, Cost, Failure, Record, Request
+from nightshift.campaign.records import NIGHT_NAME, NOTHING, Cost, Failure, NightStatus, Record, Request, Unavailable
 from nightshift.experiment.setup import Setup
 from nightshift.files import read_json, write_json
-from nightshift.text import local
 
 STOP_NAME = "STOP"  # a file in the checkout's root
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by its user
@@ -67,27 +66,12 @@ class NightRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """The agent cannot be asked. Times are ISO 8601, UTC."""
-
-    meaning: Meaning
-    text: str  # the agent's own words
-    since: str
-    asks_at: str  # when it is asked again
-    num_times: int = 1  # that it was asked in vain
-
-    @classmethod
-    def after(cls, availability: Availability, before: Unavailable | None, now: datetime) -> Unavailable:
-        """Return the new state after an answer. `before`: the state before the answer."""
-        num_times = 1 + (before.num_times if before else 0)
-        asks_at = next_question(availability, num_times, now)
-        since, again = (time.isoformat(timespec="seconds") for time in (now, asks_at))
-        return cls(availability.meaning, availability.text, before.since if before else since, again, num_times)
-
-    def describe(self, agent: str, fills: bool) -> str:
-        meanwhile = "; the slots run proposals of tpe meanwhile" if fills else ""
-        return f"{agent}: {self.meaning}: {self.text}; asked again at {local(parse_time(self.asks_at))}{meanwhile}"
+def unavailable_after(availability: Availability, before: Unavailable | None, now: datetime) -> Unavailable:
+    """Return the new state after an answer. `before`: the state before the answer."""
+    num_times = 1 + (before.num_times if before else 0)
+    asks_at = next_question(availability, num_times, now)
+    since, again = (time.isoformat(timespec="seconds") for time in (now, asks_at))
+    return Unavailable(availability.meaning, availability.text, before.since if before else since, again, num_times)
 
 
 def parse_time(text: str) -> datetime:
@@ -100,7 +84,7 @@ def parse_time(text: str) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class NightState:
+class NightState(NightStatus):
     """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the controller's.
 
     `pending`: the answers that were taken and are not decided yet. `refusals`: why those since the last one were not;
@@ -109,7 +93,6 @@ class NightState:
     """
 
     request: NightRequest
-    branch: str
     rules_hash: str
     started: str
     first: int  # number of the night's first experiment
@@ -117,9 +100,6 @@ class NightState:
     pending: tuple[Answer, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    direction: str = ""
-    unavailable: Unavailable | None = None
-    cause: str | None = None
     is_planned: bool = True  # a stop rule or the user ended it
     certificate: str | None = None
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)

@@ -11,8 +11,6 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import NamedTuple
 
-import msgspec
-
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
@@ -28,6 +26,7 @@ from nightshift.campaign.records import (
     Cost,
     Effect,
     Failure,
+    NightStatus,
     Record,
     Stage,
     Standing,
@@ -261,25 +260,10 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     )
 
 
-class _Unavailable(msgspec.Struct):
-    meaning: str
-    text: str
-    asks_at: str
-
-
-class _Night(msgspec.Struct):
-    """What the page says of night.json, which the night writes."""
-
-    branch: str
-    direction: str = ""
-    cause: str | None = None
-    unavailable: _Unavailable | None = None
-
-
 def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
     """The direction of the branch's last night; why its agent cannot be asked, while the night goes on."""
     try:
-        night = read_json(ledger.runs_dir / NIGHT_NAME, _Night, "")
+        night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
     except UsageError:  # `status` reports the damaged file
         return ()
     if night is None or night.branch != branch:

@@ -68,7 +68,7 @@ def values_of(story: Story, key: str) -> dict[str, ValueRow]:
 
 def test_a_run_has_its_score_and_its_difference_from_what_was_expected_of_its_parent(story: Story) -> None:
     retest = story.tell({LR: 4e-6}, EVEN).run.new
-    before = story.campaign.copy()
+    before = story.campaign
     record = story.tell({GROUP: 8}, BETTER, rider=retest)
     expected, sd = before.posterior.predict((retest,), before.hours(record))
     story.tell({BATCH: 512}, WORSE)

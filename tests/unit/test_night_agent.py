@@ -357,7 +357,7 @@ def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
     away = Availability(Meaning.OVERLOADED, "Overloaded")
     proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock, 60.0)
     setup = replace(setup, executor=executor)
-    state = NightState(NightRequest("thinker", hours=0.1), CAMPAIGN, setup.rules_hash, START.isoformat(), 1)
+    state = NightState(NightRequest("thinker", hours=0.1), setup.rules_hash, START.isoformat(), 1, branch=CAMPAIGN)
     filler = Repeats(clock)
     night = Night(state, setup, proposer, lambda text: None, notifier=Sent(), filler=filler)
     stop = night.run()

@@ -62,7 +62,7 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 
 def night(setup: Setup, act: Callable[[], object]) -> tuple[Night, Told, list[str]]:
-    state = NightState(NightRequest("acting"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    state = NightState(NightRequest("acting"), setup.rules_hash, setup.now().isoformat(), 1, branch=CAMPAIGN)
     told, said = Told(), list[str]()
     return Night(state, setup, Acting(act), said.append, pauses=(0.0, 0.0, 0.0), notifier=told), told, said
 
@@ -107,7 +107,9 @@ def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup:
             return super().result(folder)
 
     full_at, setup = math.inf, replace(setup, executor=Executor(num_slots=2, seed=0), clock=clock)
-    state = NightState(NightRequest("rates", experiments=6), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    state = NightState(
+        NightRequest("rates", experiments=6), setup.rules_hash, setup.now().isoformat(), 1, branch=CAMPAIGN
+    )
     try:
         stop = Night(state, setup, Rates(0), lambda text: None, pauses=(60.0,) * 3, notifier=Told()).run()
     finally:

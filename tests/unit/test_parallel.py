@@ -122,7 +122,7 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 def night_of(setup: Setup, executor: AnyOrder, proposer: Rates | None = None, experiments: int | None = None) -> Night:
     setup = replace(setup, executor=executor)
     request = NightRequest("rates", experiments=experiments)
-    state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    state = NightState(request, setup.rules_hash, setup.now().isoformat(), 1, branch=CAMPAIGN)
     return Night(state, setup, proposer or Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
 
 
