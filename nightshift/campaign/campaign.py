@@ -111,21 +111,20 @@ class Campaign:
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
         posterior = self.posterior.copy()
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
-        kept = posterior.kept
+        before = posterior.kept
         decisions = self._observe(posterior, record)
-        planned = plan(baseline, kept, decisions, partial(self._reason, record), validate)
-        posterior.set_kept(planned.kept)  # in the order of the commits, without what is refused
-        decided = [*planned.made, *(decision for decision in decisions if decision.action is Action.DISCARD)]
-        refused = [decision for decision, _ in planned.refused]
-        decided += [replace(decision, action=Action.DISCARD) for decision in refused if decision.action is Action.KEEP]
+        steps, made, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
+        posterior.set_kept(kept)  # in the order of the commits, without what is refused
+        made += [decision for decision in decisions if decision.action is Action.DISCARD]
+        made += [replace(decision, action=Action.DISCARD) for decision, _ in refused if decision.action is Action.KEEP]
         judgement = Judgement(
             why="",
-            decisions=tuple(decided),
+            decisions=tuple(made),
             kept=posterior.kept,
             expected_score=expected_score,
             standing=_standing(posterior, self._num_slots(record)),
-            steps=tuple(planned.steps),
-            refused=tuple(refused),
+            steps=tuple(steps),
+            refused=tuple(decision for decision, _ in refused),
         )
         record = replace(record, judgement=judgement)
         status = Verdict.MEASURED  # also if its change was kept while it ran
@@ -134,7 +133,7 @@ class Campaign:
         record = replace(record, status=status)
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
-        why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in planned.refused]
+        why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         form = compare(record, self._parent_of(record))
         why += [form.conclusion] if form and form.conclusion else []
         return replace(record, judgement=replace(judgement, why="; ".join(why)))

@@ -8,7 +8,7 @@ as it is.
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
@@ -22,16 +22,6 @@ from nightshift.text import clean
 MAX_SUBJECT = 71  # characters
 _PATHS = {key.path for key in KEYS}
 Values = dict[str, Value]  # by dotted key
-
-
-class Plan(NamedTuple):
-    """The commits of one run's decisions, in order, with the decisions that they make. `kept`: the kept changes after
-    them, in the order of their adoption. `refused`: each refused decision with the cause."""
-
-    steps: list[PlannedCommit]
-    made: list[Decision]
-    kept: tuple[Change, ...]
-    refused: list[tuple[Decision, str]]
 
 
 def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
@@ -66,13 +56,16 @@ def plan(
     decisions: Iterable[Decision],
     reason: Callable[[Decision], str] = lambda decision: "",
     validate: Callable[[Config], object] = lambda config: None,
-) -> Plan:
+) -> tuple[list[PlannedCommit], list[Decision], tuple[Change, ...], list[tuple[Decision, str]]]:
     """Plan the commits of one run's decisions in their order: each change was judged on the changes before it.
 
     Each commit must leave a train.toml that is valid, also for the engine's `validate`. A decision whose commit would
     be invalid waits for the others. If its commit is still invalid after them, the decision is refused, and the others
     are made. So a change cannot leave while a kept change depends on it, and two changes that are valid only together
     are both refused. `reason` returns the message of a decision's commit, below the subject.
+
+    Returns: the commits, in order; the decisions that they make; the kept changes after them, in the order of their
+    adoption; and each refused decision with the cause.
     """
     steps, made, refused = list[PlannedCommit](), list[Decision](), list[tuple[Decision, str]]()
     kept, before = tuple(kept), incumbent_values(baseline, kept)
@@ -80,7 +73,10 @@ def plan(
     while waiting:
         decision = waiting.pop(0)
         try:
-            kept_after = _kept_after(kept, decision)
+            change, is_revert = decision.change, decision.action is Action.REVERT
+            if (change in kept) != is_revert:
+                raise UsageError(f"change {change.name} is {'not' if is_revert else 'already'} kept")
+            kept_after = tuple(each for each in kept if each != change) if is_revert else (*kept, change)
             after = incumbent_values(baseline, kept_after)
             validate(_edit(baseline, after))
         except UsageError as error:
@@ -92,7 +88,7 @@ def plan(
         made.append(decision)
         kept, before = kept_after, after
         waiting, refused = [*(decision for decision, _ in refused), *waiting], []
-    return Plan(steps, made, kept, refused)
+    return steps, made, kept, refused
 
 
 def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Container[str] = ()) -> list[str | None]:
@@ -189,13 +185,6 @@ def _undone(baseline: Config, kept: Sequence[Change], before: Values, wanted: Va
         if changed and not changed.keys() & _changed(without, wanted).keys():
             return change
     return None
-
-
-def _kept_after(kept: tuple[Change, ...], decision: Decision) -> tuple[Change, ...]:
-    change, is_revert = decision.change, decision.action is Action.REVERT
-    if (change in kept) != is_revert:
-        raise UsageError(f"change {change.name} is {'not' if is_revert else 'already'} kept")
-    return tuple(each for each in kept if each != change) if is_revert else (*kept, change)
 
 
 def _value(key: str, text: str) -> Value:

@@ -1,6 +1,6 @@
 """The end of an experiment: record, git, model, row. A kill may come between two steps: `resume` does the rest."""
 
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -54,22 +54,18 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
         texts |= {entry.before for entry in repo.config_history(head)}
-        actions.append(_restore(repo, texts))
+        path, source = repo.root / CONFIG_NAME, repo.config_at("HEAD")
+        there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        if there == source:
+            actions.append("train.toml holds the incumbent")
+        elif there is not None and source is not None and there in texts:
+            write_atomically(path, source)
+            actions.append("put the incumbent into train.toml")
+        else:
+            actions.append("left train.toml alone: it is neither the config that ran nor the incumbent")
         return replace(record, commits=commits, git_action="; ".join(actions), git_error=None)
     except (EngineError, UsageError, OSError, ValueError) as error:
         return replace(record, git_action=f"not done: {error}", git_error=str(error))
-
-
-def _restore(repo: Repo, texts: Container[bytes | None]) -> str:
-    """Write train.toml as committed, if its text is one of `texts`. Return what was done."""
-    path, source = repo.root / CONFIG_NAME, repo.config_at("HEAD")
-    there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
-    if there == source:
-        return "train.toml holds the incumbent"
-    if there is None or source is None or there not in texts:
-        return "left train.toml alone: it is neither the config that ran nor the incumbent"
-    write_atomically(path, source)
-    return "put the incumbent into train.toml"
 
 
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:

@@ -166,8 +166,8 @@ class Repo:
             cause = f"{head.branch} moved to {parent[:7]} while {listed([*blobs])} was committed"
             raise UsageError(cause, "Run it again.")
         commit = self._commit(parent, blobs, message)
-        # The index first: with the old one, the user's next commit would revert this commit.
-        self._stage(blobs, commit)
+        # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
+        self._run("update-index", "-z", "--index-info", stdin=_entries(blobs, commit))
         # Compare-and-swap: a commit that somebody makes at this moment is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         return Head(head.branch, commit)
@@ -200,10 +200,6 @@ class Repo:
             configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
             identity += ["-c", f"{key}={configured or default}"]
         return self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
-
-    def _stage(self, blobs: Mapping[str, Blob | None], commit: str) -> None:
-        """Put blobs into the index. A damaged index fails no verdict."""
-        self._run("update-index", "-z", "--index-info", stdin=_entries(blobs, commit))
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if

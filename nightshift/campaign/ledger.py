@@ -107,7 +107,11 @@ class Ledger:
             hold = lock.acquire()
             _held[path] = path.stat()
         except Timeout:
-            raise self._named_holder() from None
+            holder = None
+            with suppress(UsageError):
+                holder = read_json(holder_path, Holder, "", 64 * 1024)
+            cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
+            raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.") from None
         except OSError as error:
             raise disk_error(error, path) from None
         with hold:
@@ -118,13 +122,6 @@ class Ledger:
                 del _held[path]
                 with suppress(OSError):
                     holder_path.unlink()  # the command may contain secrets, for example in --notify
-
-    def _named_holder(self) -> UsageError:
-        holder = None
-        with suppress(UsageError):
-            holder = read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
-        cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
-        return UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""

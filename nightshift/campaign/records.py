@@ -595,8 +595,8 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a worker on any machine needs to make one run: `job.json`. A worker with another rules hash or hardware
-    refuses. `incumbent`: settings whose start tells whether a failed start is the config's fault; None for a baseline.
-    `ends_without_gradient`: training ends if no gradient is left; False for a baseline."""
+    refuses. `incumbent`: settings whose start tells whether a failed start is the config's fault; None for a baseline,
+    whose training does not end when no gradient is left."""
 
     rules: Rules
     rules_hash: str
@@ -610,7 +610,6 @@ class Job:
     gpus: str | None = None  # --gpus
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None
-    ends_without_gradient: bool = False
     cores: tuple[int, ...] = ()  # to which the run is pinned
     layout: str = ""  # the part of its hardware that no machine reports
     slot: str = ""

@@ -51,14 +51,24 @@ def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup)
     run, changes = _contents(candidate, request, campaign)
     is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
     if not is_repeat and campaign.baseline is not None:
-        _refuse_tried(candidate, run, campaign, setup)
+        if tried := already_tried(campaign.decided, run, candidate.hash):
+            effect = tried.decision and tried.decision.estimate
+            outcome = tried.status + (f", effect {effect}" if effect else "")
+            cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
+            raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
+        for other in setup.in_flight:
+            is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
+            if is_same or other.config_hash == candidate.hash:
+                raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
         if changes:
             before = setup.engine.validate(campaign.compose(replace(run, new=None).changes))
             if before.settings == validated.settings:
                 keys = shorten("; ".join(changes), _LONGEST)
                 cause = f"the only changes are to keys that this engine does not use: {keys}"
                 raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
-    description = request.proposal.description or "; ".join(changes) or _name_of(run, campaign)
+    name = "baseline" if run.is_baseline else "incumbent" if run.changes == campaign.kept else ""
+    name = f"{name} again".lstrip() if campaign.baseline else "baseline"
+    description = request.proposal.description or "; ".join(changes) or name
     return Record(
         number=0,
         status=STARTED,
@@ -106,25 +116,3 @@ def _contents(candidate: Config, request: Request, campaign: Campaign) -> tuple[
     if request.again and new is not None and (new.experiment or new.commit):  # the same changes, none of them new
         return Run(kept=(*kept, new)), ()
     return Run(kept=kept, new=new), tuple(change.line for change in diff(incumbent, candidate))
-
-
-def _refuse_tried(candidate: Config, run: Run, campaign: Campaign, setup: Setup) -> None:
-    """Raise UsageError if the config was tried, or is in flight."""
-    if tried := already_tried(campaign.decided, run, candidate.hash):
-        effect = tried.decision and tried.decision.estimate
-        outcome = tried.status + (f", effect {effect}" if effect else "")
-        cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
-        raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
-    for record in setup.in_flight:
-        is_same = run.new and record.run.new and record.run.new.keys == run.new.keys
-        if is_same or record.config_hash == candidate.hash:
-            raise UsageError(f"this config is in flight as experiment {record.number:04d}", "Change train.toml.")
-
-
-def _name_of(run: Run, campaign: Campaign) -> str:
-    """Return the description of an experiment without a new change."""
-    if campaign.baseline is None:
-        return "baseline"
-    if run.is_baseline:
-        return "baseline again"
-    return "incumbent again" if run.changes == campaign.kept else "again"

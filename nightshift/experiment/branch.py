@@ -112,9 +112,13 @@ def plan(
 
     def start(branch: str, commit: str, is_new: bool = False) -> Start:
         experiments = [record for record in records if record.branch == branch]
-        is_first = rules is not None and baseline_of(experiments, branch) is None
-        files = _uncommitted(repo, str(head.commit), rules) if rules is not None and is_first else ()
-        return Start(head, Head(branch, commit), is_new, files, len(experiments))
+        files = list[str]()  # of train.toml, rules.toml and the measuring files, those that differ from HEAD
+        if rules is not None and baseline_of(experiments, branch) is None:
+            tracked = repo.files_at(str(head.commit))
+            names = (CONFIG_NAME, RULES_NAME)
+            files = [name for name in names if name in tracked and repo.differs(name, tracked[name])]
+            files += changed_files(repo, str(head.commit), rules)
+        return Start(head, Head(branch, commit), is_new, tuple(files), len(experiments))
 
     if name in (None, head.branch) and not repo.is_default(head.branch):
         return start(head.branch, str(head.commit))
@@ -129,13 +133,6 @@ def plan(
     elif name in taken or repo.is_default(name):
         raise UsageError(f"--branch {name}: the name is in use", f"Choose another, or: git switch {shlex.quote(name)}")
     return start(name, str(head.commit), is_new=True)
-
-
-def _uncommitted(repo: Repo, commit: str, rules: Rules) -> tuple[str, ...]:
-    """Return train.toml, rules.toml and the measuring files, as far as they differ from `commit`."""
-    tracked = repo.files_at(commit)
-    names = [name for name in (CONFIG_NAME, RULES_NAME) if name in tracked and repo.differs(name, tracked[name])]
-    return (*names, *changed_files(repo, commit, rules))
 
 
 def next_start(ledger: Ledger, repo: Repo) -> str:

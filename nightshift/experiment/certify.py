@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.git import Head
 from nightshift.campaign.journal import JOURNAL_NAME, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME
@@ -171,9 +170,7 @@ def tasks(
     `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
     commit by side. Raises UsageError if there is nothing to compare, or a config is invalid there.
     """
-    head, records = setup.repo.head(), setup.ledger.records()
-    first = baseline_of(records, head.branch)
-    configs, names = _contenders(setup, revisions or {}, head, records, first)
+    configs, names, first = _contenders(setup, revisions or {})
     if not environments and budget_seconds is None:
         return [_task(setup, first, "test", configs, names, num_seeds)]
     wanted = dict.fromkeys(environments or ["+".join(setup.rules.environment_names)])
@@ -182,10 +179,11 @@ def tasks(
 
 
 def _contenders(
-    setup: Setup, revisions: Mapping[str, str | None], head: Head, records: Sequence[Record], first: Record | None
-) -> tuple[dict[str, Config], dict[str, str]]:
-    """Return the two configs and their names, by side."""
-    configs = dict[str, Config]()
+    setup: Setup, revisions: Mapping[str, str | None]
+) -> tuple[dict[str, Config], dict[str, str], Record | None]:
+    """Return the two configs and their names, by side, and the campaign's first experiment."""
+    configs, head, records = dict[str, Config](), setup.repo.head(), setup.ledger.records()
+    first = baseline_of(records, head.branch)
     names = {side: revision for side, revision in revisions.items() if revision is not None}
     for side, revision in names.items():
         source = setup.repo.config_at(revision)
@@ -200,7 +198,7 @@ def _contenders(
     if len(configs) == len(SIDES):
         if configs["baseline"].hash == configs["incumbent"].hash:
             raise UsageError("both commits have the same train.toml", "Name two that differ.")
-        return configs, names
+        return configs, names, first
     if first is None:
         branch, _ = last_campaign(records)
         fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else "Run one first: uv run run.py"
@@ -212,7 +210,7 @@ def _contenders(
     names.setdefault("baseline", f"experiment {first.number:04d}")
     configs.setdefault("incumbent", incumbent_config(baseline, campaign.kept))
     names.setdefault("incumbent", f"incumbent after experiment {campaign.decided[-1].number:04d}")
-    return configs, names
+    return configs, names, first
 
 
 def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:

@@ -6,7 +6,6 @@ judges the result. Both read all that they need from the ledger, so a kill costs
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -77,11 +76,10 @@ def start(request: Request, config: Config, campaign: Campaign, setup: Setup) ->
 
 def submit(record: Record, campaign: Campaign, setup: Setup) -> None:
     """Submit the run of an experiment."""
-    fields = dict[str, Any]()
+    incumbent = None
     if campaign.parent is not None:  # validated again: its record lies where agents can write
-        parent = setup.engine.validate(setup.ledger.stored_config(campaign.parent))
-        fields = {"incumbent": dict(parent.settings), "ends_without_gradient": True}
-    job = setup.job(record.effective, setup.next_seed(campaign), record.hardware, **fields)
+        incumbent = dict(setup.engine.validate(setup.ledger.stored_config(campaign.parent)).settings)
+    job = setup.job(record.effective, setup.next_seed(campaign), record.hardware, incumbent=incumbent)
     setup.submit(setup.ledger.run_dir(record.number), job)
 
 
@@ -135,22 +133,18 @@ def conclude(record: Record, setup: Setup, remarks: Sequence[str] = ()) -> Recor
     # A wall clock may be set back: no less than its run took.
     elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
     run_seconds = record.result.total_seconds if record.result else 0.0
-    health = "\n".join(filter(None, (record.health, examine(record, setup, remarks)))) or None
+    lines = [record.health] if record.health else []
+    if record.result is not None:
+        steps = read_steps(setup.ledger.run_dir(record.number) / METRICS_NAME)
+        try:
+            config = setup.ledger.stored_config(record)
+            keys = used_keys(setup.engine, config)
+            lines += map(str, digest(steps, Conditions(record.result, setup.rules, config.resolved, keys, remarks)))
+        except UsageError as error:  # no reason to lose a verdict
+            lines.append(f"the curves were not examined: {error}")
+    health = "\n".join(lines) or None
     record = replace(record, total_seconds=max(elapsed, run_seconds), health=health)
     return close(record, setup.ledger, setup.repo)
-
-
-def examine(record: Record, setup: Setup, remarks: Sequence[str]) -> str:
-    """Return the health lines of the record's run; empty if there are no curves."""
-    if record.result is None:
-        return ""
-    try:
-        config = setup.ledger.stored_config(record)
-    except UsageError as error:  # no reason to lose a verdict
-        return f"the curves were not examined: {error}"
-    conditions = Conditions(record.result, setup.rules, config.resolved, used_keys(setup.engine, config), remarks)
-    steps = read_steps(setup.ledger.run_dir(record.number) / METRICS_NAME)
-    return "\n".join(map(str, digest(steps, conditions)))
 
 
 def withdraw(number: int, cause: str, setup: Setup) -> None:

@@ -41,8 +41,11 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
         names = changed_files(repo, commit, rules) if commit else []
     except UsageError as error:  # a folder became a link
         raise IntegrityError(error.cause, error.fix) from None
-    if names:
-        raise _differ(names, commit or "HEAD")
+    if names and commit:
+        command = ["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])]
+        cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
+        fix = f"See how: {shlex.join(command)}. Restore them, or begin another campaign: --branch NEW."
+        raise IntegrityError(cause, fix)
     if now != rules_hash:
         places = [str(place) for place in rules.elsewhere(repo.root)]
         cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"
@@ -55,11 +58,3 @@ def require_branch(repo: Repo, branch: str) -> None:
     if now != branch:
         cause = f"the checkout moved from {branch} to {now or 'a detached HEAD'}"
         raise IntegrityError(cause, f"Go back: git switch {shlex.quote(branch)}")
-
-
-def _differ(names: list[str], commit: str) -> IntegrityError:
-    command = ["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])]
-    cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
-    return IntegrityError(
-        cause, f"See how: {shlex.join(command)}. Restore them, or begin another campaign: --branch NEW."
-    )

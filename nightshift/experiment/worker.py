@@ -105,7 +105,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
             startup_seconds = time.monotonic() - opened
-            callback = ending(progress, rules.budget_seconds) if job.ends_without_gradient else progress
+            callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
             if training.outcome.is_success:
                 if training.num_steps < 1:  # the base model is no result of this config

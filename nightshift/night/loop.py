@@ -17,7 +17,6 @@ from typing import Any
 from msgspec import structs
 
 from nightshift.agents.agent import STOPPED, complete
-from nightshift.agents.availability import Availability
 from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.direction import read_direction
 from nightshift.campaign.campaign import Campaign
@@ -306,7 +305,10 @@ class Night:
         most = self.state.request.experiments
         if (most is not None and len(self._runs()) >= most) or not self._num_free():
             return False
-        stage, needs_baseline = self._stage(), self._needs_baseline(campaign)
+        stage, last = self._stage(), campaign.last_baseline()
+        # Once a night, if the last run of the baseline was long before: the machine may drift.
+        is_old = last is not None and datetime.fromisoformat(self.state.started) - last > _BASELINE_HOLDS
+        needs_baseline = is_old and not any(record.run.is_baseline for record in self._runs())
         if needs_baseline or stage is not Stage.SEARCH:  # nothing is proposed
             run = Run() if needs_baseline else measuring_run(campaign.incumbent, stage)
             self._launch(Request(run=run), campaign.compose(run.changes), campaign)
@@ -405,13 +407,6 @@ class Night:
         num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
         num_left = runs_left(self.state, self._own(), len(runs), self._setup) - num_queued
         return next_stage(len(runs) + num_queued, num_last, num_left, self._executor.num_slots)
-
-    def _needs_baseline(self, campaign: Campaign) -> bool:
-        """Return True once a night, if the last run of the baseline was long before: the machine may drift."""
-        last = campaign.last_baseline()
-        if last is None or any(record.run.is_baseline for record in self._runs()):
-            return False
-        return datetime.fromisoformat(self.state.started) - last > _BASELINE_HOLDS
 
     def _launch(self, request: Request, config: Config, campaign: Campaign) -> None:
         """Start an experiment, and conclude it if it ended at once."""
@@ -546,8 +541,13 @@ class Night:
                 self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
         if STOPPED in (answers[0].cause or ""):
             return
-        if answers[0].unavailable is not None:
-            self._cannot_ask(answers[0].unavailable)
+        if answers[0].unavailable is not None:  # the user is notified; nothing is refused
+            before = self.state.unavailable
+            unavailable = unavailable_after(answers[0].unavailable, before, self._setup.now())
+            self._update(unavailable=unavailable)
+            self._note(text := unavailable.describe(self._proposer.name, self._fills))
+            if before is None or before.meaning != unavailable.meaning:
+                self._send(AGENT, text)
             return
         if not is_fill:
             self._answer_seconds = self._setup.clock() - work.began
@@ -592,16 +592,6 @@ class Night:
         if rider is not None and rider.keys.keys() & change.keys.keys():
             rider = None
         return replace(answer, rider=rider)
-
-    def _cannot_ask(self, availability: Availability) -> None:
-        """Wait for the agent, longer each time up to a limit. The user is notified; nothing is refused."""
-        before = self.state.unavailable
-        unavailable = unavailable_after(availability, before, self._setup.now())
-        self._update(unavailable=unavailable)
-        text = unavailable.describe(self._proposer.name, self._fills)
-        self._note(text)
-        if before is None or before.meaning != unavailable.meaning:
-            self._send(AGENT, text)
 
     def _asks_at(self) -> float:
         """Return when the agent is asked again, on the clock; 0 if it can be asked."""

@@ -32,8 +32,8 @@ _job = setup.Setup.job
 def _equip(plan: Plan, root: Path) -> None:
     """In the fork: stand-ins below the engines, here and in the workers, limits, and the strike."""
 
-    def make_job(*arguments: Any) -> Job:
-        job = _job(*arguments)
+    def make_job(*arguments: Any, **fields: Any) -> Job:
+        job = _job(*arguments, **fields)
         return replace(job, deadline_seconds=min(job.deadline_seconds, plan.deadline_seconds))
 
     strike = Strike(plan, root)

@@ -308,7 +308,7 @@ def test_the_branch_holds_the_baseline_plus_the_kept_changes(rounds: list[Any]) 
         for number, (keys, leaving) in enumerate(rounds, 1):
             wanted = [revert(kept) for place, kept in enumerate(branch.kept) if place in leaving]
             wanted.append(keep(Change(experiment=number, keys=keys)))
-            refused = [decision for decision, _ in plan(BASELINE, branch.kept, wanted).refused]
+            refused = [decision for decision, _ in plan(BASELINE, branch.kept, wanted)[3]]
             branch.decide(*(decision for decision in wanted if decision not in refused))
             assert incumbent_values(branch.config(), ()) == incumbent_values(BASELINE, branch.kept)
         history = branch.repo.config_history(branch.start)

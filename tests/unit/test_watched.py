@@ -122,4 +122,4 @@ def test_a_baseline_is_never_ended(setup: Setup) -> None:
     steps = read_steps(setup.ledger.run_dir(record.number) / "metrics.jsonl")
     assert len(steps) - num_without_gradient(steps) == 3
     job = msgspec.json.decode((setup.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)
-    assert not job.ends_without_gradient
+    assert job.incumbent is None
