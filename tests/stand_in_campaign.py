@@ -21,7 +21,7 @@ import numpy as np
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config
-from nightshift.campaign.ledger import EFFECTIVE_NAME, Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step, write_steps
 from nightshift.campaign.next_run import measuring_run
 from nightshift.campaign.records import (
@@ -176,7 +176,7 @@ def _experiment(state: State, number: int, stage: Stage) -> None:
         versions={"nightshift": "0.1.0", "python": "3.11"},
         prediction="+1 to +2 pp, and a shorter completion" if lines and number % 3 else None,
     )
-    record = state.ledger.reserve(record, {"train.toml": config.source, EFFECTIVE_NAME: b"{}"})
+    record = state.ledger.reserve(record, {"train.toml": config.source})
     state.campaign.step(True, record)
     draw = state.rng.random()
     record = _crashed(state, record, draw) if lines and draw < 0.1 else _decided(state, record, config)

@@ -48,7 +48,7 @@ from nightshift.files import (
 from nightshift.text import clean, local
 
 STARTED = "started"
-RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
+RECORD_NAME = "record.json"
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
 DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 HOLDER_NAME, LOCK_NAME = ".controller", ".lock"

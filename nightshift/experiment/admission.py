@@ -3,9 +3,8 @@
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -47,8 +46,20 @@ def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup)
         require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     validated = setup.engine.validate(candidate)
-    effective_hash = hashlib.sha256(settings_json(validated.settings)).hexdigest()[:12]
-    run, changes = _contents(candidate, request, campaign)
+    settings = json.dumps(validated.settings, sort_keys=True, indent=1, allow_nan=False)
+    effective_hash = hashlib.sha256(settings.encode()).hexdigest()[:12]
+    if campaign.baseline is None or request.baseline:
+        run, before = Run(), candidate
+    elif request.run is not None:
+        run, before = request.run, campaign.compose(replace(request.run, new=None).changes)
+    else:
+        before = campaign.compose(campaign.incumbent)
+        keys = change_keys(before, candidate)
+        new = campaign.known(keys) if keys else None
+        run = Run(kept=campaign.incumbent, new=new)
+        if request.again and new is not None and (new.experiment or new.commit):  # the same changes, none of them new
+            run, before = Run(kept=run.changes), candidate
+    changes = tuple(change.line for change in diff(before, candidate))
     is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
     if not is_repeat and campaign.baseline is not None:
         if tried := already_tried(campaign.decided, run, candidate.hash):
@@ -60,12 +71,10 @@ def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup)
             is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
             if is_same or other.config_hash == candidate.hash:
                 raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
-        if changes:
-            before = setup.engine.validate(campaign.compose(replace(run, new=None).changes))
-            if before.settings == validated.settings:
-                keys = shorten("; ".join(changes), _LONGEST)
-                cause = f"the only changes are to keys that this engine does not use: {keys}"
-                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+        if changes and setup.engine.validate(before).settings == validated.settings:
+            text = shorten("; ".join(changes), _LONGEST)
+            cause = f"the only changes are to keys that this engine does not use: {text}"
+            raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
     name = "baseline" if run.is_baseline else "incumbent" if run.changes == campaign.kept else ""
     name = f"{name} again".lstrip() if campaign.baseline else "baseline"
     description = request.proposal.description or "; ".join(changes) or name
@@ -95,24 +104,3 @@ def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup)
         hardware=hardware,
         num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
     )
-
-
-def settings_json(settings: Mapping[str, Any]) -> bytes:
-    """Return equal bytes for equal settings."""
-    return json.dumps(settings, sort_keys=True, indent=1, allow_nan=False).encode()
-
-
-def _contents(candidate: Config, request: Request, campaign: Campaign) -> tuple[Run, tuple[str, ...]]:
-    """Return the changes that the run measures, and a line for each key of the new change."""
-    if campaign.baseline is None or request.baseline:
-        return Run(), ()
-    if request.run is not None:
-        before = campaign.compose(replace(request.run, new=None).changes)
-        return request.run, tuple(change.line for change in diff(before, candidate))
-    kept = campaign.incumbent
-    incumbent = campaign.compose(kept)
-    keys = change_keys(incumbent, candidate)
-    new = campaign.known(keys) if keys else None
-    if request.again and new is not None and (new.experiment or new.commit):  # the same changes, none of them new
-        return Run(kept=(*kept, new)), ()
-    return Run(kept=kept, new=new), tuple(change.line for change in diff(incumbent, candidate))

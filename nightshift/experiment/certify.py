@@ -314,11 +314,35 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     plan = questions[0].plan
     access = None if plan.access is None else _access_of_campaign(setup, plan)
     level = LEVEL if access is None else level_of_access(access)
-    found = zip(questions, measured, sides, estimates, verdicts(estimates, level), strict=True)
-    comparisons = [_comparison(*each, level, access) for each in found]
-    for task, comparison in zip(questions, comparisons, strict=True):
-        write_json(task.folder / COMPARISON_NAME, comparison)
-        setup.ledger.log("decided", task.folder / COMPARISON_NAME)
+    comparisons = []
+    answers = zip(questions, measured, sides, estimates, verdicts(estimates, level), strict=True)
+    for task, runs, evaluations, result, verdict in answers:
+        rules, path = task.setup.rules, task.folder / COMPARISON_NAME
+        strict = [[e.strict_score for e in side if e.strict_score is not None] for side in evaluations]
+        is_strict = [*map(len, strict)] == [*map(len, evaluations)]
+        baseline, incumbent = (fmean(e.eval_score for e in side) for side in evaluations)
+        parts = enumerate(evaluations[0][0].parts)
+        comparison = Comparison(
+            plan=task.plan,
+            created=setup.now().isoformat(timespec="milliseconds"),
+            environments=rules.environment_names,
+            budget_seconds=rules.budget_seconds,
+            model=rules.model,
+            verdict=verdict,
+            level=level,
+            access=access,
+            estimate=result,
+            baseline_score=baseline,
+            incumbent_score=incumbent,
+            num_seeds={side: len(each) for side, each in zip(SIDES, evaluations, strict=True)},
+            num_examples=len(evaluations[0][0].example_scores),
+            strict_scores=(fmean(strict[0]), fmean(strict[1])) if is_strict else None,
+            by_environment={part.environment: _estimate(task, evaluations, index) for index, part in parts},
+            notes=tuple(_notes(task, runs, result)),
+        )
+        write_json(path, comparison)
+        setup.ledger.log("decided", path)
+        comparisons.append(comparison)
     return comparisons
 
 
@@ -418,37 +442,6 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
         for side in sides
     )
     return estimate(baseline, incumbent, task.setup.rules.decision)
-
-
-def _comparison(
-    task: Task,
-    runs: Sequence[FreshRun],
-    sides: Sequence[Sequence[Evaluation]],
-    result: Estimate,
-    verdict: str,
-    level: float,
-    access: int | None,
-) -> Comparison:
-    setup = task.setup
-    strict = [[e.strict_score for e in evaluations if e.strict_score is not None] for evaluations in sides]
-    return Comparison(
-        plan=task.plan,
-        created=setup.now().isoformat(timespec="milliseconds"),
-        environments=setup.rules.environment_names,
-        budget_seconds=setup.rules.budget_seconds,
-        model=setup.rules.model,
-        verdict=verdict,
-        level=level,
-        access=access,
-        estimate=result,
-        baseline_score=fmean(e.eval_score for e in sides[0]),
-        incumbent_score=fmean(e.eval_score for e in sides[1]),
-        num_seeds={side: len(evaluations) for side, evaluations in zip(SIDES, sides, strict=True)},
-        num_examples=len(sides[0][0].example_scores),
-        strict_scores=(fmean(strict[0]), fmean(strict[1])) if [*map(len, strict)] == [*map(len, sides)] else None,
-        by_environment={p.environment: _estimate(task, sides, i) for i, p in enumerate(sides[0][0].parts)},
-        notes=tuple(_notes(task, runs, result)),
-    )
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.finish import close, crash, resume
 from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.ledger import EFFECTIVE_NAME, STARTED, baseline_of
+from nightshift.campaign.ledger import STARTED, baseline_of
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import Failure, Record, Request
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment.admission import admit, require_ready, settings_json
+from nightshift.experiment.admission import admit, require_ready
 from nightshift.experiment.health import Conditions, digest
 from nightshift.experiment.integrity import IntegrityError, require_branch, require_unchanged
 from nightshift.experiment.setup import Setup
@@ -56,8 +56,7 @@ def start(request: Request, config: Config, campaign: Campaign, setup: Setup) ->
         config = campaign.compose(())
     record = admit(config, request, campaign, setup)
     require_ready(setup)
-    files = {CONFIG_NAME: config.source, EFFECTIVE_NAME: settings_json(record.effective)}
-    record = setup.ledger.reserve(record, files, setup.repo.last_experiment())
+    record = setup.ledger.reserve(record, {CONFIG_NAME: config.source}, setup.repo.last_experiment())
     limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {limits}")
     last = campaign.last_baseline()

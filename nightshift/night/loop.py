@@ -24,7 +24,7 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, Ledger, baseline_of, read_progress
+from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, baseline_of, read_progress
 from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
@@ -79,34 +79,6 @@ def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
     return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
 
 
-def without_prediction(answer: Answer, kept: Sequence[Change]) -> Answer:
-    """Return a proposal without its prediction if the incumbent's value of one of its keys changed meanwhile.
-
-    The proposal then replaces another value than the one that its agent saw. A note keeps the prediction's text.
-
-    Args:
-        kept: the incumbent's changes now; `answer.kept` are those of the moment when the proposal was made.
-    """
-    assert answer.change is not None
-    before, now = ({k: v for change in changes for k, v in change.keys.items()} for changes in (answer.kept, kept))
-    keys = [key for key in answer.change.keys if before.get(key) != now.get(key)]
-    if not keys or answer.proposal.prediction is None:
-        return answer
-    cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
-    note = f"prediction not scored, because {cause}: {answer.proposal.prediction}"
-    return answer.with_proposal(prediction=None, notes=(*answer.proposal.notes, note))
-
-
-def is_hopeless(own: Sequence[Record], ledger: Ledger) -> bool:
-    """Return True if no run of the night made a step, and infrastructure ended the last two with the same cause. Two
-    tries of one proposal do not count: MAX_TRIES drops it. `own`: the closed experiments of the night."""
-    last = [*by_end(own)][-2:]
-    causes = [record.why if record.failure is Failure.MACHINERY else None for record in last]
-    is_retry = last[0].run.new is not None and last[0].config_hash == last[-1].config_hash
-    progress = [read_progress(ledger.run_dir(record.number)) for record in own]
-    return is_second(causes) and not is_retry and not any(each and each.num_steps for each in progress)
-
-
 MAX_TRIES = 3  # of one config whose runs infrastructure ends
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
 MAX_REFUSALS = 8  # of proposals in a row
@@ -118,12 +90,11 @@ _FILL_PAUSE_SECONDS = 60.0  # after MAX_REFUSALS proposals of tpe in a row
 
 @dataclass(slots=True)
 class _Work:
-    """Proposals under way: what they were asked about, and the incumbent of that moment."""
+    """Proposals under way, and what they were asked about."""
 
     proposing: Proposing
     proposer: Proposer
     context: Context
-    incumbent: Config
     began: float  # on the clock
     answers: tuple[Answer, ...] | None = None  # None while the agent works
 
@@ -266,7 +237,15 @@ class Night:
                 self._conclude(record)
                 return None
         if stop := self._why_stop():
-            self._stop_proposing()
+            work, self._work = self._work, None
+            if work is not None and work.answers is not None:  # they wait for another night
+                self._take(work, work.answers, setup.campaign())
+            elif work is not None:
+                try:
+                    work.proposing.send(True)
+                    work.proposing.close()
+                except StopIteration as end:
+                    self._pay(end.value[0])
             if not executor.in_flight():
                 return stop
             for record in setup.in_flight:  # a job that waits on a cluster would begin when the night is over
@@ -301,7 +280,15 @@ class Night:
         """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
         queued = self._not_started()
         if campaign.baseline is None:
-            return not self._executor.in_flight() and self._first_baseline(campaign)
+            failed = [record for record in self._own() if record.failure is not Failure.INTERRUPTED]
+            num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
+            if self._executor.in_flight():
+                return False
+            if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
+                self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
+                return False
+            self._launch(Request(), load(self._setup.root / CONFIG_NAME), campaign)
+            return True
         most = self.state.request.experiments
         if (most is not None and len(self._runs()) >= most) or not self._num_free():
             return False
@@ -383,20 +370,6 @@ class Night:
             raise
         return work.answers is not None
 
-    def _stop_proposing(self) -> None:
-        """Stop the agent that is at work, and log its cost. Proposals that are ready wait for another night."""
-        work, self._work = self._work, None
-        if work is None:
-            return
-        if work.answers is not None:
-            self._take(work, work.answers, self._setup.campaign())
-            return
-        try:
-            work.proposing.send(True)
-            work.proposing.close()
-        except StopIteration as end:
-            self._pay(end.value[0])
-
     def _runs(self) -> list[Record]:
         """Return the night's experiments that are decided or in flight."""
         return [*decided(self._own()), *self._setup.in_flight]
@@ -460,16 +433,6 @@ class Night:
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
         return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
 
-    def _first_baseline(self, campaign: Campaign) -> bool:
-        """Start the campaign's first experiment. Returns False if that crashed already."""
-        failed = [record for record in self._own() if record.failure is not Failure.INTERRUPTED]
-        num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
-        if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
-            self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
-            return False
-        self._launch(Request(), load(self._setup.root / CONFIG_NAME), campaign)
-        return True
-
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
         setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
@@ -500,7 +463,7 @@ class Night:
             direction=self._direction(),
             num_proposals=num,
         )
-        return _Work(proposer.propose(context), proposer, context, incumbent, setup.clock())
+        return _Work(proposer.propose(context), proposer, context, setup.clock())
 
     def _rider(self, campaign: Campaign, queued: Sequence[Answer]) -> Change | None:
         """Return the discarded change that the next run measures again; `queued` run before it."""
@@ -577,7 +540,7 @@ class Night:
         if answer.source is None or answer.cause is not None:
             raise UsageError(answer.cause or "no edit")
         setup, context = self._setup, work.context
-        keys = change_keys(work.incumbent, parse(answer.source))  # against the incumbent that the agent was given
+        keys = change_keys(parse(context.source), parse(answer.source))  # against what the agent was given
         if not keys:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
@@ -646,7 +609,13 @@ class Night:
         answer = pending.with_proposal(cost=None) if attempts(pending, self._own()) else pending
         assert pending.change is not None
         try:
-            answer, kept = without_prediction(answer, campaign.incumbent), campaign.incumbent
+            kept = campaign.incumbent
+            before, now = ({k: v for c in changes for k, v in c.keys.items()} for changes in (answer.kept, kept))
+            keys = [key for key in pending.change.keys if before.get(key) != now.get(key)]
+            if keys and answer.proposal.prediction is not None:  # made against another value of its keys
+                cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
+                note = f"prediction not scored, because {cause}: {answer.proposal.prediction}"
+                answer = answer.with_proposal(prediction=None, notes=(*answer.proposal.notes, note))
             rider = pending.rider  # must not set a key of the incumbent
             if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
                 rider = None
@@ -674,11 +643,17 @@ class Night:
         self._has_news, own = True, self._own()
         if (event := event_of(record, own)) is not None:
             self._send(event, record.why, record)
-        if record.failure is Failure.MACHINERY and is_hopeless(own, self._ledger):
-            self._over = Stop("; ".join([f"two starts in a row failed: {record.why}", *warnings(self._setup)]), False)
-            return
-        if record.failure is Failure.MACHINERY and record.run.new is None:
-            self._pause(num_crashes(own))
+        if record.failure is Failure.MACHINERY:
+            # Two tries of one proposal in a row do not count: MAX_TRIES drops it.
+            last, progress = by_end(own)[-2:], [read_progress(self._ledger.run_dir(r.number)) for r in own]
+            causes = [r.why if r.failure is Failure.MACHINERY else None for r in last]
+            is_retry = last[0].run.new is not None and last[0].config_hash == last[-1].config_hash
+            if is_second(causes) and not is_retry and not any(each and each.num_steps for each in progress):
+                cause = "; ".join([f"two starts in a row failed: {record.why}", *warnings(self._setup)])
+                self._over = Stop(cause, is_planned=False)
+                return
+            if record.run.new is None:
+                self._pause(num_crashes(own))
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, own))
             if num_tries >= MAX_TRIES:

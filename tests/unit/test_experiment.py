@@ -462,7 +462,7 @@ def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start
     baseline(setup, then=BAD)
     run(setup)
     assert list(setup.ledger.runs_dir.glob("*/weights")) == []
-    for number, rate, lost in ((2, POOR, "config.json"), (3, "4e-5", "record.json")):
+    for number, rate, lost in ((2, POOR, "job.json"), (3, "4e-5", "record.json")):
         (setup.ledger.run_dir(number) / "weights").mkdir()  # could not be deleted
         (setup.ledger.run_dir(number) / lost).unlink()  # at last, nothing says whose they were
         tried(setup, rate)
