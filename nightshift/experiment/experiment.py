@@ -146,12 +146,6 @@ def conclude(record: Record, setup: Setup, remarks: Sequence[str] = ()) -> Recor
     return close(record, setup.ledger, setup.repo)
 
 
-def withdraw(number: int, cause: str, setup: Setup) -> None:
-    """Close an experiment whose run has not begun. It decides nothing."""
-    setup.cancel(number)
-    conclude(crash(setup.ledger.record(number), Failure.INTERRUPTED, cause), setup)
-
-
 def interrupt(cause: str, setup: Setup) -> None:
     """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""
     numbers = setup.experiments_in_flight()

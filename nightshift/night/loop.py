@@ -22,7 +22,7 @@ from nightshift.agents.direction import read_direction
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
-from nightshift.campaign.finish import resume
+from nightshift.campaign.finish import crash, resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, baseline_of, read_progress
 from nightshift.campaign.next_run import measuring_run, next_stage
@@ -35,7 +35,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftE
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
 from nightshift.experiment.admission import admit, warnings
-from nightshift.experiment.experiment import collect, interrupt, start, withdraw
+from nightshift.experiment.experiment import collect, conclude, interrupt, start
 from nightshift.experiment.integrity import IntegrityError, require_branch
 from nightshift.experiment.setup import Setup
 from nightshift.files import read_file, write_atomically
@@ -250,7 +250,9 @@ class Night:
                 return stop
             for record in setup.in_flight:  # a job that waits on a cluster would begin when the night is over
                 if not executor.has_begun(self._ledger.run_dir(record.number)):
-                    withdraw(record.number, f"its job still waited when the night ended: {stop.cause}", setup)
+                    setup.cancel(record.number)
+                    cause = f"its job still waited when the night ended: {stop.cause}"
+                    conclude(crash(record, Failure.INTERRUPTED, cause), setup)
         elif setup.clock() >= self._begins_at:
             campaign = setup.campaign()
             if self._begin(campaign) or self._propose(campaign):

@@ -16,7 +16,7 @@ from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.certify import Comparison
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
-from nightshift.night.state import STOP_NAME, NightRequest, NightState, decided, night_cost, num_since_keep
+from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
 from nightshift.text import clean, local
 
 SUMMARY_NAME = "night.txt"
@@ -89,20 +89,15 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
         parts.append(f"{local(state.deadline)} (in {left:.1f} h)")
     if request.experiments is not None:
         num_left = max(request.experiments - len(decided(own)), 0)
-        parts.append(f"after {num_left} more experiments{last_runs_text(request)}")
+        parts.append(f"after {num_left} more experiments")
+        if next_stage(request.experiments - 1, 0, 1, request.pairs) is not Stage.SEARCH:
+            num_last = 4 if request.pairs == 1 else 2 * request.pairs
+            parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
     if request.plateau is not None:
         parts.append(f"after {max(request.plateau + 1 - num_since_keep(own), 0)} more without a keep")
     if request.max_cost is not None:
         parts.append(f"at ${request.max_cost:,.2f} of the agents' own figures")
     return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
-
-
-def last_runs_text(request: NightRequest) -> str:
-    """Say how many of the runs of --experiments are the night's last runs."""
-    if request.experiments is None or next_stage(request.experiments - 1, 0, 1, request.pairs) is Stage.SEARCH:
-        return ""
-    num_each = 2 if request.pairs == 1 else request.pairs
-    return f" (the last {2 * num_each} of them measure baseline and incumbent)"
 
 
 def certified_line(comparison: Comparison) -> str:
