@@ -16,6 +16,7 @@ from nightshift.campaign.finish import keep_model, uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
+from nightshift.config.toml_edit import set_values
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import experiment
@@ -46,6 +47,9 @@ def tried(setup: Setup, lr: str, **asked: Any) -> Record:
     """The experiment of a config that an agent put in place."""
     write(setup, lr)
     return run(setup, **asked)
+
+
+DECAY = "trainer.optim.weight_decay"
 
 
 def commit(setup: Setup, lr: str) -> bytes:
@@ -215,6 +219,20 @@ def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(setup
         record = run(setup)
     assert (record.status, record.git_action) == ("discard", UNTOUCHED)
     assert path.read_bytes() == (candidate if is_link else b"lr = 9\n")
+
+
+def test_a_commit_of_the_users_during_a_run_leaves_no_old_train_toml_after_a_keep(setup: Setup) -> None:
+    baseline(setup, POOR, then=GOOD)
+
+    def commit_decay(folder: Path) -> None:
+        (setup.root / "train.toml").write_bytes(set_values(setup.repo.config_at("HEAD"), {DECAY: 0.05}))
+        git(setup.root, "commit", "--quiet", "-m", "mine", "--", "train.toml")
+
+    with during(setup, commit_decay):
+        assert run(setup).status == "keep"
+    source = (setup.root / "train.toml").read_bytes()
+    assert source == setup.repo.config_at("HEAD")
+    assert tomllib.loads(source.decode())["trainer"]["optim"] == {"lr": 3e-6, "weight_decay": 0.05}
 
 
 @pytest.mark.slow
