@@ -40,7 +40,8 @@ Event = tuple[bool, Record]  # True and the record of a start, or False and the 
 class Campaign:
     """The fold. `decided`: the decided experiments, in the order of their decisions. `posterior`: None before the
     baseline. `differences`: by number, the measured score of each later run minus the score that was expected, just
-    before the run was observed, of its config without its new change."""
+    before the run was observed, of its config without its new change. `user_decisions`: of commits that no record has
+    yet. `config`: the baseline's train.toml, if the campaign is to be run."""
 
     def __init__(self) -> None:
         self.decided: list[Record] = []

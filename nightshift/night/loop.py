@@ -253,7 +253,7 @@ class Night:
                     setup.cancel(record.number)
                     cause = f"its job still waited when the night ended: {stop.cause}"
                     conclude(crash(record, Failure.INTERRUPTED, cause), setup)
-        elif setup.clock() >= self._begins_at:
+        elif setup.clock() >= self._begins_at and self._has_something_to_do():
             campaign = setup.campaign()
             if self._begin(campaign) or self._propose(campaign):
                 self._failures.clear()
@@ -277,6 +277,11 @@ class Night:
             is_over = setup.clock() >= until or any(map(executor.is_over, due))
             if self._advance() or is_queued or is_over or not (due or self._work or self.state.unavailable):
                 return
+
+    def _has_something_to_do(self) -> bool:
+        """Return True if a slot is free, answers are there, or proposals are missing: then git is read."""
+        has_answers = self._work is not None and self._work.answers is not None
+        return has_answers or self._num_free() > 0 or self._num_wanted(self._num_ahead()) > 0
 
     def _begin(self, campaign: Campaign) -> bool:
         """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
