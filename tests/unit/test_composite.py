@@ -24,7 +24,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
-from nightshift.experiment.certify import _by_environment
+from nightshift.experiment.certify import _estimate
 from tests.campaigns import BASELINE, a_change, a_record, a_result, folded, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.unit.test_form import Parrot
@@ -158,11 +158,10 @@ def test_a_certificate_has_an_estimate_for_each() -> None:
 
     low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
     task = SimpleNamespace(setup=SimpleNamespace(rules=ARITHMETIC_TRL))
-    found = _by_environment(task, [[evaluated(low, high)], [evaluated(high, high)]])
-    assert [*found] == ["a", "b"]
-    assert found["a"].difference == pytest.approx(0.25)
-    assert found["a"].interval[0] < 0.25 < found["a"].interval[1]
-    assert found["b"].difference == 0.0
+    a, b = (_estimate(task, [[evaluated(low, high)], [evaluated(high, high)]], index) for index in (0, 1))
+    assert a.difference == pytest.approx(0.25)
+    assert a.interval[0] < 0.25 < a.interval[1]
+    assert b.difference == 0.0
 
 
 def test_training_takes_the_environments_by_their_ratio() -> None:
