@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import textwrap
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,7 +24,6 @@ _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradien
 _NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
 _INDENT = 4  # of what a line that is too long goes on with
 _IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
-_lock = threading.Lock()  # a notification that failed is told beside the main thread
 _drawn = ""  # what stands on the live line
 
 
@@ -121,10 +119,9 @@ def draw(text: str) -> None:
     """Have the live line say as much of this as fits; empty: no live line. Call on a terminal only (`is_terminal`)."""
     global _drawn
     text = text.encode("ascii", "replace").decode()[: (terminal_columns("stderr") or _STANDARD_WIDTH) - 1]
-    with _lock:
-        if text != _drawn:
-            before, _drawn = _drawn, text  # a signal may cut in
-            _write("stderr", f"\r{text.ljust(len(before))}\r", end="")  # its echo of Ctrl-C lands on the line itself
+    if text != _drawn:
+        before, _drawn = _drawn, text  # a signal may cut in
+        _write("stderr", f"\r{text.ljust(len(before))}\r", end="")  # its echo of Ctrl-C lands on the line itself
 
 
 def is_terminal() -> bool:
@@ -162,12 +159,8 @@ def _say(name: str, text: str) -> None:
 
     All output comes through here, so no foreign text reaches a terminal with a control code in it.
     """
-    global _drawn
-    with _lock:
-        if _drawn:
-            _write("stderr", f"\r{' ' * len(_drawn)}\r", end="")
-            _drawn = ""
-        _write(name, "\n".join(map(printable, text.split("\n"))))
+    draw("")
+    _write(name, "\n".join(map(printable, text.split("\n"))))
 
 
 def _write(name: str, text: str, end: str = "\n") -> None:

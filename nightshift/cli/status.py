@@ -125,7 +125,7 @@ _SOMETHING = "a certificate, a night between experiments, or an experiment that 
 
 def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
+    ledger, looked, told = Ledger(root), 0.0, "What runs continues."
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     with reporting(f"waiting for {_SOMETHING}", told) as reporter:
         while ledger.is_running():
@@ -181,7 +181,7 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     ledger, offset, has_followed = Ledger(root), None, False
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
-    with reporting("waiting for the night", "the night goes on; nobody waits for it any more"):
+    with reporting("waiting for the night", "The night continues."):
         while True:
             is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
             state = load(ledger)
