@@ -14,11 +14,11 @@ from heapq import nlargest
 from statistics import median, quantiles
 
 from nightshift.campaign import records
-from nightshift.campaign.records import Z95, Standing, Verdict
+from nightshift.campaign.records import Z95, Standing
 from nightshift.config.train_toml import Change
 from nightshift.config.values import shorten
 from nightshift.report.data import Experiment
-from nightshift.report.text import brief, effect, half, incumbent_score, score, verdict
+from nightshift.report.text import brief, effect, half, incumbent_score, score
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
@@ -87,9 +87,9 @@ def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
     e, change = trial
     is_alone = len(e.changes) == 1
     told = effect(e.effect) if e.effect else "crash"
-    title = f"{e.number:04d} {e.record.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
+    title = f"{e.number:04d} {e.row.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
     title += "" if is_alone else "\ntogether with other keys"
-    kind = e.record.status if is_alone else f"{e.record.status} shared"
+    kind = e.kind if is_alone else f"{e.kind} shared"
     gain, spread = (100 * e.effect.mean, 100 * half(e.effect.sd)) if e.effect else (None, None)
     return axis.dot(e, kind, title, x, gain, spread, crash_y=_PANEL_BOTTOM + 9)
 
@@ -168,7 +168,7 @@ class Dot:
     number: int
     x: float
     y: float
-    kind: str  # baseline | keep | left | discard | measured | crash
+    kind: str  # baseline | keep | left | discard | re-run | crash
     title: str
     low: float | None = None
     high: float | None = None
@@ -305,7 +305,7 @@ def _range(shown: Sequence[Experiment]) -> Point:
         if e.standing:
             spread = Z95 * e.standing.incumbent_sd
             core += [e.standing.incumbent - spread, e.standing.incumbent + spread, e.standing.baseline]
-        if e.record.score is not None and e.record.status == Verdict.KEEP:
+        if e.record.score is not None and e.verdict in ("baseline", "keep"):
             core += [e.record.score - (e.spread or 0.0), e.record.score + (e.spread or 0.0)]
     scores = [e.record.score for e in shown if not e.is_crash and e.record.score is not None]
     core = core or scores
@@ -318,7 +318,7 @@ def _range(shown: Sequence[Experiment]) -> Point:
 
 def _title(e: Experiment, num_shown: int) -> str:
     """What hovering shows; of hundreds less, for the table says the rest."""
-    parts = [f"{e.number:04d} {verdict(e)}"]
+    parts = [f"{e.number:04d} {e.row.status}"]
     if e.record.score is not None:
         parts.append(f"score {score(e.record.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
     if e.effect is not None:

@@ -16,7 +16,6 @@ from nightshift.report.text import (
     plus_minus,
     score,
     share,
-    verdict,
     visible,
 )
 from nightshift.report.timing import Night
@@ -52,9 +51,9 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += ["## Experiments", ""]
         if left_out > 0:
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
-        lines += ["| run | verdict | score | strict | effect, pp | hypothesis |", "|---|---|---|---|---|---|"]
+        lines += ["| run | verdict | now | score | strict | effect, pp | hypothesis |", f"|{'---|' * 7}"]
         lines += [
-            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.record.score, UNKNOWN)} "
+            f"| {e.number:04d} | {e.verdict} | {e.row.now} | {score(e.record.score, UNKNOWN)} "
             f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
             f"| {markdown(e.record.proposal.description)}{_besides(e.record)} |"
             for e in morning.experiments[-_MAX_ROWS:]

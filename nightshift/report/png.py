@@ -11,7 +11,7 @@ _KINDS = {  # face, edge and size in radii of every dot
     "left": ("white", "#14804a", 1.2),
     "keep": ("#14804a", "white", 1.4),
     "discard": ("white", "#8b95a3", 1.0),
-    "measured": ("#8b95a3", "white", 1.0),
+    "re-run": ("#8b95a3", "white", 1.0),
 }
 _CRASH = "#c2410c"
 _POINT = 72 / 100  # drawings are laid out at 100 pixels an inch

@@ -101,7 +101,7 @@ def require_safe(html: str) -> Page:
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
             if name in ("href", "src", "action", "xlink:href"):
-                assert value == "data:," or re.fullmatch(r"#run-\d{4,}|#of-[a-z]+", value or ""), (tag, value)
+                assert value == "data:," or re.fullmatch(r"#run-\d{4,}|#of-[a-z-]+", value or ""), (tag, value)
     assert "\x00" not in html
     assert "\u202e" not in html
     return page
@@ -121,7 +121,7 @@ def test_only_crashes(tmp_path: Path) -> None:
     stored(tmp_path, [replace(crash, status="crash")] * 3).reserve(a_record(), {"train.toml": b""})
     page = rendered(tmp_path)
     assert "looked at the curves" in page.text
-    assert "without verdict" in page.text
+    assert "undecided" in page.text
     assert "Nothing has been measured" in page.text
     assert "loss became nan at step 3" in page.text
     assert not any(tag == "svg" and "chart" in (a.get("class") or "") for tag, a in page.elements)
@@ -175,22 +175,23 @@ def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(t
     left, adopted, measured = (
         {e.number for e in morning.experiments if wanted(e)}
         for wanted in (
-            lambda e: e.since in ("reverted", "replaced"),
-            lambda e: e.since.startswith("adopted"),
-            lambda e: e.record.status == "measured",
+            lambda e: e.row.now in ("reverted", "replaced"),
+            lambda e: e.row.status == "discard, now kept",
+            lambda e: e.verdict == "re-run",
         )
     )
     assert min(map(len, (left, adopted, measured))) > 0, "another seed"
-    once = ", ".join(f"{e.number:04d} {e.since}" for e in morning.experiments if e.number in left)
+    once = ", ".join(f"{e.number:04d} {e.row.now}" for e in morning.experiments if e.number in left)
     assert f"Kept once: {once}." in text
     chain = html.partition('class="chain"')[2].partition("</ol>")[0]
-    kept = [kept.experiment.number for kept in morning.kept if kept.experiment]
-    assert kept == [int(number) for number in re.findall(r"#run-(\d+)", chain)][1:]
-    dots = {kind: {d.number for d in view.charts[0].dots if d.kind == kind} for kind in ("keep", "left", "measured")}
-    assert dots == {"keep": set(kept), "left": left, "measured": measured}
+    kept = [e.number for e in morning.experiments if e.row.now == "kept"]
+    numbers = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
+    assert [kept.change.experiment for kept in morning.kept] == numbers[1:]
+    dots = {kind: {d.number for d in view.charts[0].dots if d.kind == kind} for kind in ("keep", "left", "re-run")}
+    assert dots == {"keep": set(kept), "left": left, "re-run": measured}
     assert {label.dot.number for label in view.charts[0].labels} <= set(kept)
     told = summary(morning, view.headline, view.nights, has_picture=False)
-    assert f"| {min(adopted):04d} | discard, adopted, " in told
+    assert f"| {min(adopted):04d} | discard | kept | " in told
 
 
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
@@ -203,10 +204,10 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     (folder / "pyproject.toml").write_text(declared.replace("num_validation = 4000", "num_validation = 500"))
     (tmp_path / "rules.toml").write_text("")
     before = render(view_of(ledger, "", NOW))
-    rows = [row for row in view_of(ledger, "", NOW).rows if row.slices]
+    rows = [e for e in view_of(ledger, "", NOW).morning.experiments if e.slices]
     assert rows
     for row in rows:
-        record = row.experiment.record
+        record = row.record
         old, new = (each.evaluation.example_scores for each in (ledger.record(record.parent), record))
         whole, found = row.slices[0], {each.name: each for each in row.slices}
         assert (whole.name, whole.num_examples) == ("arithmetic", 500)
@@ -222,7 +223,8 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     # Who may write to runs/ changes no number of it.
     for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):
         path.write_text('{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 500)
-    assert [row.slices for row in view_of(ledger, "", NOW).rows if row.slices] == [row.slices for row in rows]
+    again = view_of(ledger, "", NOW).morning.experiments
+    assert [e.slices for e in again if e.slices] == [row.slices for row in rows]
 
 
 @pytest.fixture
