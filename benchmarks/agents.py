@@ -1,8 +1,8 @@
 """Agents against each other: nights of equal length from the same baseline, each measured afresh on the test split.
 
 \b
-    uv run benchmarks/agents.py --folder FOLDER --agents claude,search,tpe,random --nights 3 --hours 8
-    uv run benchmarks/agents.py --folder FOLDER --agents search,random --nights 2 --experiments 8 --budget-seconds 10
+    uv run --group dev benchmarks/agents.py --folder FOLDER --agents claude,search,tpe,random --nights 3 --hours 8
+    uv run --group dev benchmarks/agents.py --folder FOLDER --agents search,random --experiments 8 --budget-seconds 10
 
 An agent is whatever `nightshift night --agent` takes; one whose command has a comma in it is given by itself: --agent.
 For each night a throw-away clone, then `nightshift certify`: baseline and incumbent trained afresh with new seeds and
@@ -179,7 +179,8 @@ def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seed
             measure(place, agent, seed, flags, budget, seeds)
             rows.append(night(place, agent))
     output: Path = given["output"]
-    command = " ".join(["uv run benchmarks/agents.py --folder FOLDER --agents", ",".join(wanted), *flags, *budget])
+    start = "uv run --group dev benchmarks/agents.py --folder FOLDER --agents"
+    command = " ".join([start, ",".join(wanted), *flags, *budget])
     found = summary(rows)
     write_result(output, command, {"summary": found, "nights": rows}, kind)
     draw(rows, output.with_suffix(".png"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -196,10 +195,12 @@ class Counts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Counts:
-        verdict = Counter(row.verdict or UNDECIDED for row in rows)
-        now = Counter({row.change: row.now for row in rows if row.now}.values())
-        words = ((*get_args(VerdictName), UNDECIDED), get_args(Now))
-        return cls(*({w: num[w] for w in names if w in num} for names, num in zip(words, (verdict, now), strict=True)))
+        verdicts = [row.verdict or UNDECIDED for row in rows]
+        now = [*{row.change: row.now for row in rows if row.now}.values()]
+        return cls(
+            {word: verdicts.count(word) for word in (*get_args(VerdictName), UNDECIDED) if word in verdicts},
+            {word: now.count(word) for word in get_args(Now) if word in now},
+        )
 
     def __str__(self) -> str:
         """`30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes: 4 kept, 1 reverted`."""

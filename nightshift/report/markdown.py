@@ -41,7 +41,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
             "",
         ]
     if has_picture:
-        lines += ["![Score of every experiment, and the incumbent's believed score](progress.png)", ""]
+        lines += ["![Score of every experiment, and the incumbent's estimated score](progress.svg)", ""]
     if morning.kept:
         lines += ["## What was kept", "", *kept_table(morning), ""]
     if morning.user_decisions:

@@ -1,4 +1,4 @@
-"""The morning page: report.html, progress.png and report.md, from the ledger alone.
+"""The morning page: report.html, progress.svg and report.md, from the ledger alone.
 
 report.html is one file without a network: style, scripts, data and drawings are inside. What comes from outside
 (descriptions, rollouts, file names) is escaped by Jinja, made visible by `text.visible`, and cannot run: the page's
@@ -31,7 +31,17 @@ from nightshift.config.values import Value, value_text
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text
-from nightshift.report.charts import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
+from nightshift.report.charts import (
+    LEFT,
+    PANEL_HEIGHT,
+    PANEL_WIDTH,
+    RIGHT,
+    WIDTH,
+    Chart,
+    Panel,
+    key_panels,
+    progress_chart,
+)
 from nightshift.report.data import (
     CURVES,
     Experiment,
@@ -141,7 +151,7 @@ def _example_scores(e: Experiment) -> tuple[float, ...]:
     return e.record.evaluation.example_scores if e.record.evaluation else ()
 
 
-PICTURE_NAME = "progress.png"
+PICTURE_NAME = "progress.svg"
 TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("draw", "table", "compare", "start")
 _POLICY = (
@@ -157,7 +167,7 @@ class View:
     morning: Morning
     headline: Headline
     panels: tuple[Panel, ...]
-    charts: tuple[Chart, ...]
+    chart: Chart | None
     nights: tuple[Night, ...]
     compared: Markup  # JSON
     notebook: tuple[str, ...]  # its lines; none where it says nothing
@@ -167,7 +177,7 @@ class View:
 def write_report(
     root: Path, now: datetime, output: Path | None = None, branch: str | None = None, *, is_live: bool = False
 ) -> tuple[Headline, list[Path]]:
-    """Write report.html, report.md and progress.png (not without a measured experiment) into `output`, or runs/.
+    """Write report.html, report.md and progress.svg (not without a measured experiment) into `output`, or runs/.
 
     `is_live`: see `render`. Raises UsageError for a branch without experiments, EngineError when the disk refuses.
     """
@@ -176,20 +186,18 @@ def write_report(
     with _writable(folder):
         if folder.is_dir():
             tempfile.TemporaryFile(dir=folder).close()  # refused before the page is drawn
-    from nightshift.report.png import draw
-
     view = view_of(ledger, Repo(root).head().branch, now, branch)
     files = {
         "report.html": render(view, is_live).encode(),
-        "report.md": summary(view.morning, view.headline, view.nights, bool(view.charts)).encode(),
+        "report.md": summary(view.morning, view.headline, view.nights, view.chart is not None).encode(),
     }
-    if view.charts:
-        files[PICTURE_NAME] = draw(view.charts[0], view.headline.title)
+    if view.chart is not None:
+        files[PICTURE_NAME] = _environment().get_template("progress.svg.j2").render(_context(view)).encode()
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_atomically(folder / name, data)
-        if not view.charts:
+        if view.chart is None:
             (folder / PICTURE_NAME).unlink(missing_ok=True)  # one of another campaign would lie beside this page
     return view.headline, [folder / name for name in files]
 
@@ -218,13 +226,12 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     )
     morning = replace(morning, experiments=experiments)
     configs = settings(load_configs(ledger, [e.record for e in shown]))
-    charts = (progress_chart(morning.experiments, size) for size in SIZES)
     _, *entries = notebook(morning.campaign.decided).rstrip().split("\n")
     return View(
         morning=morning,
         headline=text.headline(morning),
         panels=tuple(key_panels(morning.experiments, morning.campaign.kept)),
-        charts=tuple(chart for chart in charts if chart is not None),
+        chart=progress_chart(morning.experiments),
         nights=tuple(nights([(e.record, e.uses) for e in experiments])),
         compared=data_block(experiments, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
@@ -262,21 +269,17 @@ def draw_page(root: Path, branch: str | None) -> str:
 def render(view: View, is_live: bool = False) -> str:
     """Return the page as one HTML document. `is_live`: the page reloads itself every 30 s."""
     # These files are ours; none holds a closing tag.
-    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     script = "".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    context: dict[str, Any] = {
-        "view": view,
-        "morning": view.morning,
-        "panel_width": PANEL_WIDTH,
-        "panel_height": PANEL_HEIGHT,
-        "uses": list(Use),
-        "style": Markup(style),
-        "script": Markup(script),
-        "policy": _POLICY.format(digest=digest),
-        "is_live": is_live,
-    }
-    return _environment().get_template("report.html.j2").render(context)
+    policy = _POLICY.format(digest=digest)
+    context = {"uses": list(Use), "script": Markup(script), "policy": policy, "is_live": is_live}
+    return _environment().get_template("report.html.j2").render(_context(view) | context)
+
+
+def _context(view: View) -> dict[str, Any]:
+    sizes = {"width": WIDTH, "left": LEFT, "right": RIGHT, "panel_width": PANEL_WIDTH, "panel_height": PANEL_HEIGHT}
+    style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    return {"view": view, "morning": view.morning, "style": style, **sizes}
 
 
 def _coordinate(value: float) -> Markup:

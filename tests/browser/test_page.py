@@ -73,8 +73,8 @@ def test_no_text_of_the_chart_touches_another_or_leaves_it(open_tab, path, tmp_p
         for i, one in enumerate(texts):
             for other in texts[i + 1 :]:
                 assert apart(one, other), (width, one, other)
-            assert one[1] >= -1, one
-            assert one[3] <= width + 1, one
+            assert one[1] >= found["svg"][0] - 1, one
+            assert one[3] <= found["svg"][2] + 1, one
         for text, left, top, right, bottom in found["labels"]:
             for x, high, _, low in found["leaders"]:
                 beside = x <= left or x >= right

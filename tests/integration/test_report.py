@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -77,7 +78,7 @@ class Page(HTMLParser):
 
 def rendered(root: Path) -> Page:
     view = view_of(Ledger(root), "", NOW)
-    text = summary(view.morning, view.headline, view.nights, bool(view.charts))
+    text = summary(view.morning, view.headline, view.nights, view.chart is not None)
     assert "Traceback" not in text
     text.encode()
     return require_safe(render(view))
@@ -164,7 +165,7 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     for record in [record for record in ledger.records()[1:] if record.score is not None]:
         ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile))
     _, paths = write_report(tmp_path, NOW)
-    assert paths[-1].read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.fromstring(paths[-1].read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(tmp_path: Path) -> None:
@@ -187,9 +188,9 @@ def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(t
     kept = [e.number for e in morning.experiments if e.row.now == "kept"]
     numbers = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
     assert [kept.change.experiment for kept in morning.kept] == numbers[1:]
-    dots = {kind: {d.number for d in view.charts[0].dots if d.kind == kind} for kind in ("keep", "left", "re-run")}
+    dots = {kind: {d.number for d in view.chart.dots if d.kind == kind} for kind in ("keep", "left", "re-run")}
     assert dots == {"keep": set(kept), "left": left, "re-run": measured}
-    assert {label.dot.number for label in view.charts[0].labels} <= set(kept)
+    assert {label.dot.number for label in view.chart.labels} <= set(kept)
     told = summary(morning, view.headline, view.nights, has_picture=False)
     assert f"| {min(adopted):04d} | discard | kept | " in told
 
@@ -241,8 +242,7 @@ def test_the_command_writes_three_files_and_says_the_verdict(checkout_with_campa
     code, stdout, stderr = nightshift(root, "report")
     assert (code, stderr) == (0, "")
     lines = stdout.splitlines()
-    assert [Path(line).name for line in lines[1:]] == ["report.html", "report.md", "progress.png"]
-    assert (root / "runs" / "progress.png").read_bytes().startswith(b"\x89PNG")
+    assert [Path(line).name for line in lines[1:]] == ["report.html", "report.md", "progress.svg"]
     assert Ledger(root).numbers() == list(range(1, 7))  # the files do not disturb the ledger
     assert lines[0].split(".")[0] in (root / "runs" / "report.md").read_text()
 

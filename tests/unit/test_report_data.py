@@ -347,4 +347,4 @@ def test_interrupted_is_no_crash_and_whose_fault_a_crash_was_stands_beside_it(tm
         assert f'data-group="{group}" aria-pressed="false">{group} <small>{number}</small>' in page
         assert page.count(f'data-group="{group}" data-now') == number
     assert "<span>crash</span><small>machinery</small>" in page
-    assert [dot.number for dot in view.charts[0].dots if dot.kind == "crash"] == [7, 8]
+    assert [dot.number for dot in view.chart.dots if dot.kind == "crash"] == [7, 8]
