@@ -139,7 +139,7 @@ def changes_now(records: Iterable[Record], kept: Sequence[Change]) -> dict[Setti
     return {**now, **dict.fromkeys(map(settings_of, kept), "kept")}
 
 
-def kept_changes(records: Sequence[Record]) -> tuple[Change, ...]:
+def incumbent_changes(records: Sequence[Record]) -> tuple[Change, ...]:
     """Return the incumbent's changes of one campaign as its records have them, without a fold."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
     kept = list(last.judgement.kept) if last and last.judgement else []
@@ -158,21 +158,20 @@ def unfolded_rows(records: Sequence[Record]) -> list[Row]:
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
-    now = {name: changes_now(own, kept_changes(own)) for name, own in campaigns.items()}
+    now = {name: changes_now(own, incumbent_changes(own)) for name, own in campaigns.items()}
     return [row(record, now[record.branch, record.rules_hash]) for record in records]
 
 
 def results_tsv(records: Sequence[Record]) -> str:
     """Return the text of results.tsv: a line an experiment, of all campaigns. An empty cell is "not measured"."""
     table = unfolded_rows(records)
-    header = (*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))
-    return "\n".join(["\t".join(header), *(_line(line, header) for line in table), ""])
-
-
-def _line(row: Row, header: Sequence[str]) -> str:
-    parent = None if row.parent is None else f"{row.parent:04d}"
-    values = row.cells | {"status": row.verdict, "run": f"{row.number:04d}", "parent": parent}
-    return "\t".join(_cell(values.get(name)) for name in header)
+    header = (*COLUMNS, *dict.fromkeys(name for row in table for name in row.environment_scores))
+    lines = ["\t".join(header)]
+    for row in table:
+        parent = None if row.parent is None else f"{row.parent:04d}"
+        cells = row.cells | {"status": row.verdict, "run": f"{row.number:04d}", "parent": parent}
+        lines.append("\t".join(_cell(cells.get(name)) for name in header))
+    return "\n".join([*lines, ""])
 
 
 def _cell(value: str | float | None) -> str:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
-from statistics import median, quantiles
+from statistics import quantiles
 
 from nightshift.campaign import records
 from nightshift.campaign.records import Z95, Standing
@@ -63,7 +63,7 @@ def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
     values = [change.new or "unset" for _, change in trials]
     place = _positions({current, *values})
     gains = [(100 * e.effect.mean, 100 * half(e.effect.sd)) for e, _ in trials if e.effect is not None]
-    floor = lowest_shown([gain for gain, _ in gains])
+    floor = lowest_shown([gain for gain, _ in gains], 5.0)
     ends = [0.0, *(gain + sign * spread for gain, spread in gains if gain >= floor for sign in (-1, 1))]
     margin = 0.08 * (max(ends) - min(ends)) or 1.0
     axis = Axis(min(ends) - margin, max(ends) + margin, _PANEL_TOP, _PANEL_BOTTOM)
@@ -94,12 +94,12 @@ def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
     return axis.dot(e, kind, title, x, gain, spread, crash_y=_PANEL_BOTTOM + 9)
 
 
-def lowest_shown(gains: Sequence[float]) -> float:
-    """In pp. A collapse below it would squeeze all other trials into a line."""
-    if len(gains) < 4:
+def lowest_shown(values: Sequence[float], least: float) -> float:
+    """A collapse below it would squeeze all other values into a line. `least`: of the distance of the quartiles."""
+    if len(values) < 4:
         return -math.inf
-    first, middle, third = quantiles(gains, n=4, method="inclusive")
-    return middle - 4 * max(third - first, 5.0)
+    first, middle, third = quantiles(values, n=4, method="inclusive")
+    return middle - 4 * max(third - first, least)
 
 
 def _positions(values: set[str]) -> dict[str, float]:
@@ -252,7 +252,7 @@ def progress_chart(experiments: Sequence[Experiment]) -> Chart | None:
         for e, x in zip(shown, xs, strict=True)
     ]
     has_crash = any(e.is_crash for e in shown)
-    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept]
+    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.row.now == "kept"]
     labels = _labels(kept)
     line, band = _steps(shown, xs, axis)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
@@ -276,21 +276,15 @@ def progress_chart(experiments: Sequence[Experiment]) -> Chart | None:
 
 
 def _range(shown: Sequence[Experiment]) -> Point:
-    """The scores that the axis spans: the beliefs and the keeps whole, the rest unless it lies far below."""
-    core: list[float] = []
-    for e in shown:
-        if e.standing:
-            spread = Z95 * e.standing.incumbent_sd
-            core += [e.standing.incumbent - spread, e.standing.incumbent + spread, e.standing.baseline]
-        if e.record.score is not None and e.verdict in ("baseline", "keep"):
-            core += [e.record.score - (e.spread or 0.0), e.record.score + (e.spread or 0.0)]
+    """The scores that the axis spans: the estimates, and all scores but those that lie far below."""
     scores = [e.record.score for e in shown if not e.is_crash and e.record.score is not None]
-    core = core or scores
-    spreads = [e.spread for e in shown if e.spread is not None]
-    floor = min(core) - max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
-    low, high = min(s for s in [*core, *scores] if s >= floor), max([*core, *scores])
-    margin = 0.04 * max(high - low, 0.01)
-    return low - margin, high + margin
+    floor = lowest_shown(scores, 0.05)
+    ends = [score for score in scores if score >= floor]
+    for standing in (e.standing for e in shown if e.standing):
+        spread = Z95 * standing.incumbent_sd
+        ends += [standing.incumbent - spread, standing.incumbent + spread, standing.baseline]
+    margin = 0.04 * max(max(ends) - min(ends), 0.01)
+    return min(ends) - margin, max(ends) + margin
 
 
 def _title(e: Experiment, num_shown: int) -> str:

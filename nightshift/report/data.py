@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -62,15 +62,6 @@ _NUM_LAST = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
-    """What was measured in one run, at most _MAX_POINTS of each quantity: means of neighbours, 4 significant digits.
-    `values`: by the names of CURVES, beside each of `steps`; None where it was not measured."""
-
-    steps: tuple[float, ...]
-    values: Mapping[str, tuple[float | None, ...]]
-
-
-@dataclass(frozen=True, slots=True)
 class Rollout:
     """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
 
@@ -106,7 +97,7 @@ class Experiment:
     changes: tuple[train_toml.Change, ...]
     standing: Standing | None
     uses: Seconds = field(default_factory=dict)
-    curves: Curves | None = None
+    curves: Mapping[str, Any] = field(default_factory=dict)  # empty without a run
     rollouts: tuple[Rollout, ...] | None = None
     lost_game: Mapping[str, str] = field(default_factory=dict)
     slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
@@ -135,15 +126,6 @@ class Experiment:
         return self.verdict in MEASURED and self.record.score is not None
 
     @property
-    def is_kept(self) -> bool:
-        return self.row.now == "kept"
-
-    @property
-    def has_left(self) -> bool:
-        """True if its change was kept, and was reverted or replaced."""
-        return self.row.now in ("reverted", "replaced")
-
-    @property
     def spread(self) -> float | None:
         """Half-width of the score's 95 % interval, over seeds and examples."""
         return Z95 * self.standing.run_sd if self.standing and self.record.evaluation else None
@@ -151,7 +133,7 @@ class Experiment:
     @property
     def kind(self) -> str:
         """How it is drawn: as a keep if the incumbent has its change, as left if it had, else as its verdict."""
-        return "keep" if self.is_kept else "left" if self.has_left else self.verdict
+        return {"": self.verdict, "kept": "keep"}.get(self.row.now, "left")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +183,7 @@ class Morning:
     @property
     def left(self) -> tuple[Experiment, ...]:
         """The experiments whose change was kept, and is not any more."""
-        return tuple(e for e in self.experiments if e.has_left)
+        return tuple(e for e in self.experiments if e.kind == "left")
 
     @property
     def counts(self) -> Counts:
@@ -427,7 +409,7 @@ def with_details(
     return replace(
         e,
         uses=split_experiment(record, steps),
-        curves=curves(steps) if record.result else None,
+        curves=curves(steps) if record.result else {},
         rollouts=tuple(sampled(answers, record.number, examples.texts)),
         lost_game=lost_game(answers) if record.evaluation and record.evaluation.figures else {},
         slices=examples.flips(record, parent) if parent else (),
@@ -435,13 +417,14 @@ def with_details(
     )
 
 
-def curves(steps: Sequence[Step]) -> Curves:
-    """The curves of one run; those of which no step tells anything are absent."""
+def curves(steps: Sequence[Step]) -> dict[str, Any]:
+    """Return what was measured in one run: `steps`, and `values` beside them by the names of CURVES, None where it was
+    not measured. At most _MAX_POINTS of each: means of neighbours, 4 significant digits."""
     size = -(-len(steps) // _MAX_POINTS) or 1
     buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
-    found = {name: tuple(_mean([getattr(step, name) for step in bucket]) for bucket in buckets) for name in CURVES}
-    measured = {name: values for name, values in found.items() if any(value is not None for value in values)}
-    return Curves(tuple(_mean([step.step for step in bucket]) or 0.0 for bucket in buckets), measured)
+    values = {name: [_mean([getattr(step, name) for step in bucket]) for bucket in buckets] for name in CURVES}
+    measured = {name: means for name, means in values.items() if any(mean is not None for mean in means)}
+    return {"steps": [_mean([step.step for step in bucket]) for bucket in buckets], "values": measured}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

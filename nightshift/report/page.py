@@ -129,7 +129,7 @@ def _told(e: Experiment, first: Settings, own: Settings | None) -> dict[str, Any
         "title": text.visible(text.brief(e.record.proposal.description, 70)),
         "figures": (e.row.status, *scores, text.effect(e.effect)),
         "settings": None if own is None else {key: _spelled(v) for key, v in own.items() if v != first.get(key)},
-        "curves": {"steps": e.curves.steps, "values": e.curves.values} if e.curves else None,
+        "curves": e.curves or None,
     }
 
 
@@ -251,7 +251,7 @@ def _environment() -> jinja2.Environment:
     )
     names = (
         "score", "signed", "duration", "short_number", "cut", "brief", "plus_minus", "effect", "share",
-        "contents", "besides", "local", "half", "certificate_line", "elsewhere_lines",
+        "besides", "local", "half", "certificate_line", "elsewhere_lines",
     )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}
     environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "belied": belied, "counted": counted}

@@ -164,14 +164,6 @@ def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{percent(value)} %"
 
 
-def contents(record: Record) -> str:
-    """What a run held besides its new change: `the baseline with 0003, 0005; 0007 measured again`."""
-    run = record.run
-    names = ", ".join(change.name for change in run.kept)
-    held = f"the baseline with {names}" if names else "the baseline"
-    return f"{held}; {run.rider.name} measured again" if run.rider else held
-
-
 def besides(record: Record) -> str:
     """What an experiment was besides its new change: `with 0007 again; 0003 reverted`; empty where it was nothing."""
     return "; ".join(filter(None, (record.run.with_rider.strip(" ()"), decisions_text(record.moved))))

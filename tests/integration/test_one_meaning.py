@@ -184,6 +184,14 @@ def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: See
     assert {row.change for row in seen.rows if row.now == "kept"} == {*names} == {"0003", "0005"}
     assert [line.split()[0] for line in kept_changes(seen.campaign)] == [k.change.name for k in seen.view.morning.kept]
     assert [k.effect for k in seen.view.morning.kept] == [posterior.effect(k.change) for k in seen.view.morning.kept]
+    chain = seen.page.partition('class="chain"')[2].partition("</ol>")[0]
+    links = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
+    assert links == [1, *(kept.change.experiment for kept in seen.view.morning.kept)]
+    assert "Kept once: 0002 replaced, 0009 reverted." in Page(seen.page).text
+    assert seen.view.chart
+    assert [dot.kind for dot in seen.view.chart.dots] == [
+        *("baseline", "left", "keep", "crash", "keep", "discard", "re-run", "left", "re-run"),
+    ]
     line = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by "
     assert any(line in each for each in seen.status.lines())
     assert gain_text(standing) in seen.view.headline.title
@@ -197,4 +205,6 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
     assert f"counted:  {counts}" in seen.status.lines()
     assert str(counts) in markdown.summary(seen.view.morning, seen.view.headline, seen.view.nights, False)
     for verdict, number in counts.verdict.items():
+        assert f'data-group="{verdict}" aria-pressed="false">{verdict} <small>{number}</small>' in seen.page
         assert seen.page.count(f'data-group="{verdict}" data-now') == number
+    assert "<span>crash</span><small>training</small>" in seen.page

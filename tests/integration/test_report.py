@@ -168,33 +168,6 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     assert ElementTree.fromstring(paths[-1].read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_what_was_reverted_adopted_and_measured_again_is_told_from_what_stands(tmp_path: Path) -> None:
-    ledger = build(tmp_path, 32, seed=4, num_examples=200, with_files=False)
-    view = view_of(ledger, "", NOW)
-    morning, html = view.morning, render(view)
-    text = Page(html).text
-    left, adopted, measured = (
-        {e.number for e in morning.experiments if wanted(e)}
-        for wanted in (
-            lambda e: e.row.now in ("reverted", "replaced"),
-            lambda e: e.row.status == "discard, now kept",
-            lambda e: e.verdict == "re-run",
-        )
-    )
-    assert min(map(len, (left, adopted, measured))) > 0, "another seed"
-    once = ", ".join(f"{e.number:04d} {e.row.now}" for e in morning.experiments if e.number in left)
-    assert f"Kept once: {once}." in text
-    chain = html.partition('class="chain"')[2].partition("</ol>")[0]
-    kept = [e.number for e in morning.experiments if e.row.now == "kept"]
-    numbers = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
-    assert [kept.change.experiment for kept in morning.kept] == numbers[1:]
-    dots = {kind: {d.number for d in view.chart.dots if d.kind == kind} for kind in ("keep", "left", "re-run")}
-    assert dots == {"keep": set(kept), "left": left, "re-run": measured}
-    assert {label.dot.number for label in view.chart.labels} <= set(kept)
-    told = summary(morning, view.headline, view.nights, has_picture=False)
-    assert f"| {min(adopted):04d} | discard | kept | " in told
-
-
 def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
     ledger = build(tmp_path, 4, num_examples=500)
     source, folder = Path(__file__).parents[2] / "environments/arithmetic", tmp_path / "environments/arithmetic"

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -45,22 +46,16 @@ def rows_of(story: Story) -> list[dict[str, str]]:
 def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_computes(story: Story) -> None:
     rows = rows_of(story)
     assert [int(row["number"]) for row in rows] == [record.number for record in story.shown.records]
-    for row, record, each in zip(rows, story.shown.records, story.experiments, strict=True):
+    for row, record in zip(rows, story.shown.records, strict=True):
         config = parse(story.ledger.source(record.number))
         assert float(row["trainer.optim.lr"]) == config.get("trainer.optim.lr")
         assert int(row["orchestrator.group_size"]) == config.get("orchestrator.group_size")
-        assert (row["verdict"], row["now"]) == (each.verdict, each.now)
-        assert row["kept"] == "; ".join(change.name for change in record.run.kept)
-        assert row["rider"] == (record.run.rider.name if record.run.rider else "")
-        assert row["eval_score"] == ("" if record.score is None else row["eval_score"])
-        assert record.score is None or float(row["eval_score"]) == record.score
         for name, value in row.items():
             is_number = value.replace(".", "").replace("e", "").replace("-", "").isdigit()
             assert not value.startswith(("=", "+", "-", "@", "\t", "\r")) or is_number, (name, value)
             assert value.isprintable()
     assert rows[-1]["description"].startswith("'=HYPERLINK")
     assert any(row["effect_at_decision"].startswith("-") for row in rows)  # a number, and no text
-    assert any(row["rider"] for row in rows), "another seed"
 
 
 @pytest.mark.parametrize(
@@ -87,15 +82,18 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
     folder = write_runs(few, tmp_path / "runs")
     files = sorted(folder.glob("offline-run-*/run-*.wandb"))
     assert len(files) == 3
-    for file, record in zip(files, few.shown.records, strict=True):
-        rows, config = 0, ""
+    for file, record, row in zip(files, few.shown.records, told, strict=True):
+        rows, config, numbers = 0, "", {}
         for data in entries(file.read_bytes()):
             found = wandb_internal_pb2.Record()
             found.ParseFromString(data)
             rows += found.HasField("history")
             config += str(found.run.config) if found.HasField("run") else ""
+            numbers |= {item.key: json.loads(item.value_json) for item in found.summary.update}
         assert rows == len(few.steps(record))
         assert "trainer.optim.lr" in config
+        cells = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
+        assert numbers.items() >= (cells | {"verdict": row.verdict, "now": row.now}).items()
         assert b"@SUM(1)" in file.read_bytes()
 
 

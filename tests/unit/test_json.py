@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.campaign import fold
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Failure, Judgement, Verdict
-from nightshift.campaign.results import Counts, Row, last_campaign
+from nightshift.campaign.results import Counts, last_campaign
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.cli.output import print_json
@@ -64,11 +63,6 @@ def answer(*words: str, code: int = 0) -> dict[str, Any]:
     done = invoked(*words)
     assert done.exit_code == code, (words, done.output)
     return checked(done.stdout)
-
-
-def plain(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(msgspec.json.encode(row))
-    return found
 
 
 @cache
@@ -128,7 +122,6 @@ def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> No
         difference = campaign.differences.get(row.number)
         assert run["difference"] == (difference and difference.mean)
         assert run["difference_halfwidth"] == (difference and Z95 * difference.sd)
-        assert run == run | plain(row)
     assert {run["now"] for run in found["runs"]} >= {"", "kept", "reverted"}
     rows = [row for key in found["keys"] for row in key["values"]]
     assert rows[0].keys() >= {"value", "others", "numbers", "mean_score", "difference", "difference_halfwidth"}
@@ -138,12 +131,9 @@ def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> No
 
 
 def test_show_is_the_record_and_its_row(root: Path) -> None:
-    ledger = Ledger(root)
-    campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
-    for number in ledger.numbers():
+    for number in Ledger(root).numbers():
         found = answer("show", str(number))
-        assert found.pop("row") == plain(campaign.rows([ledger.record(number)])[0])
-        assert found.pop("files") == f"runs/{number:04d}"
+        assert (found.pop("row")["number"], found.pop("files")) == (number, f"runs/{number:04d}")
         record = json.loads((root / "runs" / f"{number:04d}" / "record.json").read_bytes())
         assert found == checked(json.dumps(record)), "record.json has the shape, too"
 

@@ -24,11 +24,9 @@ from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
-from nightshift.report.markdown import markdown, markdown_code, summary
-from nightshift.report.page import render, view_of
+from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, elsewhere_lines, headline, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, num_at_once, split_experiment
-from tests.browsing import NOW
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
@@ -331,20 +329,3 @@ def test_the_headline_of_a_kept_change_without_an_estimated_gain(tmp_path: Path)
     line = headline(replace(found, standing=level))
     assert line.title == "No gain so far"
     assert "0.0 ± 6.9 pp" in line.sentence
-
-
-# Counts
-
-
-def test_interrupted_is_no_crash_and_whose_fault_a_crash_was_stands_beside_it(tmp_path: Path) -> None:
-    records = [*judged(STORY), crash(7), crash(8, Failure.MACHINERY), crash(9, Failure.INTERRUPTED)]
-    view = view_of(stored(tmp_path, records), BRANCH, NOW)
-    line = "9 experiments: 1 baseline, 2 keep, 3 discard, 2 crash, 1 interrupted; changes: 2 kept"
-    assert str(view.morning.counts) == line
-    assert line in summary(view.morning, view.headline, view.nights, has_picture=False)
-    page = render(view)
-    for group, number in view.morning.counts.verdict.items():
-        assert f'data-group="{group}" aria-pressed="false">{group} <small>{number}</small>' in page
-        assert page.count(f'data-group="{group}" data-now') == number
-    assert "<span>crash</span><small>machinery</small>" in page
-    assert [dot.number for dot in view.chart.dots if dot.kind == "crash"] == [7, 8]

@@ -12,18 +12,6 @@ from nightshift.report.export.story import Story, measured
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
-_NUMBERS = (
-    *("eval_score", "eval_stderr", "strict_score", "incumbent_score", "effect_at_decision"),
-    *(
-        "effect_at_decision_stderr",
-        "p_helps",
-        "num_steps",
-        "reward_mean",
-        "training_seconds",
-        "total_seconds",
-        "memory_gb",
-    ),
-)
 
 
 def write_runs(story: Story, folder: Path) -> Path:
@@ -59,7 +47,7 @@ def write_runs(story: Story, folder: Path) -> Path:
 
 def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row, folder: Path) -> None:
     verdict = row.verdict or UNDECIDED
-    numbers = {name: row.cells[name] for name in (*_NUMBERS, *row.environment_scores)}
+    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float) and isfinite(value)}
     with wandb.init(
         project=f"nightshift-{story.tag}",
         id=f"{story.tag}-{row.number:04d}",
@@ -75,5 +63,4 @@ def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row
         run.define_metric("*", step_metric="training_step")
         for step in story.steps(record):
             run.log(measured(step) | {"training_step": step.step})
-        summary = {name: value for name, value in numbers.items() if isinstance(value, int | float) and isfinite(value)}
-        run.summary.update({"verdict": verdict, "now": row.now, "number": row.number, **summary})
+        run.summary.update({"verdict": verdict, "now": row.now, **numbers})
