@@ -37,7 +37,7 @@ from nightshift.experiment.certify import Comparison, read_comparisons  # noqa: 
 from nightshift.night import state  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
-COMMAND = "uv run --group dev benchmarks/agents.py --folder FOLDER"
+COMMAND = "uv run --group dev benchmarks/agents.py --folder FOLDER --agents"
 COLOURS = ("#2459d3", "#14804a", "#c2410c", "#6b7480", "#7c3aed", "#0e7490")
 
 
@@ -180,9 +180,10 @@ def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seed
             measure(place, agent, seed, flags, budget, seeds)
             rows.append(night(place, agent))
     output: Path = given["output"]
-    words = " ".join([",".join(wanted), *flags, *budget])
     found = summary(rows)
-    write_result(output, f"{COMMAND} --agents {words}", {"summary": found, "nights": rows}, kind)
+    write_result(
+        output, " ".join([COMMAND, ",".join(wanted), *flags, *budget]), {"summary": found, "nights": rows}, kind
+    )
     draw(rows, output.with_suffix(".png"))
     columns = {"agent": "<25", "nights": ">7", "experiments": ">12.1f", "kept": ">6.1f", "gain_pp": ">+9.2f"}
     columns |= {"low": ">+7.2f", "high": ">+7.2f", "believed_pp": ">+13.2f"}

@@ -103,6 +103,8 @@ def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
     assert [row.status for row in seen.rows] == [*STATUSES]
     assert [row.failure for row in seen.rows][3:8:4] == ["training", "interrupted"]
     assert unfolded_rows(seen.records) == seen.rows
+    running = replace(seen.records[-1], status="started", decided=None, judgement=None)
+    assert [row.now for row in unfolded_rows([*seen.records[:-1], running])] == [row.now for row in seen.rows]
     assert [*seen.rows[0].environment_scores] == ["arithmetic_score", "gsm8k_score"]
     for record, row in zip(seen.records, seen.rows, strict=True):
         assert row.effect == (record.decision and record.decision.estimate)
