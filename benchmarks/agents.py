@@ -2,7 +2,6 @@
 
 \b
     uv run --group dev benchmarks/agents.py --folder FOLDER --agents claude,search,tpe,random --nights 3 --hours 8
-    uv run --group dev benchmarks/agents.py --folder FOLDER --agents search,random --experiments 8 --budget-seconds 10
 
 An agent is whatever `nightshift night --agent` takes; one whose command has a comma in it is given by itself: --agent.
 For each night a throw-away clone, then `nightshift certify`: baseline and incumbent trained afresh with new seeds and
@@ -180,10 +179,9 @@ def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seed
             measure(place, agent, seed, flags, budget, seeds)
             rows.append(night(place, agent))
     output: Path = given["output"]
+    command = " ".join([COMMAND, ",".join(wanted), *flags, *budget])
     found = summary(rows)
-    write_result(
-        output, " ".join([COMMAND, ",".join(wanted), *flags, *budget]), {"summary": found, "nights": rows}, kind
-    )
+    write_result(output, command, {"summary": found, "nights": rows}, kind)
     draw(rows, output.with_suffix(".png"))
     columns = {"agent": "<25", "nights": ">7", "experiments": ">12.1f", "kept": ">6.1f", "gain_pp": ">+9.2f"}
     columns |= {"low": ">+7.2f", "high": ">+7.2f", "believed_pp": ">+13.2f"}
