@@ -89,7 +89,7 @@ def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
     told = effect(e.effect) if e.effect else "crash"
     title = f"{e.number:04d} {e.row.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
     title += "" if is_alone else "\ntogether with other keys"
-    kind = e.kind if is_alone else f"{e.kind} shared"
+    kind = e.verdict if is_alone else f"{e.verdict} shared"
     gain, spread = (100 * e.effect.mean, 100 * half(e.effect.sd)) if e.effect else (None, None)
     return axis.dot(e, kind, title, x, gain, spread, crash_y=_PANEL_BOTTOM + 9)
 
