@@ -97,9 +97,8 @@ def save_time(with_page: bool) -> None:
     """Have this process, a controller, survive no power cut, and write no page, or one of few problems."""
     os.fsync = lambda descriptor: None
     if with_page:
-        from nightshift.report import png, slices
+        from nightshift.report import slices
 
-        png.draw = lambda chart, title: b"a stand-in for a picture"
         slices.environments_named = lambda *arguments: small(ARITHMETIC_TRL).environments
     else:
         page = sys.modules["nightshift.report.page"] = ModuleType("page")

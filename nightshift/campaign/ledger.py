@@ -30,7 +30,7 @@ from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.journal import Access, Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import Progress, Record
-from nightshift.campaign.results import columns, row
+from nightshift.campaign.results import results_tsv
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
@@ -290,10 +290,8 @@ class Ledger:
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
         decided = [record for record in self.records() if record.status != STARTED]
-        header = columns(decided)
-        lines = ["\t".join(header), *(row(record, header) for record in decided)]
         try:
-            write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
+            write_atomically(self.tsv_path, results_tsv(decided).encode())
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
 

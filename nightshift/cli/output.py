@@ -14,7 +14,7 @@ import msgspec
 
 from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
-from nightshift.campaign.results import column_of, decisions_text, figures
+from nightshift.campaign.results import UNDECIDED, column_of, decisions_text, row
 from nightshift.errors import NightshiftError
 from nightshift.text import ANSI
 
@@ -29,36 +29,34 @@ _drawn = ""  # what stands on the live line
 
 def summary(record: Record) -> str:
     """The block that agents grep: `key: value` lines; not measured is an empty value."""
-    values = figures(record)
-    scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
+    values = row(record, {}).cells
+    scores = record.environment_scores or dict.fromkeys(record.environments[:1], record.score)
     games = record.evaluation.figures if record.evaluation else {}
     outcome = record.result.training.outcome if record.result else None
 
-    def figure(name: str, spec: str) -> tuple[str, str]:
-        return name, _number(values[name], spec)
+    def figures(*names: str, spec: str = ".6f") -> list[tuple[str, str]]:
+        return [(name, _number(values[name], spec)) for name in names]
 
     lines = (
-        figure("eval_score", ".6f"),
-        figure("eval_stderr", ".6f"),
+        *figures("eval_score", "eval_stderr"),
         *((column_of(name), _number(score, ".6f")) for name, score in scores.items()),
-        figure("strict_score", ".6f"),
+        *figures("strict_score"),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
-        figure("incumbent_score", ".6f"),
-        figure("effect_at_decision", "+.6f"),
-        figure("p_helps", ".2f"),
-        ("decision", record.status),
+        *figures("incumbent_score"),
+        *figures("effect_at_decision", spec="+.6f"),
+        *figures("p_helps", spec=".2f"),
+        ("verdict", values["verdict"] or UNDECIDED),
         *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
-        ("why", values["why"] or ""),
+        ("why", record.why),
         *([("prediction", prediction)] if (prediction := compare_prediction(record)) else []),
-        figure("reward_mean", ".6f"),
-        figure("num_steps", ".0f"),
-        figure("training_seconds", ".1f"),
-        figure("total_seconds", ".1f"),
+        *figures("reward_mean"),
+        *figures("num_steps", spec=".0f"),
+        *figures("training_seconds", "total_seconds", spec=".1f"),
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
-        ("run", values["run"]),
+        ("run", f"{record.number:04d}"),
         *([("starts", record.starts)] if record.starts else []),
-        ("changes", "; ".join(record.diff)),
-        *([("rider", record.run.rider.name)] if record.run.rider else []),
+        ("changes", values["changes"]),
+        *([("rider", values["rider"])] if values["rider"] else []),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("git", record.git_action or ""),

@@ -30,7 +30,7 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
     stdout, stderr = good_end(start(root, "--budget-seconds", "1", "-m", "first"), root)
     assert stdout.startswith("---\neval_score:")
     values = dict(line.split(":", 1) for line in stdout.splitlines()[1:])
-    assert values["decision"].strip() == "keep"
+    assert values["verdict"].strip() == "baseline"
     assert values["effect_at_decision"].strip() == ""  # a baseline is compared with nothing
     assert "training" in stderr
     assert "\x1b" not in stdout + stderr  # plain in a pipe
@@ -140,7 +140,7 @@ def test_wait_and_status(root: Path) -> None:
     assert code == 0
     assert stdout.startswith("---\neval_score:")
     assert finish(process)[1] == stdout
-    assert status(root).startswith("running:  nothing\ncounted:  1 experiment: the baseline, 0 kept")
+    assert status(root).startswith("running:  nothing\ncounted:  1 experiment: 1 baseline\n")
 
 
 def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:

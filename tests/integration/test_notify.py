@@ -66,7 +66,7 @@ def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path
         assert record.judgement is not None
         assert record.decision is not None
         assert message == {
-            "version": 1,
+            "version": 2,
             "event": "keep",
             "campaign": "autoresearch/test",
             "experiment": record.number,
@@ -78,7 +78,7 @@ def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path
         }
     last = messages[-1]
     assert (last["why"], last["experiment"], last["verdict"]) == ("3 experiments are done", None, None)
-    assert last["counts"]["line"].startswith(f"3 experiments: the baseline, {len(keeps)} kept")
-    assert (last["counts"]["num_experiments"], last["counts"]["kept"]) == (3, len(keeps))
+    assert last["counts"]["line"].startswith("3 experiments: 1 baseline, ")
+    assert (sum(last["counts"]["verdict"].values()), last["counts"]["verdict"].get("keep", 0)) == (3, len(keeps))
     for path in (root / "runs").rglob("*"):
         assert not path.is_file() or str(folder).encode() not in path.read_bytes(), path
