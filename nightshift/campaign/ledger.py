@@ -122,10 +122,15 @@ class Ledger:
                 with suppress(OSError):
                     holder_path.unlink()  # the command may contain secrets, for example in --notify
 
-    def _named_holder(self) -> UsageError:
-        holder = None
+    @property
+    def holder(self) -> Holder | None:
+        """Who holds the lock, or held it when it was killed; None if nobody says so."""
         with suppress(UsageError):
-            holder = read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
+            return read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
+        return None
+
+    def _named_holder(self) -> UsageError:
+        holder = self.holder
         cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
         return UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
 

@@ -159,6 +159,33 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     no_process_left(root)
 
 
+@pytest.mark.slow
+def test_of_two_detached_starts_at_one_moment_one_runs_and_the_other_says_so(root: Path) -> None:
+    fault(root, "hold", once=False)
+    starts = [start(root, "--budget-seconds", "1", "--detach") for _ in range(2)]
+    ends = sorted(finish(each) for each in starts)
+    (root / "stand-in.json").unlink()
+    assert [code for code, _, _ in ends] == [0, 2]
+    assert "another controller works in this checkout" in ends[1][2]
+    wait_for(lambda: Ledger(root).records()[0].status == "keep")
+    assert "0001" in (root / "runs" / "detached.log").read_text()
+    assert len(Ledger(root).records()) == 1
+
+
+@pytest.mark.slow
+def test_main_goes_on_with_the_budget_of_its_campaign_and_a_new_name_with_the_rules(root: Path) -> None:
+    git(root, "switch", "--quiet", "--force-create", "main")
+    good_end(start(root, "--budget-seconds", "1"), root)
+    git(root, "switch", "--quiet", "main")
+    (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
+    ours, _ = good_end(start_run(root, "--dry-run"), root)
+    other, _ = good_end(start_run(root, "--dry-run", "--branch", "second"), root)
+    assert "would continue autoresearch/" in ours
+    assert "would create branch second" in other
+    limits = [line for text in (ours, other) for line in text.splitlines() if line.startswith("takes:")]
+    assert len(set(limits)) == 2
+
+
 def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> None:
     (root / "results.tsv").mkdir()
     code, stdout, stderr = finish(start(root, "--detach"))
