@@ -5,7 +5,6 @@ pinned commit, P/), which is not used: it waits half a minute before it stops an
 the server first. Nothing is started here.
 """
 
-import copy
 import json
 import random
 import shlex
@@ -137,17 +136,6 @@ class Launch:
         return tree
 
     @property
-    def inference_json(self) -> dict[str, Any]:
-        """The server's own config, as RLConfig will resolve it: the validator compares the two."""
-        inference: dict[str, Any] = copy.deepcopy(self.tree["inference"])
-        inference["weight_broadcast"] = dict(self.tree["weight_broadcast"])
-        inference["vllm"]["model"] = self.tree["model"]["name"]
-        lora = self.tree["trainer"]["model"].get("lora")
-        if lora is not None:
-            inference["vllm"] |= {"enable_lora": True, "max_lora_rank": lora["rank"]}
-        return inference
-
-    @property
     def is_adapter(self) -> bool:
         """The policy is an adapter beside the model."""
         return bool(self.tree["orchestrator"]["model"].get("lora"))
@@ -197,11 +185,10 @@ class Launch:
         return self.run_dir / "validator.json"
 
     def write(self) -> None:
-        """Create the folders and the two files that the first processes read."""
+        """Create the folders and the file that the validator reads."""
         self.configs_dir.mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
         write_json(self.tree_path, self.tree)
-        write_json(self.configs_dir / "inference.json", self.inference_json)
 
     @property
     def env_servers(self) -> list[str]:
@@ -210,10 +197,9 @@ class Launch:
 
     @cached_property
     def commands(self) -> tuple[Command, ...]:
-        """Inference, validator, an env-server for each environment, orchestrator, trainer.
+        """Validator, inference, an env-server for each environment, orchestrator, trainer.
 
-        Inference reads `inference_json` and may start at once; the validator writes the configs of the others, and its
-        verdict to `verdict`.
+        The validator ends before any other process starts: it writes `verdict`, and the config of each of them.
         """
         # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
         run_id = uuid.uuid5(uuid.NAMESPACE_URL, self.run_dir.as_uri()).hex
@@ -250,8 +236,8 @@ class Launch:
             for name in names
         }
         return (
-            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpu),
             command("validator", validator),
+            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpu),
             *(command(name, ["env-server", "@", config]) for name, config in env_servers.items()),
             command("orchestrator", orchestrator),
             command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),

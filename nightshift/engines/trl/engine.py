@@ -16,13 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.records import Weights
 from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
 from nightshift.config.values import number_text
-from nightshift.engines.base import Check, Effective, Note, PrepareFlags
+from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
 from nightshift.engines.memory import size_of
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
@@ -61,7 +60,7 @@ _SETTINGS = {
 _TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
 
 
-class TrlEngine:
+class TrlEngine(Engine):
     """TRL on this machine, under the given rules."""
 
     name = "trl"
@@ -204,9 +203,6 @@ class TrlEngine:
         lines += [f"memory:   {self.rules.memory}"] if self._cuda else []
         lines += [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
         return [*lines, *(f"missing:  {problem}" for problem in self.check())]
-
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> None:
-        """The trainer completes from the very file."""
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
