@@ -97,7 +97,7 @@ def test_an_adapter_is_added_to_the_base_and_one_that_was_not_served_is_caught(
     adapter(tmp_path / "weights")
     assert proven(tmp_path, whole[1], whole[1].file).startswith("served = file: 0.0000 nats a token from the file, 0.")
     with pytest.raises(
-        EngineError, match=r"did not serve the file: what it says lies 0\.\d+ nats .* 0\.0000 from the st"
+        EngineError, match=r"did not serve the file: its log-prob.* are 0\.\d+ nats .* 0\.0000 from the st"
     ):
         proven(tmp_path, whole[1], whole[1].start)
 

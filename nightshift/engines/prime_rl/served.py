@@ -13,7 +13,6 @@ import hashlib
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -126,48 +125,40 @@ class Witness:
             return msgspec.structs.replace(self._served, problem=self._served.problem or problem)
 
 
-@dataclass(frozen=True, slots=True)
-class Distances:
-    """Mean |difference| of log-probabilities a token, in nats: of what was served from the file and from the start
-    weights; and of the two programs on the start weights, which is noise (None: not measured)."""
+def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
+    """Return whether the server had the start weights, and a line with its distances from the file and from the start.
 
-    file: float
-    start: float
-    noise: float | None
-    sure: float  # start - file in standard errors, over tokens
-
-    @classmethod
-    def of(cls, served: Served, final: Answers, read: Read) -> Distances:
-        """ValueError where the child answers other tokens than the server."""
-        said, file, start = ([*chain(*rows)] for rows in (final.logprobs, read.file, read.start))
-        nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(said, file, start, strict=True)]
-        mean, stderr = fmean(nearer), stdev(nearer) / math.sqrt(len(nearer))
-        noise = None
-        if served.start is not None and served.start.tokens == final.tokens:
-            noise = _distance([*chain(*served.start.logprobs)], start)
-        sure = mean / stderr if stderr else math.copysign(math.inf, mean) if mean else 0.0
-        return cls(_distance(said, file), _distance(said, start), noise, sure)
-
-    def line(self) -> str:
-        """For people: both numbers, their ratio, the noise. EngineError where the server had the start weights."""
-        both = f"{self.file:.4f} nats a token from the file, {self.start:.4f} from the start weights"
-        if self.sure < -SURE:
-            cause = f"the server did not serve the file: what it says lies {both}"
-            raise EngineError(cause, "Run it again; if it repeats, see inference.log in the run's folder.")
-        told = f"served = file: {both}"
-        if self.sure <= SURE:
-            told = f"served = file: cannot tell: {both}, no further apart than chance"
-        elif self.file:
-            told += f", {self.start / self.file:.3g} times as far"
-        told += "" if self.noise is None else f" (server and transformers on the start weights: {self.noise:.4f})"
-        return told if self.file <= BOUND else f"{told}; above {BOUND:g}, a bound not yet measured on a GPU"
+    Distances are mean |differences| of log-probabilities a token, in nats. ValueError if the child answers other tokens
+    than the server.
+    """
+    server, file, start = ([*chain(*rows)] for rows in (final.logprobs, read.file, read.start))
+    nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
+    margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
+    to_file, to_start = _distance(server, file), _distance(server, start)
+    distances = f"{to_file:.4f} nats a token from the file, {to_start:.4f} from the start weights"
+    if fmean(nearer) < -margin:
+        return True, f"the server did not serve the file: its log-probabilities are {distances}"
+    line = f"served = file: {distances}"
+    if fmean(nearer) <= margin:
+        line = f"served = file: cannot tell: {distances}, no further apart than chance"
+    elif to_file:
+        line += f", {to_start / to_file:.3g} times as far"
+    if served.start is not None and served.start.tokens == final.tokens:
+        noise = _distance([*chain(*served.start.logprobs)], start)  # of the two programs
+        line += f" (server and transformers on the start weights: {noise:.4f})"
+    return False, line if to_file <= BOUND else f"{line}; above {BOUND:g}, a bound not yet measured on a GPU"
 
 
 def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]) -> str:
-    """One line on whether the weights that were evaluated are those of the file in `run_dir`.
+    """Return one line on whether the weights that were evaluated are those of the file in `run_dir`.
 
-    `base`: the folder of the start weights. EngineError where the server had the start weights, and for a file that is
-    not the one that was evaluated. Whatever else fails, nothing is known: "cannot tell", and why.
+    Any failure of the comparison itself is "cannot tell", and why.
+
+    Args:
+        base: the folder of the start weights.
+
+    Raises:
+        EngineError: the server had the start weights, or the file is not the one that was evaluated.
     """
     folder = run_dir / WEIGHTS_NAME
     served = _read_served(run_dir / SERVED_NAME, weights)
@@ -177,12 +168,13 @@ def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], en
         if served.final is None:
             raise EngineError(served.problem or "the server was not asked")
         command = python_command(*reader, str(base.absolute()), str(folder.absolute()))
-        said = ask_child("reader", command, msgspec.json.encode(served.final.tokens), run_dir, environ, READ_SECONDS)
-        read = msgspec.json.decode(said[:MAX_BYTES], type=Read)
-        distances = Distances.of(served, served.final, read)
+        answer = ask_child("reader", command, msgspec.json.encode(served.final.tokens), run_dir, environ, READ_SECONDS)
+        is_swapped, line = compare(served, served.final, msgspec.json.decode(answer[:MAX_BYTES], type=Read))
     except (EngineError, ValueError) as error:
         return f"served = file: cannot tell: {clean(str(error), 300)}"
-    return distances.line()
+    if is_swapped:
+        raise EngineError(line, "Run it again; if it repeats, see inference.log in the run's folder.")
+    return line
 
 
 def _read_served(path: Path, weights: Weights) -> Served:
