@@ -90,7 +90,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Witness:
-    """Asks the server of one run, and leaves its answers in the run's folder."""
+    """Asks the server of one run, and writes its answers into the run's folder."""
 
     def __init__(self, server: Server, launch: Launch) -> None:
         self._server, self._launch = server, launch
@@ -98,14 +98,14 @@ class Witness:
         self._sha256: str | None = None
 
     def at_start(self) -> None:
-        """As soon as the server is healthy. What a trainer may have changed already is not taken for the start."""
+        """Ask as soon as the server is healthy. Weights that a trainer may have changed do not count as the start."""
         self._served = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
         if not self._launch.is_adapter and latest_stable(self._launch.broadcasts_dir):  # an adapter has its own name
             late = "the first step was published before the server had told of its start"
             self._served = Served(problem=self._served.problem or late)
 
     def at_end(self) -> str:
-        """After the final load: the sha256 of the file with all answers."""
+        """Ask after the final load, once; return the sha256 of the file with all answers."""
         if self._sha256 is None:
             self._served = self._ask("final", self._launch.served_model, ASK_SECONDS)
             path = self._launch.run_dir / SERVED_NAME
@@ -114,7 +114,7 @@ class Witness:
         return self._sha256
 
     def _ask(self, when: str, model: str, seconds: float) -> Served:
-        """The answers so far with those of the weights served as `model`; a server that gives none ends no run."""
+        """Return the answers so far with those of the weights served as `model`. A server that gives none ends no run."""
         ends = self._server.clock() + seconds
         try:
             told = [self._server.prompt_logprobs(chat, model, ends) for chat in _MESSAGES]
@@ -167,9 +167,8 @@ def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], en
     try:
         if served.final is None:
             raise EngineError(served.problem or "the server was not asked")
-        command = python_command(*reader, str(base.absolute()), str(folder.absolute()))
-        answer = ask_child("reader", command, msgspec.json.encode(served.final.tokens), run_dir, environ, READ_SECONDS)
-        is_swapped, line = compare(served, served.final, msgspec.json.decode(answer[:MAX_BYTES], type=Read))
+        read = read_logprobs(reader, base, folder, served.final.tokens, run_dir, environ)
+        is_swapped, line = compare(served, served.final, read)
     except (EngineError, ValueError) as error:
         return f"served = file: cannot tell: {clean(str(error), 300)}"
     if is_swapped:
@@ -178,7 +177,7 @@ def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], en
 
 
 def _read_served(path: Path, weights: Weights) -> Served:
-    """What the worker left, by its hash in the result. EngineError where it is something else now."""
+    """Return what the worker wrote, by its hash in the result. EngineError if the file is something else now."""
     if weights.served_sha256 is None:
         return Served(problem="the run has no log-probabilities of its server")
     try:
@@ -191,29 +190,32 @@ def _read_served(path: Path, weights: Weights) -> Served:
     raise EngineError(f"{path} is not what the worker left: {reason}")
 
 
-def ask_child(
-    name: str, command: Sequence[str], data: bytes, run_dir: Path, environ: Mapping[str, str], seconds: float
-) -> bytes:
-    """What a child answers to `data`, and leave nothing of it but NAME.log. EngineError if it dies or hangs."""
+def read_logprobs(
+    reader: Sequence[str], base: Path, folder: Path, tokens: Sequence[Tokens], run_dir: Path, environ: Mapping[str, str]
+) -> Read:
+    """Have a child compute the log-probabilities of `tokens` under both sets of weights; its log is in `run_dir`.
+
+    EngineError if the child dies or hangs, ValueError if it answers something else.
+    """
     # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
-    own = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
-    group = ProcessGroup(f"{name}-{uuid.uuid4().hex}", GRACE_SECONDS)
+    variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
+    group = ProcessGroup(f"reader-{uuid.uuid4().hex}", GRACE_SECONDS)
     try:
         child = group.start(
-            name,
-            command,
-            log_path=run_dir / f"{name}.log",
-            env=python_environment(environ, own),
+            "reader",
+            python_command(*reader, str(base.absolute()), str(folder.absolute())),
+            log_path=run_dir / "reader.log",
+            env=python_environment(environ, variables),
             cwd=run_dir,
             stdin=PIPE,
             stdout=PIPE,
         )
-        said, _ = child.communicate(data, timeout=seconds)
+        answer, _ = child.communicate(msgspec.json.encode(tokens), timeout=READ_SECONDS)
         if child.returncode:
-            raise EngineError(": ".join([f"the {name} ended: {child.exit_cause()}", *child.tail(1)]))
-        return said
+            raise EngineError(": ".join([f"the reader ended: {child.exit_cause()}", *child.tail(1)]))
+        return msgspec.json.decode(answer[:MAX_BYTES], type=Read)
     except TimeoutExpired:
-        raise EngineError(f"the {name} gave no answer within {seconds:g} s") from None
+        raise EngineError(f"the reader gave no answer within {READ_SECONDS:g} s") from None
     finally:
         if left := group.stop():
             raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")
