@@ -42,14 +42,15 @@ def open_engine(
     keep_all: bool = False,
     prime_rl: Path | None = None,
 ) -> Engine:
-    """The engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
+    """Return the engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
 
-    `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl, which `environ` names too. UsageError for a flag
-    that is not for this engine.
+    `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl. UsageError for a flag that is not for this engine.
     """
     if prime_rl is not None and rules.engine != "prime-rl":
         cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
+    if prime_rl is not None:
+        environ = {**environ, "NIGHTSHIFT_PRIME_RL": str(prime_rl.absolute())}
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
     return engine
@@ -76,15 +77,10 @@ class PrepareFlags:
         return {name: folder for name in ("gsm8k", "math") if (folder := getattr(self, name)) is not None}
 
     @property
-    def is_for_prime_rl(self) -> bool:
-        """One GPU alone is for the other engine."""
-        is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
-        return self.smoke or is_pair or self.prime_rl is not None
-
-    @property
     def engine_meant(self) -> str | None:
-        """The engine that is named, or that other flags imply."""
-        return self.engine or ("prime-rl" if self.is_for_prime_rl else None)
+        """The engine that is named, or that other flags imply; one GPU alone is for both."""
+        is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
+        return self.engine or ("prime-rl" if self.smoke or is_pair or self.prime_rl is not None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +148,7 @@ class Engine(ABC):
         return
 
     @abstractmethod
-    def doctor(self, flags: PrepareFlags) -> list[Check]:
+    def doctor(self) -> list[Check]:
         """Check all that `prepare` would fetch and `check` refuse, without changing anything."""
 
     @abstractmethod

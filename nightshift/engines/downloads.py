@@ -128,10 +128,11 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
-    """The data of an environment is missing, or is not the official one. Reads only."""
-    try:
-        for environment in load_environments(root, rules.environments):
+    """Return the problem of an environment whose data is missing or not the official one. Reads only."""
+    for environment in load_environments(root, rules.environments):
+        try:
             environment.examples("validation")
-    except EngineError as error:
-        return error
+        except EngineError as error:
+            fetch = f"; or have it downloaded: uv run prepare.py --engine {rules.engine}"
+            return EngineError(error.cause, error.fix.rstrip(".") + fetch * (environment.name == "gsm8k"))
     return None

@@ -61,15 +61,12 @@ def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
     assert "GPUs" not in [check.name for check in found]
 
 
-@pytest.mark.parametrize("num_gpus", [0, 2])
-def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, cards, num_gpus, monkeypatch):
-    cards += [Card()] * num_gpus
+def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, monkeypatch):
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path / "none"))
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
     [data] = [check for check in found if check.name == "data" and check.engine == "prime-rl"]
     assert "Run: uv run prepare.py --gsm8k DIR (a folder with the official" in str(data.problem)
-    downloads = "or have it downloaded: uv run prepare.py --engine prime-rl" in str(data.problem)
-    assert downloads == (num_gpus == 2)  # without GPUs that command refuses
+    assert "; or have it downloaded: uv run prepare.py --engine prime-rl" in str(data.problem)
 
 
 def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):

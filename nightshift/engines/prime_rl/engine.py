@@ -78,61 +78,51 @@ class PrimeRlEngine(Engine):
 
         With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
         """
-        engine = self._asked(flags)
-        if not engine._hold("prepare"):
-            raise UsageError("another prepare.py of yours is at work", "Wait for it.")
-        try:
-            engine._prepare(flags, note)
-        finally:
-            engine._locks.pop("prepare").release()
-        if engine.installation != self.installation:
-            note(f"for run.py: export {ENV_VAR}={engine.installation.root}")
-
-    def _prepare(self, flags: PrepareFlags, note: Note) -> None:
         installation, rules, gpus = self.installation, self.rules, self.pair()
         config = load(self.root / "train.toml")
         for problem in gpu_problems(gpus):
             raise problem
         for warning in gpu_warnings(gpus, MIN_DRIVER):
             note(f"warning: {warning}")
+        if not self._hold("prepare"):
+            raise UsageError("another prepare.py of yours is at work", "Wait for it.")
         install(installation, self._environ, note, has_gpus=bool(gpus))
         runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus)
         if flags.smoke:
             tiny = smoke_rules(self.root, rules)
             rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
-            return
-        model = prepare_model(self.root, rules, note)
-        prepare_data(self.root, rules, flags.sources, note)
-        if rules.model_revision is not None:
-            installation.pin_model(rules, model)
-        if gpus and not mark.is_file():
+        else:
+            model = prepare_model(self.root, rules, note)
+            prepare_data(self.root, rules, flags.sources, note)
+            if rules.model_revision is not None:
+                installation.pin_model(rules, model)
+        if gpus and not flags.smoke and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
             line = rehearse(self.under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
             mark.write_text(line + "\n")
+        if flags.prime_rl is not None:
+            note(f"for run.py: export {ENV_VAR}={installation.root}")
 
-    def doctor(self, flags: PrepareFlags) -> list[Check]:
+    def doctor(self) -> list[Check]:
         """Check the GPUs and their state, then each part of the installation."""
-        engine = self._asked(flags)
         gpus: Sequence[Gpu] = ()
         checks = []
         try:
-            gpus = engine.pair()
+            gpus = self.pair()
             details = "; ".join(map(_describe, gpus))
             checks = [Check(ENGINE, "GPUs", problem, details) for problem in gpu_problems(gpus)]
             if gpus:
                 checks = checks or [Check(ENGINE, "GPUs", detail=details)]
-                checks.append(Check(ENGINE, "memory", detail=f"preset {engine.rules.memory}"))
+                checks.append(Check(ENGINE, "memory", detail=f"preset {self.rules.memory}"))
         except EngineError as error:
             checks.append(Check(ENGINE, "GPUs", error))
-        return checks + engine.warnings() + examine(engine.installation, engine.rules, engine.root, gpus)
+        return checks + self.warnings() + examine(self.installation, self.rules, self.root, gpus)
 
     def warnings(self) -> list[Check]:
         """Return guesses about the GPUs and about the rest of this machine."""
-        gpus: Sequence[Gpu] = ()
-        with suppress(EngineError):
-            gpus = self.pair()
+        gpus = self._gpus_here()
         unfit = [Check(ENGINE, "GPUs", warning, is_warning=True) for warning in gpu_warnings(gpus, MIN_DRIVER)]
         return unfit + guesses(self.installation, self.rules, self.root, gpus)
 
@@ -168,9 +158,8 @@ class PrimeRlEngine(Engine):
     def versions(self) -> dict[str, str]:
         """Return prime-rl's commit, the packages of its own environment, the driver."""
         versions = self.installation.versions()
-        with suppress(EngineError):
-            for gpu in self.pair()[:1]:
-                versions["driver"] = gpu.driver
+        for gpu in self._gpus_here()[:1]:
+            versions["driver"] = gpu.driver
         return versions
 
     def validate(self, config: Config) -> Effective:
@@ -234,13 +223,6 @@ class PrimeRlEngine(Engine):
             return self.root / self.rules.model
         return self.installation.model_folder(self.rules) / "snapshots" / self.rules.model_revision
 
-    def _asked(self, flags: PrepareFlags) -> PrimeRlEngine:
-        """Return this engine with the GPUs and the folder that the flags name."""
-        if flags.gpus is None and flags.prime_rl is None:
-            return self
-        environ = dict(self._environ) | ({ENV_VAR: str(flags.prime_rl)} if flags.prime_rl else {})
-        return PrimeRlEngine(self.rules, self.root, environ, flags.gpus)
-
     def under(self, rules: Rules) -> PrimeRlEngine:
         """Return an engine for the same machine and installation under other rules."""
         return PrimeRlEngine(
@@ -249,15 +231,12 @@ class PrimeRlEngine(Engine):
 
     def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
         """Return all that `open` would start, with ports that are free now."""
-        gpus: Sequence[Gpu] = ()
-        with suppress(EngineError):  # a dry run on a machine without GPUs
-            gpus = self.pair()
         return Launch(
             settings=settings,
             seed=seed,
             run_dir=run_dir,
             ports=free_ports(len(self.rules.environments)),
-            gpu_ids=tuple(gpu.index for gpu in gpus),
+            gpu_ids=tuple(gpu.index for gpu in self._gpus_here()),  # none in a dry run on a machine without GPUs
             memory=self.rules.memory,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
@@ -269,6 +248,13 @@ class PrimeRlEngine(Engine):
         EngineError if this machine has not so many.
         """
         return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, 2, self._environ)
+
+    def _gpus_here(self) -> Sequence[Gpu]:
+        """Return those GPUs, none if this machine has not so many."""
+        try:
+            return self.pair()
+        except EngineError:
+            return ()
 
     def _hold(self, name: str) -> bool:
         """Hold a lock of this user until this process ends; False while another process holds the lock."""

@@ -170,8 +170,6 @@ class Installation:
             "TRITON_CACHE_DIR": str(caches / "triton"),
             "VLLM_CACHE_ROOT": str(caches / "vllm"),
             "HF_HUB_CACHE": str(self.hub_dir),
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_OFFLINE": "1",
         }
 
     def version(self, package: str) -> str | None:

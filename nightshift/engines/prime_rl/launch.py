@@ -245,26 +245,20 @@ class Launch:
 
 
 def describe(launch: Launch) -> list[str]:
-    """The whole launch as text for --dry-run: GPUs, ports, processes with the variables set for them, config."""
+    """Return the whole launch as text for --dry-run: GPUs, ports, processes, config."""
     gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
     gpus += " after it" if launch.is_shared else ""
     ports = launch.ports
-    lines = [
+    env_servers = (f"{name} {port}" for port, name in enumerate(launch.env_servers, ports.env_server))
+    return [
         f"GPUs:     {gpus}",
         f"memory:   {launch.memory if launch.memory != NO_CARD else 'no GPU: as on 2 x 80 GB'}",
         f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
-        f"{', '.join(f'{n} {ports.env_server + i}' for i, n in enumerate(launch.env_servers))}, "
-        f"torchrun {ports.rendezvous}",
+        f"{', '.join(env_servers)}, torchrun {ports.rendezvous}",
         f"model:    {launch.served_model}",
+        *(f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands),
+        *(f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)),
     ]
-    shared = dict(set.intersection(*(set(command.env.items()) for command in launch.commands)))
-    lines += [f"env:      all: {_assignments(shared)}"]
-    for command in launch.commands:
-        own = {name: value for name, value in command.env.items() if name not in shared}
-        lines.append(f"{command.name + ':':<13} {shlex.join(command.argv)}")
-        lines += [f"{'':<14}with {_assignments(own)}"] if own else []
-        lines.append(f"{'':<14}log {command.name}.log")
-    return lines + [f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)]
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -277,7 +271,3 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{path}[{index}]")
     else:
         yield path, node
-
-
-def _assignments(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))

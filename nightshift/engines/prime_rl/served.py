@@ -114,7 +114,7 @@ class Witness:
         return self._sha256
 
     def _ask(self, when: str, model: str, seconds: float) -> Served:
-        """Return the answers so far with those of the weights served as `model`. A server that gives none ends no run."""
+        """Add the answers of the weights served as `model` to those so far; a server that gives none ends no run."""
         ends = self._server.clock() + seconds
         try:
             told = [self._server.prompt_logprobs(chat, model, ends) for chat in _MESSAGES]

@@ -86,7 +86,7 @@ class EarlierWeights:
 def check_weights(folder: Path) -> str:
     """Return the sha256 of a whole set of weights: over the lines `<sha256 of the file>  <name>`, by name.
 
-    Anyone can check it with `LC_ALL=C; sha256sum FILES | sha256sum`. EngineError names what is missing, torn or too many.
+    Anyone can check it: `LC_ALL=C; sha256sum FILES | sha256sum`. EngineError names what is missing, torn or too many.
     """
     manifest = hashlib.sha256()
     try:

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,8 @@ class TrlEngine(Engine):
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Fetch base model and data: the same for every GPU."""
-        if flags.is_for_prime_rl:
-            raise UsageError("--prime-rl, --smoke and a pair of --gpus are for --engine prime-rl", "Leave them out.")
+        if flags.smoke:
+            raise UsageError("--smoke is for --engine prime-rl", "Leave it out.")
         prepare_model(self.root, self.rules, note)
         prepare_data(self.root, self.rules, flags.sources, note)
 
@@ -99,10 +99,8 @@ class TrlEngine(Engine):
         """All of it: it is small."""
         self.prepare(PrepareFlags(), note)
 
-    def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """The GPU and the base model; the data."""
-        if flags.gpus is not None:
-            return TrlEngine(self.rules, self.root, self._environ, flags.gpus).doctor(replace(flags, gpus=None))
+    def doctor(self) -> list[Check]:
+        """Check the GPU and the base model; the data."""
         names = ", ".join(environment.package for environment in self.rules.environments)
         gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
         ready = f"{self.rules.name}: {gpu}base model"
