@@ -6,8 +6,7 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 `nvml` is the pynvml module or a stand-in with the functions used here; None imports pynvml.
 """
 
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,6 @@ from nightshift.config.rules import RULES_NAME
 from nightshift.errors import EngineError, UsageError
 
 GB = 1e9
-RELEASE_SECONDS = 10.0  # for the driver to take back what a process held; not measured
-_RELEASE_POLL_SECONDS = 0.1
 # Of prime-rl inference and trainer, perhaps the same one; () = none, for an installation without GPUs.
 GpuIds = tuple[int, ...]
 SIZES_GB = (16, 24, 48, 80)  # of cards that presets of memory are made for; sold as GiB, so a card has a little more
@@ -157,16 +154,6 @@ class PeakMemory:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 used = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2).used / GB
                 self.peak_gb = max(self.peak_gb or 0.0, used)
-
-    def held_by(self, pids: Collection[int], seconds: float = RELEASE_SECONDS) -> list[str]:
-        """Which of these ended processes still hold memory after `seconds`, as far as the driver tells."""
-        until = time.monotonic() + seconds
-        while True:
-            indices = dict.fromkeys(self._indices if self._nvml else ())
-            held = [f"pid {pid} on GPU {i}" for i in indices for pid in _pids(self._nvml, i) if pid in pids]
-            if not held or time.monotonic() >= until:
-                return held
-            time.sleep(_RELEASE_POLL_SECONDS)
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
 from nightshift.report.export.rl_toml import rl_toml
-from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]

@@ -240,18 +240,6 @@ def test_peak_memory_is_the_largest_sample_of_one_gpu() -> None:
     assert nvml.num_open == 0
 
 
-def test_memory_that_an_ended_process_holds_is_told_by_process() -> None:
-    """On one GPU the server holds its own all the while; a driver that names nobody says nothing."""
-    server, trainer = 71, 72
-    nvml = StandInNvml([Card(pids=(server, trainer)), Card(pids=(trainer,))])
-    with nvml_session(nvml) as session:
-        assert PeakMemory((0, 0), session).held_by({trainer}, seconds=0.0) == ["pid 72 on GPU 0"]
-        assert PeakMemory((0, 1), session).held_by({trainer}, 0.0) == ["pid 72 on GPU 0", "pid 72 on GPU 1"]
-        nvml.cards[0].pids = (server,)
-        assert PeakMemory((0, 0), session).held_by({trainer}) == []
-    assert PeakMemory((0,), None).held_by({trainer}) == []
-
-
 @pytest.mark.parametrize("nvml", [StandInNvml([], driver=None), StandInNvml([Card(total_gb=None)])])
 def test_peak_memory_that_cannot_be_read_is_none(nvml: StandInNvml) -> None:
     with nvml_session(nvml) as session:

@@ -19,7 +19,8 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.install import Installation, Pins
-from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
+from nightshift.engines.prime_rl.launch import Launch, Ports
+from tests.prime_rl_plans import leaves
 
 ROOT = Path(__file__).parents[2]
 _OWN = f"{SOURCE}.env.taskset."  # keys of our own environment package, but for its id

@@ -17,10 +17,10 @@ from nightshift.config.allowlist import ANY, BY_PRESET, KEYS, SOURCE, lock
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective, fixed
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports
 from nightshift.errors import ConfigError, EngineError
 from nightshift.executors.process import engine_environment
-from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -10,7 +10,7 @@ import random
 import shlex
 import socket
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -257,17 +257,5 @@ def describe(launch: Launch) -> list[str]:
         f"{', '.join(env_servers)}, torchrun {ports.rendezvous}",
         f"model:    {launch.served_model}",
         *(f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands),
-        *(f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)),
+        *(f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()),
     ]
-
-
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a tree with its dotted path; `[0]` counts in lists of tables."""
-    if isinstance(node, Mapping) and node:
-        for name, value in node.items():
-            yield from leaves(value, f"{path}.{name}" if path else name)
-    elif isinstance(node, list) and node and isinstance(node[0], Mapping):
-        for index, value in enumerate(node):
-            yield from leaves(value, f"{path}[{index}]")
-    else:
-        yield path, node

@@ -320,13 +320,12 @@ class PrimeRlSession:
 
     def _stop(self, *groups: str) -> None:
         left: list[str] = []
-        pids = {process.pid for name in groups for process in self._groups[name].processes}
         for name in groups:
             for broker in self._children.keys() & self._launch.env_servers if name == "rollouts" else ():
                 # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
                 self._groups[name].kill_below(self._children[broker])
             left += self._groups[name].stop()
-        if left := left + self._memory.held_by(pids):
+        if left:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
 

@@ -11,13 +11,12 @@ from nightshift.errors import EngineError
 from nightshift.files import read_file
 from nightshift.text import clean
 
-# By whether train.toml is to blame. None: the start of the incumbent decides.
+# By whether train.toml is to blame, in the order of reports. None: the start of the incumbent decides.
 _FIXES = {
     True: "Change that; uv run run.py --keys lists what is allowed",
     None: "Undo the last change to train.toml, or run: uv run nightshift doctor",
     False: "This is not train.toml's fault. Run: uv run nightshift doctor",
 }
-_RANKS = {True: 0, None: 1, False: 2}
 
 
 class Refusal(msgspec.Struct):
@@ -41,7 +40,7 @@ def read_refusals(verdict: Path) -> tuple[Refusal, ...]:
 def explain(refusals: Sequence[Refusal], source: str) -> EngineError:
     """Return all refusals as one error, led by what the agent can change; `source` is the text of train.toml."""
     described = [(*_describe(refusal, source), len(refusal.loc)) for refusal in refusals]
-    is_config_fault, cause, _ = min(described, key=lambda row: (_RANKS[row[0]], row[2]))
+    is_config_fault, cause, _ = min(described, key=lambda row: ([*_FIXES].index(row[0]), row[2]))
     more = f" (and {len(described) - 1} more)" if len(described) > 1 else ""
     return EngineError(cause, f"{_FIXES[is_config_fault]}{more}.", is_config_fault=is_config_fault)
 
