@@ -44,13 +44,12 @@ def open_engine(
 ) -> Engine:
     """Return the engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
 
-    `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl. UsageError for a flag that is not for this engine.
+    `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl, which `environ` names too. UsageError for a flag
+    that is not for this engine.
     """
     if prime_rl is not None and rules.engine != "prime-rl":
         cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
-    if prime_rl is not None:
-        environ = {**environ, "NIGHTSHIFT_PRIME_RL": str(prime_rl.absolute())}
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
     return engine

@@ -31,8 +31,7 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
         its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
         its_rules = on_cards(its_rules, root, environ, gpus)
         with waiting(f"looking at what {name} needs"):
-            prime_rl = flags.prime_rl if is_meant else None
-            found += open_engine(its_rules, root, environ, gpus, prime_rl=prime_rl).doctor()
+            found += open_engine(its_rules, root, environ, gpus).doctor()
     return found
 
 

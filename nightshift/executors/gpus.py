@@ -135,7 +135,7 @@ def gpu_problems(gpus: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
 
 
 def gpu_warnings(gpus: Sequence[Gpu], min_driver: int) -> list[EngineError]:
-    """What may make these GPUs unfit: no attention kernel, little memory, an old driver."""
+    """What may make these GPUs unfit: no attention kernel, an old driver."""
     return [warning for gpu in dict.fromkeys(gpus) if (warning := _unfit(gpu, min_driver))]
 
 
@@ -194,9 +194,6 @@ def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
         kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)
         cause = f"{gpu} has compute capability {major}.{minor}; there are kernels for {kernels}"
         return EngineError(cause, _CHOOSE_OTHERS)
-    if (gpu.memory_gb or 0.0) < min(SIZES_GB):
-        memory = "tells no memory of its own" if gpu.memory_gb is None else f"has {gpu.memory_gb:.1f} GB of memory"
-        return EngineError(f"{gpu} {memory}, the least memory preset is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
     needed = max(min_driver, _MIN_DRIVER_BLACKWELL if major >= 10 else 0)
     number = gpu.driver.partition(".")[0]
     if number.isdecimal() and int(number) < needed:

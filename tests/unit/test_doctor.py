@@ -63,7 +63,7 @@ def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
 
 def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, monkeypatch):
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path / "none"))
-    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
+    found = checks(root, GSM8K_PRIME_RL, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
     [data] = [check for check in found if check.name == "data" and check.engine == "prime-rl"]
     assert "Run: uv run prepare.py --gsm8k DIR (a folder with the official" in str(data.problem)
     assert "; or have it downloaded: uv run prepare.py --engine prime-rl" in str(data.problem)
@@ -71,7 +71,7 @@ def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, monke
 
 def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):
     cards += [Card(), Card()]
-    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
+    found = checks(root, GSM8K_PRIME_RL, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
     [gpus] = [check for check in found if check.name == "GPUs"]
     assert gpus.ok
     assert gpus.detail.startswith("GPU 0 (NVIDIA H100 80GB HBM3), 80.0 GB, compute capability 9.0, driver 570.86.15; ")

@@ -202,8 +202,6 @@ def test_gpus_that_cannot_be_had_are_one_line(machine, ids, num, visible, words)
         ({"name": "NVIDIA Thor", "compute_capability": (11, 0)}, "NVIDIA Thor.*arithmetic"),
         ({"compute_capability": (8, 0), "driver": "470.57"}, "driver 470.57"),
         ({"compute_capability": (12, 0), "driver": "560.35"}, "driver 560.35"),
-        ({"memory_gb": 12.9, "free_gb": 12.5}, "has 12.9 GB of memory, the least memory preset is 16 GB"),
-        ({"memory_gb": None, "free_gb": None}, "tells no memory of its own"),
     ],
 )
 def test_a_card_without_an_attention_kernel_and_an_old_driver_are_warnings(changes, words):

@@ -335,21 +335,19 @@ def checkout_problem(installation: Installation) -> EngineError | None:
         changes = _read_git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked")
     except EngineError as error:
         return error
+    missing = [name for name in SUBMODULES if not (root / name / ".git").exists()]
     if head != commit:
-        return EngineError(
-            f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}",
-            f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl.",
-        )
-    for name in SUBMODULES:
-        if not (root / name / ".git").exists():
-            fix = f"Run: git -C {root} submodule update --init --recursive."
-            return EngineError(f"{root / name} is empty: a submodule is missing", fix)
-    if changes:
-        return EngineError(
-            f"{root}: {changes.splitlines()[0][2:].strip()} differs from the pinned commit",
-            f"Look: git -C {root} status; then restore it, or leave out --prime-rl.",
-        )
-    return None
+        cause = f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}"
+        fix = f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl."
+    elif missing:
+        cause = f"{root / missing[0]} is empty: a submodule is missing"
+        fix = f"Run: git -C {root} submodule update --init --recursive."
+    elif changes:
+        cause = f"{root}: {changes.splitlines()[0][2:].strip()} differs from the pinned commit"
+        fix = f"Look: git -C {root} status; then restore it, or leave out --prime-rl."
+    else:
+        return None
+    return EngineError(cause, fix)
 
 
 def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineError | None:

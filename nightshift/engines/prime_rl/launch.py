@@ -118,10 +118,6 @@ class Launch:
     environment: Mapping[str, str]
     memory: str = NO_CARD
 
-    def __post_init__(self) -> None:
-        if not self.run_dir.is_absolute() or not self.bin_dir.is_absolute():
-            raise ValueError(f"relative path: {self.run_dir} or {self.bin_dir}")
-
     @cached_property
     def tree(self) -> dict[str, Any]:
         """The settings with what belongs to this run: folder, ports, seeds."""

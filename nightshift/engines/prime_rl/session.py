@@ -174,9 +174,8 @@ class PrimeRlSession:
         if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
-        is_there = folder.exists()
         source = self._launch.broadcasts_dir / f"step_{step}"
-        sha256 = check_weights(folder) if is_there else build_model_folder(source, self._base_model, folder)
+        sha256 = check_weights(folder) if folder.exists() else build_model_folder(source, self._base_model, folder)
         self._load(folder)
         return Weights(step, sha256, self._witness.at_end())
 
