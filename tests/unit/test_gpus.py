@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from nightshift.errors import EngineError, UsageError
@@ -201,7 +200,6 @@ def test_gpus_that_cannot_be_had_are_one_line(machine, ids, num, visible, words)
         ({}, None),  # an H100, and not FlashAttention 3: Qwen2 has no custom implementation
         ({"name": "NVIDIA Thor", "compute_capability": (11, 0)}, "NVIDIA Thor.*arithmetic"),
         ({"compute_capability": (8, 0), "driver": "470.57"}, "driver 470.57"),
-        ({"compute_capability": (12, 0), "driver": "560.35"}, "driver 560.35"),
     ],
 )
 def test_a_card_without_an_attention_kernel_and_an_old_driver_are_warnings(changes, words):
@@ -217,8 +215,7 @@ def test_memory_in_use_is_a_problem_that_names_who_uses_it() -> None:
     problems = [str(problem) for problem in gpu_problems(gpus, nvml)]
     assert len(problems) == 2  # vLLM wants nine tenths free: 73 of 80 are
     assert "GPU 1" in problems[0]
-    myself = f"{os.getpid()} ({psutil.Process().name()} of {psutil.Process().username()})"
-    assert f"9.0 of 80.0 GB in use by pid {myself}, {nobody}" in problems[0]
+    assert f"9.0 of 80.0 GB in use by pid {os.getpid()}, {nobody}" in problems[0]
     assert "GPU 2" in problems[1]
     assert "pid" not in problems[1]  # in a container the driver may tell nobody
 

@@ -40,7 +40,9 @@ from nightshift.evaluation.environment import load as load_environments
 from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
 from nightshift.files import disk_error
 
-MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
+# A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+MIN_DRIVER = 525
 PORT_RETRIES = 3
 NO_GPU = "no GPU (--gpus none): not comparable"
 
