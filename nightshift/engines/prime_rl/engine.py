@@ -80,14 +80,14 @@ class PrimeRlEngine(Engine):
 
         With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
         """
+        if not self._hold("prepare"):
+            raise UsageError("another prepare.py of yours is at work", "Wait for it.")
         installation, rules, gpus = self.installation, self.rules, self.pair()
         config = load(self.root / "train.toml")
         for problem in gpu_problems(gpus):
             raise problem
         for warning in gpu_warnings(gpus, MIN_DRIVER):
             note(f"warning: {warning}")
-        if not self._hold("prepare"):
-            raise UsageError("another prepare.py of yours is at work", "Wait for it.")
         install(installation, self._environ, note, has_gpus=bool(gpus))
         runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus)
         if flags.smoke:

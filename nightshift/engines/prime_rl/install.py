@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -240,10 +241,7 @@ def install(installation: Installation, environ: Mapping[str, str], note: Note, 
     root, pins = installation.root, installation.pins
     clone = root.with_name(f"{root.name}.clone")  # is renamed when it is complete
     log_path = root.with_name(f"{root.name}.install.log")  # exists until the installation is complete
-
-    def run(*argv: str | Path) -> None:
-        _run(argv, environ, log_path, note)
-
+    run = partial(_run, environ, log_path, note)
     try:
         if not root.exists() or not any(root.iterdir()):
             shutil.rmtree(clone, ignore_errors=True)
@@ -280,7 +278,7 @@ def install(installation: Installation, environ: Mapping[str, str], note: Note, 
     log_path.unlink(missing_ok=True)
 
 
-def _run(argv: Sequence[str | Path], environ: Mapping[str, str], log_path: Path, note: Note) -> None:
+def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Path) -> None:
     """Show a command and run it to its end. EngineError with the last lines of its log if it fails."""
     command = shlex.join(map(str, argv))
     note(f"$ {command}")

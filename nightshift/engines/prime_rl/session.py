@@ -115,12 +115,15 @@ class PrimeRlSession:
         self._launch.write()
         self._validate(source)
         self._start("server", "inference")
+        wait_for_server = partial(
+            self._wait_for, "the inference server was not ready", "inference", self._server.is_healthy
+        )
         for name in (*self._launch.env_servers, "orchestrator", "trainer"):
             if name == "trainer" and self._launch.is_shared:  # the server measures what memory is free, then takes it
-                self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+                wait_for_server()
             self._start("trainer" if name == "trainer" else "rollouts", name)
         broadcasts = self._launch.broadcasts_dir
-        self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+        wait_for_server()
         self._witness.at_start()
         # Any step's: a fast trainer may have deleted step 0 between two looks.
         self._wait_for(
