@@ -70,7 +70,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
     name, _, folder = kind.partition(":")
     if name == "prime-rl":
         from nightshift.engines.prime_rl import engine, served
-        from nightshift.engines.prime_rl.installation import Installation, Pins
+        from nightshift.engines.prime_rl.install import Installation, Pins
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
 

@@ -33,6 +33,7 @@ from nightshift.cli.shell import (
     Finite,
     Group,
     num_slots,
+    use_prime_rl,
 )
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
 from nightshift.config.rules_toml import rules_here
@@ -239,7 +240,9 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
 @commands.command()
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: what run.py would use here.")
 @GPUS
-@click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
+@click.option(
+    "--prime-rl", type=click.Path(path_type=Path), callback=use_prime_rl, help="Folder of prime-rl, if not the default."
+)
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
 @SANDBOX
 @AGENT_ENV

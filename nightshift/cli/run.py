@@ -114,7 +114,8 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     with reporting() as reporter:
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         rules = on_cards(rules, root, os.environ, flags.gpus)
-        open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
+        engine = open_engine(rules, root, dict(os.environ), flags.gpus, prime_rl=flags.prime_rl)
+        engine.prepare(flags, reporter.note)
         if not flags.smoke:
             reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
     return ExitCode.MEASURED

@@ -216,10 +216,6 @@ class ProcessGroup:
         self._tree.sample()
         return [child for child in self.children if child.poll() is not None]
 
-    @property
-    def processes(self) -> frozenset[psutil.Process]:
-        return frozenset(self._tree.seen)
-
     def kill_below(self, child: Child) -> None:
         """SIGKILL to all that a child has started, so that it has nobody to wait for when it is asked to end."""
         with suppress(psutil.NoSuchProcess):

@@ -689,7 +689,7 @@ class Night:
     def _conclude(self, record: Record) -> None:
         """Act on a verdict: notify, and run a proposal again whose run infrastructure lost."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
-            remains.sweep(self._ledger.runs_dir, self._setup.executor.in_flight())
+            remains.clean(self._ledger.runs_dir, self._ledger.run_dir(record.number))
         own = self._own()
         lost = [pending for pending in undecided(self.state, own) if record in attempts(pending, own)]
         self._tidy()
