@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from nightshift.cli.run import prepare
-from nightshift.cli.shell import Command
+from nightshift.cli.shell import Command, use_prime_rl
 from nightshift.engines.base import ENGINES, PrepareFlags
 
 ROOT = Path(__file__).resolve().parent
@@ -28,7 +28,9 @@ ROOT = Path(__file__).resolve().parent
 @click.command(cls=Command, help=__doc__)
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0 for both on one.")
-@click.option("--prime-rl", type=click.Path(file_okay=False, path_type=Path), help="Folder of prime-rl.")
+@click.option(
+    "--prime-rl", type=click.Path(file_okay=False, path_type=Path), callback=use_prime_rl, help="Folder of prime-rl."
+)
 @click.option("--smoke", is_flag=True, help="prime-rl: only one short real run with the tiny model.")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
 @click.option("--math", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of your copy.")

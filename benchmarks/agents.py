@@ -1,8 +1,7 @@
 """Agents against each other: nights of equal length from the same baseline, each measured afresh on the test split.
 
 \b
-    uv run benchmarks/agents.py --folder FOLDER --agents claude,search,tpe,random --nights 3 --hours 8
-    uv run benchmarks/agents.py --folder FOLDER --agents search,random --nights 2 --experiments 8 --budget-seconds 10
+    uv run --group dev benchmarks/agents.py --folder FOLDER --agents claude,search,tpe,random --nights 3 --hours 8
 
 An agent is whatever `nightshift night --agent` takes; one whose command has a comma in it is given by itself: --agent.
 For each night a throw-away clone, then `nightshift certify`: baseline and incumbent trained afresh with new seeds and
@@ -37,6 +36,7 @@ from nightshift.experiment.certify import Comparison, read_comparisons  # noqa: 
 from nightshift.night import state  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
+COMMAND = "uv run --group dev benchmarks/agents.py --folder FOLDER --agents"
 COLOURS = ("#2459d3", "#14804a", "#c2410c", "#6b7480", "#7c3aed", "#0e7490")
 
 
@@ -179,7 +179,7 @@ def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seed
             measure(place, agent, seed, flags, budget, seeds)
             rows.append(night(place, agent))
     output: Path = given["output"]
-    command = " ".join(["uv run benchmarks/agents.py --folder FOLDER --agents", ",".join(wanted), *flags, *budget])
+    command = " ".join([COMMAND, ",".join(wanted), *flags, *budget])
     found = summary(rows)
     write_result(output, command, {"summary": found, "nights": rows}, kind)
     draw(rows, output.with_suffix(".png"))

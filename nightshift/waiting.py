@@ -5,7 +5,6 @@ nothing shows it, as in a worker, saying it costs nothing.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,8 +12,6 @@ from nightshift.text import clean
 
 waits: list[Callable[[], str]] = []  # what is waited for and how far it is, the innermost last
 watchers: list[Callable[[], None]] = []  # called by `look`
-# Lines that cannot be printed where they are said: in a signal handler, which may have cut into a print.
-news = deque[str]()
 
 
 @contextmanager

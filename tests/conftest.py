@@ -12,7 +12,6 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from nightshift.executors.watchdog import is_alive
-from nightshift.waiting import news
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 
 ROOT = Path(__file__).parents[1]
@@ -58,12 +57,6 @@ def pytest_sessionstart() -> None:
         "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("any machine")
-
-
-@pytest.fixture(autouse=True)
-def _no_news_of_earlier_tests() -> None:
-    """A signal in a test leaves a line for the next reporter of the process."""
-    news.clear()
 
 
 def living_children() -> list[psutil.Process]:

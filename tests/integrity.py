@@ -10,7 +10,7 @@ from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
-from nightshift.campaign.results import COLUMNS, row
+from nightshift.campaign.results import results_tsv
 from nightshift.config.train_toml import parse
 from tests.checkouts import git
 
@@ -37,8 +37,7 @@ def problems(root: Path, *, foreign: bool = False) -> list[str]:
     for r in records:
         if r.status in ("keep", "discard", "measured") and not _is_measured(r):
             found.append(f"{r.number:04d} was decided without a whole evaluation")
-    header, *rows = ledger.tsv_path.read_text().splitlines()
-    if header.split("\t") != list(COLUMNS) or rows != [row(r) for r in records]:
+    if ledger.tsv_path.read_text() != results_tsv(records):
         found.append("results.tsv is not what the records say")
     found += _problems_of_git(root, records, foreign)
     left = [p for p in root.rglob("*.tmp") if p.name.startswith(".")]

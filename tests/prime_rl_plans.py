@@ -1,5 +1,6 @@
 """Configs of many kinds, and the prime-rl runs that are planned from them; shared by unit and integration tests."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -91,3 +92,15 @@ def _samples(key: Key) -> list[Value]:
 
 def _shifted(bound: float | None, by: float) -> float | None:
     return None if bound is None else bound + by
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a tree with its dotted path; `[0]` counts in lists of tables."""
+    if isinstance(node, Mapping) and node:
+        for name, value in node.items():
+            yield from leaves(value, f"{path}.{name}" if path else name)
+    elif isinstance(node, list) and node and isinstance(node[0], Mapping):
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{path}[{index}]")
+    else:
+        yield path, node

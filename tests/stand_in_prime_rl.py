@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 if __name__ != "__main__":  # the programs themselves import nothing of Nightshift
     from nightshift.config.rules import Rules
-    from nightshift.engines.prime_rl.installation import Installation, Pins, model_folder
+    from nightshift.engines.prime_rl.install import Installation, Pins
 
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun", "python")
 STEP_SECONDS = 0.1
@@ -52,7 +52,7 @@ def installation(folder: Path, rules: Rules) -> Installation:
     pins = Pins.read(HERE.parent / "pyproject.toml")
     made = Installation(folder / "prime-rl", pins)
     install(made.venv)
-    snapshot = model_folder(made, rules) / "snapshots" / str(rules.model_revision)
+    snapshot = made.model_folder(rules) / "snapshots" / str(rules.model_revision)
     snapshot.mkdir(parents=True)
     for name in ("config.json", "tokenizer_config.json"):
         (snapshot / name).write_text("{}")
@@ -407,7 +407,7 @@ def die_after(server: Any, num_updates: int, end: Any) -> None:
 
 
 def validator(arguments: list[str], orders: dict[str, Any]) -> None:
-    """Write the configs without checking anything."""
+    """Write the configs without checking anything: the few keys of each that the other stand-ins read."""
     tree_path, configs_dir, verdict = map(Path, arguments[-3:])
     tree = json.loads(tree_path.read_text())
     if orders["fault"] == "config_refused":
@@ -422,6 +422,8 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
     tree["orchestrator"]["model"] |= tree["model"]
     for name in ("trainer", "orchestrator"):
         (configs_dir / f"{name}.json").write_text(json.dumps(tree[name] | shared))
+    tree["inference"]["vllm"] |= {"model": tree["model"]["name"]}
+    (configs_dir / "inference.json").write_text(json.dumps(tree["inference"]))
     folder = configs_dir / "envs" / "train"
     folder.mkdir(parents=True)
     for index, source in enumerate(tree["orchestrator"]["train"]["source"]):

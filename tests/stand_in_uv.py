@@ -30,6 +30,7 @@ if mode == "full":
     sys.exit(2)
 for name in PACKAGES[: 1 if mode == "die" else None]:
     (site_packages / f"{name}.dist-info").mkdir(exist_ok=True)
+    (site_packages / f"{name}.dist-info" / "METADATA").write_text("Name: {}\nVersion: {}\n".format(*name.split("-")))
 if mode == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 python = Path(".venv/bin/python")

@@ -70,7 +70,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
     name, _, folder = kind.partition(":")
     if name == "prime-rl":
         from nightshift.engines.prime_rl import engine, served
-        from nightshift.engines.prime_rl.installation import Installation, Pins
+        from nightshift.engines.prime_rl.install import Installation, Pins
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
 
@@ -97,9 +97,8 @@ def save_time(with_page: bool) -> None:
     """Have this process, a controller, survive no power cut, and write no page, or one of few problems."""
     os.fsync = lambda descriptor: None
     if with_page:
-        from nightshift.report import png, slices
+        from nightshift.report import slices
 
-        png.draw = lambda chart, title: b"a stand-in for a picture"
         slices.environments_named = lambda *arguments: small(ARITHMETIC_TRL).environments
     else:
         page = sys.modules["nightshift.report.page"] = ModuleType("page")

@@ -1,4 +1,4 @@
-"""A real terminal for whole processes: a pseudo-terminal of a given size, what was written on it, and what it shows."""
+"""A real terminal for whole processes: a pseudo-terminal of 80 columns, and what was written on it."""
 
 import fcntl
 import os
@@ -17,11 +17,11 @@ CONTROLS = {chr(code) for code in (*range(32), *range(127, 160))} - {"\r", "\n"}
 
 
 class Terminal:
-    """A command in front of a person: its three streams are the terminal, unless `streams` names others."""
+    """A command in front of a person: its three streams are the terminal."""
 
-    def __init__(self, command: list[str], cwd: Path, columns: int = 80, **variables: str) -> None:
+    def __init__(self, command: list[str], cwd: Path, **variables: str) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
         self.process = subprocess.Popen(
             command, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
@@ -29,7 +29,7 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(theirs)
-        self.columns, self.said = columns, ""
+        self.said = ""
 
     def look(self, seconds: float = 0.1) -> bool:
         """Read what comes within so many seconds; False at the end of the process."""
@@ -64,19 +64,3 @@ class Terminal:
             pass
         os.close(self._ours)
         return self.process.wait()
-
-    @property
-    def lines(self) -> list[str]:
-        """All that ever stood on a line, in order: what a carriage return wrote over, too."""
-        return [line.rstrip() for line in self.said.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-
-    @property
-    def screen(self) -> list[str]:
-        """What stands there at last, as a terminal without a screen of its own shows it."""
-        shown = []
-        for line in self.said.replace("\r\n", "\n").split("\n"):
-            cells: list[str] = []
-            for part in line.split("\r"):
-                cells[: len(part)] = part
-            shown.append("".join(cells).rstrip())
-        return shown

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import click
 
 from nightshift.config.allowlist import ALIASES, ANY, find_key, is_inner, lock
-from nightshift.engines.prime_rl.installation import Pins
+from nightshift.engines.prime_rl.install import Pins
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
-from nightshift.campaign.results import last_campaign
+from nightshift.campaign.results import Row, last_campaign
 from nightshift.config.allowlist import BY_PRESET, KEYS
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import UsageError
@@ -33,38 +33,26 @@ Scores by key and value (difference: to the baseline's value of the key, adjuste
 value | runs | mean score | difference"""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """One decided experiment. Scores are fractions of 1.
+class RunRow(Row, frozen=True, kw_only=True):
+    """The row of a decided experiment, and what it measured. Scores are fractions of 1.
 
     `difference`: measured score minus the score that was expected, just before the run was observed, of its config
     without its new change; `difference_halfwidth`: half of its 95 % interval, from the error of that expectation and
     the noise of one run. None: not measured.
     """
 
-    number: int
-    change: tuple[str, ...]  # the new change, key by key: the record's diff
-    rerun: tuple[str, ...] | None  # without a new change: the names of the changes that the run had
-    retest: str | None  # a discarded change that the run measured, too
-    score: float | None
     difference: float | None
     difference_halfwidth: float | None
-    num_steps: int | None
-    verdict: Verdict
-    since: str  # what became of the change: see Campaign.since
-    cause: str  # of a crash
     starts: str  # which start of its config it is, if not the first
 
     def __str__(self) -> str:
-        words = "re-run" if self.verdict == Verdict.MEASURED else str(self.verdict), self.since
-        verdict = ", ".join(filter(None, words)).replace("adopted", "kept after re-testing")
-        verdict += f" ({self.cause})" if self.cause else ""
-        change = "; ".join(self.change) if self.rerun is None else ", ".join(("the baseline", *self.rerun))
-        change += f" (also re-testing {self.retest})" if self.retest else ""
+        verdict = self.status + (f" ({clean(self.why, 160)})" if self.verdict == "crash" else "")
+        change = "; ".join(self.changes) or ", ".join(("the baseline", *self.kept))
+        change += f" (also re-testing {self.rider})" if self.rider else ""
         change += f" [{self.starts}]" if self.starts else ""
         steps = "" if self.num_steps is None else self.num_steps
         difference = _points(self.difference, self.difference_halfwidth)
-        return f"{self.number:04d} | {_percent(self.score)} | {difference} | {steps} | {verdict}: {change}"
+        return f"{self.number:04d} | {_percent(self.eval_score)} | {difference} | {steps} | {verdict}: {change}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +151,7 @@ def history(
         branch=campaign.baseline.branch,
         rules_hash=campaign.baseline.rules_hash,
         kept=tuple(kept_changes(campaign)),
-        runs=tuple(_run_row(campaign, record) for record in campaign.decided),
+        runs=tuple(_run_rows(campaign)),
         keys=tuple(keys.values()),
         untried_keys=tuple(
             path
@@ -173,22 +161,15 @@ def history(
     )
 
 
-def _run_row(campaign: Campaign, record: Record) -> RunRow:
-    run, difference = record.run, campaign.differences.get(record.number)
-    return RunRow(
-        number=record.number,
-        change=record.diff,
-        rerun=None if run.new else tuple(change.name for change in run.kept),
-        retest=run.rider.name if run.rider else None,
-        score=record.score,
-        difference=difference.mean if difference else None,
-        difference_halfwidth=Z95 * difference.sd if difference else None,
-        num_steps=record.result.training.num_steps if record.result else None,
-        verdict=Verdict(record.status),
-        since=campaign.since(record),
-        cause=clean(record.why, 160) if record.status == Verdict.CRASH else "",
-        starts=record.starts,
-    )
+def _run_rows(campaign: Campaign) -> Iterator[RunRow]:
+    for record, row in zip(campaign.decided, campaign.rows(campaign.decided), strict=True):
+        difference = campaign.differences.get(record.number)
+        yield RunRow(
+            **structs.asdict(row),
+            difference=difference.mean if difference else None,
+            difference_halfwidth=Z95 * difference.sd if difference else None,
+            starts=record.starts,
+        )
 
 
 def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> list[KeyHistory]:
@@ -263,7 +244,7 @@ def of_last_campaign(ledger: Ledger) -> Memory:
     now = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     memory = history(campaign, load_configs(ledger, campaign.decided), now, used_keys)
-    return replace(memory, damaged=tuple(damaged))
+    return structs.replace(memory, damaged=tuple(damaged))
 
 
 def _setter(record: Record, key: str) -> Change | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from nightshift.campaign.records import POINTS, Z95, Effect, Record
-from nightshift.campaign.results import num_since_keep
+from nightshift.campaign.results import UNDECIDED, num_since_keep, verdict_of
 from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"
@@ -79,7 +79,7 @@ def entry(record: Record) -> list[str]:
         "BUT ": belied(record),
         "lesson: ": proposal.lesson,
     }
-    first = f"{record.number:04d} {record.status}: {clean(proposal.description, 240)}"
+    first = f"{record.number:04d} {verdict_of(record) or UNDECIDED}: {clean(proposal.description, 240)}"
     return [first, *(f"  {name}{clean(text, 240)}" for name, text in texts.items() if text)]
 
 

@@ -28,7 +28,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
 )
-from nightshift.campaign.results import is_replaced, measured_text
+from nightshift.campaign.results import Row, changes_now, measured_text, row
 from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError
@@ -200,13 +200,10 @@ class Campaign:
                 return record
         return None
 
-    def effect(self, record: Record) -> Effect | None:
-        """Return what the experiment's new change adds to the incumbent now. None without a new change and for a crash,
-        though another experiment may have measured the same change."""
-        change, is_measured = record.run.new, record.status in (Verdict.KEEP, Verdict.DISCARD)
-        if change is None or not is_measured or self.posterior is None or self.posterior.known(change) is None:
-            return None
-        return self.posterior.effect(change)
+    def rows(self, records: Iterable[Record]) -> list[Row]:
+        """Return the rows of experiments of this campaign, as every view and export prints them."""
+        now = changes_now(self.decided, self.kept)
+        return [row(record, now) for record in records]
 
     def is_kept(self, change: Change | None) -> bool:
         return change is not None and any(change.keys == kept.keys for kept in self.kept)
@@ -215,18 +212,6 @@ class Campaign:
         """Return True for P(it helps) above rules.confirmed_above: rare in one night."""
         assert self.posterior is not None
         return self.posterior.effect(change).p_helps > self.posterior.rules.confirmed_above
-
-    def since(self, record: Record) -> str:
-        """Return the status of the experiment's change now: `confirmed` or `unconfirmed`, after `adopted, ` if it was
-        discarded first; `reverted`, or `replaced` by changes of all its keys, if it was kept; else empty."""
-        change = record.run.new
-        if change is None or record.status not in (Verdict.KEEP, Verdict.DISCARD):
-            return ""
-        if not self.is_kept(change):
-            left = "replaced" if is_replaced(change, self.kept) else "reverted"
-            return left if record.is_keep else ""
-        support = "confirmed" if self.is_confirmed(change) else "unconfirmed"
-        return support if record.is_keep else f"adopted, {support}"
 
     def known(self, keys: dict[str, str | None]) -> Change:
         """Return the change that sets these keys, as it was first proposed."""

@@ -234,9 +234,11 @@ class Repo:
         )
 
     def is_default(self, branch: str) -> bool:
-        """Return True for main, master, the default branch of a remote, and "", a detached HEAD."""
-        remote = self._git("for-each-ref", "--format=%(symref:lstrip=3)", "refs/remotes/*/HEAD").splitlines()
-        return branch in ("", "main", "master", *remote)
+        """Return True for main, master, the default branch of git or of a remote, and "", a detached HEAD."""
+        names = self._git("for-each-ref", "--format=%(symref:lstrip=3)", "refs/remotes/*/HEAD").splitlines()
+        names += self._git("config", "--get", "init.defaultBranch", check=False, is_personal=True).splitlines()
+        is_campaign = branch.startswith(CAMPAIGN_PREFIX)  # a clone's remote may have had it checked out
+        return branch in ("", "main", "master") or (branch in names and not is_campaign)
 
     def branches(self, *options: str) -> dict[str, str]:
         """Return the local branches with their commits. `options`: of git for-each-ref."""
@@ -248,10 +250,18 @@ class Repo:
         """Return the commit at which a campaign began whose first experiment ran at `commit`; None for no commit."""
         if not re.fullmatch("[0-9a-f]{40,64}", commit or ""):  # a record lies where agents can write
             return None
-        output = self._git("rev-list", "--max-count=1", "--parents", "--format=%s", str(commit), check=False)
-        words, _, subject = output.removeprefix("commit ").partition("\n")
-        own, *parents = words.split() or [""]
-        return (parents[0] if parents and subject.startswith(START_SUBJECT) else own) or None
+        options = ("--first-parent", "--max-count=20", "--format=%H %s")
+        lines = self._git("rev-list", *options, str(commit), check=False).splitlines()[1::2]
+        commits = (line.partition(" ") for line in lines)
+        return next((id for id, _, subject in commits if not subject.startswith(START_SUBJECT)), None)
+
+    def is_branch_name(self, name: str) -> bool:
+        """Return whether git takes `name` for a branch."""
+        return self._run("check-ref-format", "--branch", name).returncode == 0
+
+    def is_dirty(self) -> bool:
+        """Return whether a file that git tracks has changes that are not committed."""
+        return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
     def create_branch(self, head: Head) -> bool:
         """Create `head` and check it out; no file changes. Returns False if another process has created the branch.
@@ -268,7 +278,8 @@ class Repo:
             if self.branches().get(name, "") != tip:
                 return False
             cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
-            raise UsageError(f"git cannot create {name}: {cause}", "Choose another name: --branch NAME.")
+            fix = "Make .git writable, or choose another name: --branch NAME."
+            raise UsageError(f"git cannot create {name}: {cause}", fix)
         self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{name}")
         return True
 
@@ -287,7 +298,9 @@ class Repo:
         result = self._run("checkout", "--quiet", branch, "--")
         if result.returncode != 0:
             words = " ".join(result.stderr.decode(errors="replace").split())
-            fix = f"Commit the changes, or put them aside: git stash && git switch {shlex.quote(branch)}"
+            switch = f"git switch {shlex.quote(branch)}"
+            is_dirty = "overwritten" in words
+            fix = f"Commit the changes, or put them aside: git stash && {switch}" if is_dirty else f"Then: {switch}"
             raise UsageError(f"git cannot switch to {branch}: {words}", fix)
 
     def clone(self, head: Head, folder: Path) -> None:

@@ -29,7 +29,7 @@ from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.journal import Access, Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import Progress, Record
-from nightshift.campaign.results import columns, row
+from nightshift.campaign.results import results_tsv
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
@@ -107,9 +107,7 @@ class Ledger:
             hold = lock.acquire()
             _held[path] = path.stat()
         except Timeout:
-            holder = None
-            with suppress(UsageError):
-                holder = read_json(holder_path, Holder, "", 64 * 1024)
+            holder = self.holder
             cause = f"another controller works in this checkout{f': {holder}' if holder else ''}"
             raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.") from None
         except OSError as error:
@@ -122,6 +120,13 @@ class Ledger:
                 del _held[path]
                 with suppress(OSError):
                     holder_path.unlink()  # the command may contain secrets, for example in --notify
+
+    @property
+    def holder(self) -> Holder | None:
+        """Who holds the lock, or held it when it was killed; None if nobody says so."""
+        with suppress(UsageError):
+            return read_json(self.runs_dir / HOLDER_NAME, Holder, "", 64 * 1024)
+        return None
 
     def is_running(self) -> bool:
         """Return whether a controller works in this checkout. Writes nothing."""
@@ -284,10 +289,8 @@ class Ledger:
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
         decided = [record for record in self.records() if record.status != STARTED]
-        header = columns(decided)
-        lines = ["\t".join(header), *(row(record, header) for record in decided)]
         try:
-            write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
+            write_atomically(self.tsv_path, results_tsv(decided).encode())
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
 

@@ -1,20 +1,183 @@
-"""What experiments came to: the row of one in results.tsv, the counts of many, and the lines that say it."""
+"""What experiments came to: the row that every view and export prints, their counts, and lines that name both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
-from nightshift.campaign.records import Change, Decision, Failure, Record, Stage, Standing, Verdict
+import msgspec
+
+from nightshift.campaign.next_run import Settings, settings_of
+from nightshift.campaign.records import Action, Change, Decision, Effect, Failure, Record, Stage, Standing, Verdict
 from nightshift.text import clean, escape_formula
 
-# The first five are those of autoresearch's results.tsv. Each is a key of `figures`; a new one goes last.
+# Of results.tsv. The first five are those of autoresearch's results.tsv; `status` is the verdict. A new one goes last.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
     *("run", "parent", "eval_stderr", "effect_at_decision", "p_helps", "rider", "num_steps", "reward_mean"),
-    *("training_seconds", "total_seconds", "engine", "rules", "started"),
+    *("training_seconds", "total_seconds", "engine", "rules", "started", "now"),
 )
+UNDECIDED = "undecided"  # in place of a verdict: in flight, or cut off and not closed yet
+
+VerdictName = Literal["baseline", "keep", "discard", "re-run", "crash", "interrupted"]
+Now = Literal["kept", "replaced", "reverted", ""]  # what a change that was kept once is now
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One experiment as every view and export prints it. None: not measured, or there is none.
+
+    `verdict` never changes: None before it, `re-run` without a new change. `now`: what a change that was kept is now;
+    `replaced` if kept changes set all of its keys. `effect_at_decision`: of its own new change, at its own decision.
+    `failure`: whose fault a crash is. `incumbent_score`: expected after the decision. `kept`: names of its run's other
+    changes.
+    """
+
+    number: int
+    verdict: VerdictName | None
+    now: Now
+    failure: Failure | None
+    commit: str | None  # of the keep
+    description: str
+    change: str | None  # the name of its new change: of the experiment that proposed it first
+    changes: tuple[str, ...]  # the new change, key by key
+    parent: int | None
+    kept: tuple[str, ...]
+    rider: str | None
+    eval_score: float | None
+    eval_stderr: float | None
+    strict_score: float | None
+    environment_scores: dict[str, float]  # by column; of several environments
+    incumbent_score: float | None
+    effect_at_decision: float | None
+    effect_at_decision_stderr: float | None
+    p_helps: float | None  # P(effect_at_decision > 0)
+    why: str
+    num_steps: int | None
+    reward_mean: float | None
+    training_seconds: float | None
+    total_seconds: float | None
+    memory_gb: float | None
+    branch: str
+    rules: str
+    engine: str
+    proposer: str | None
+    started: str
+
+    @property
+    def effect(self) -> Effect | None:
+        mean, sd = self.effect_at_decision, self.effect_at_decision_stderr
+        return None if mean is None or sd is None else Effect(mean, sd)
+
+    @property
+    def status(self) -> str:
+        """`keep, now replaced`."""
+        return ", now ".join(filter(None, (self.verdict or UNDECIDED, self.now)))
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """The row on one level: tuples joined, and a column for each environment."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "environment_scores"}
+        joined = {name: "; ".join(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+        return joined | self.environment_scores
+
+
+def verdict_of(record: Record) -> VerdictName | None:
+    """Return the verdict as every view spells it; None before it."""
+    if record.failure is Failure.INTERRUPTED:
+        return "interrupted"
+    words: dict[str, VerdictName] = {"discard": "discard", "measured": "re-run", "crash": "crash"}
+    return words.get(record.status) if not record.is_keep else "keep" if record.parent else "baseline"
+
+
+def row(record: Record, now: Mapping[Settings, Now]) -> Row:
+    """Return the row of one experiment. `now`: see `changes_now`."""
+    verdict, evaluation = verdict_of(record), record.evaluation
+    effect = record.decision.estimate if record.decision else None
+    training = record.result.training if record.result else None
+    standing = record.judgement.standing if record.judgement else None
+    new = record.run.new if verdict in ("keep", "discard") else None
+    return Row(
+        number=record.number,
+        verdict=verdict,
+        now=now.get(settings_of(new), "") if new else "",
+        failure=record.failure,
+        commit=record.kept_commit[:7] if record.kept_commit else None,
+        description=record.proposal.description,
+        change=record.run.new.name if record.run.new else None,
+        changes=record.diff,
+        parent=record.parent,
+        kept=tuple(change.name for change in record.run.kept),
+        rider=record.run.rider.name if record.run.rider else None,
+        eval_score=record.score,
+        eval_stderr=evaluation.eval_stderr if evaluation else None,
+        strict_score=record.strict_score,
+        environment_scores={column_of(name): score for name, score in record.environment_scores.items()},
+        incumbent_score=standing.incumbent if standing else None,
+        effect_at_decision=effect.mean if effect else None,
+        effect_at_decision_stderr=effect.sd if effect else None,
+        p_helps=effect.p_helps if effect else None,
+        why=record.why,
+        num_steps=training.num_steps if training else None,
+        reward_mean=training.reward_mean if training else None,
+        training_seconds=training.training_seconds if training else None,
+        total_seconds=record.total_seconds,
+        memory_gb=training.peak_memory_gb if training else None,
+        branch=record.branch,
+        rules=record.rules_hash,
+        engine=record.engine,
+        proposer=record.proposal.proposer or None,
+        started=record.started,
+    )
+
+
+def changes_now(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings, Now]:
+    """Return what each change that was kept once is now. `kept`: the incumbent's changes."""
+    keys = {key for change in kept for key in change.keys}
+    now: dict[Settings, Now] = {}
+    for change in (change for record in records if record.judgement for change in record.judgement.kept):
+        now[settings_of(change)] = "replaced" if change.keys.keys() <= keys else "reverted"
+    return {**now, **dict.fromkeys(map(settings_of, kept), "kept")}
+
+
+def incumbent_changes(records: Sequence[Record]) -> tuple[Change, ...]:
+    """Return the incumbent's changes of one campaign as its records have them, without a fold."""
+    last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
+    kept = list(last.judgement.kept) if last and last.judgement else []
+    for decision in (d for r in records if last and r.decided_before >= _place(last) for d in r.user_decisions):
+        kept = [change for change in kept if change.keys != decision.change.keys]
+        kept += [decision.change] if decision.action is Action.KEEP else []
+    return tuple(kept)
+
+
+def _place(record: Record) -> int:
+    return record.decided or 0
+
+
+def unfolded_rows(records: Sequence[Record]) -> list[Row]:
+    """Return the rows of experiments of any campaigns as `Campaign.rows` does, without a fold."""
+    campaigns: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
+    now = {name: changes_now(own, incumbent_changes(own)) for name, own in campaigns.items()}
+    return [row(record, now[record.branch, record.rules_hash]) for record in records]
+
+
+def results_tsv(records: Sequence[Record]) -> str:
+    """Return the text of results.tsv: a line an experiment, of all campaigns. An empty cell is "not measured"."""
+    table = unfolded_rows(records)
+    header = (*COLUMNS, *dict.fromkeys(name for row in table for name in row.environment_scores))
+    lines = ["\t".join(header)]
+    for row in table:
+        parent = None if row.parent is None else f"{row.parent:04d}"
+        cells = row.cells | {"status": row.verdict, "run": f"{row.number:04d}", "parent": parent}
+        lines.append("\t".join(_cell(cells.get(name)) for name in header))
+    return "\n".join([*lines, ""])
+
+
+def _cell(value: str | float | None) -> str:
+    if isinstance(value, str):
+        return escape_formula(clean(value))
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def column_of(environment: str) -> str:
@@ -23,111 +186,26 @@ def column_of(environment: str) -> str:
     return f"{prefix}{environment}_score"
 
 
-def columns(records: Iterable[Record]) -> tuple[str, ...]:
-    """Return the columns of results.tsv: COLUMNS, then one for each environment if the score is a mean over several."""
-    names = dict.fromkeys(name for record in records for name in record.environment_scores)
-    return (*COLUMNS, *map(column_of, names))
+class Counts(msgspec.Struct, frozen=True):
+    """Numbers of experiments by verdict, and of their different changes by `now`; without zeros."""
 
-
-def figures(record: Record) -> dict[str, Any]:
-    """Return what one experiment came to, by the names of results.tsv and of the summary; None is "not measured"."""
-    judgement, decision, evaluation = record.judgement, record.decision, record.evaluation
-    training = record.result and record.result.training
-    return {
-        "commit": record.kept_commit and record.kept_commit[:7],
-        "eval_score": record.score,
-        "memory_gb": training and training.peak_memory_gb,
-        "status": record.status,
-        "description": record.proposal.description,
-        "run": f"{record.number:04d}",
-        "parent": f"{record.parent:04d}" if record.parent is not None else None,
-        "eval_stderr": evaluation and evaluation.eval_stderr,
-        "strict_score": record.strict_score,
-        "incumbent_score": judgement and judgement.standing and judgement.standing.incumbent,
-        "effect_at_decision": decision and decision.effect,
-        "p_helps": decision and decision.p_helps,
-        "rider": record.run.rider and record.run.rider.name,
-        "why": judgement and judgement.why,
-        "num_steps": training and training.num_steps,
-        "reward_mean": training and training.reward_mean,
-        "training_seconds": training and training.training_seconds,
-        "total_seconds": record.total_seconds,
-        "engine": record.engine,
-        "rules": record.rules_hash,
-        "started": record.started,
-        **{column_of(name): score for name, score in record.environment_scores.items()},
-    }
-
-
-def row(record: Record, columns: Sequence[str] = COLUMNS) -> str:
-    """Return the experiment's line of results.tsv. An empty cell is "not measured"."""
-    values, cells = figures(record), []
-    for value in map(values.get, columns):
-        text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-        cells.append(escape_formula(clean(text)) if isinstance(value, str) else text)
-    return "\t".join(cells)
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Numbers of experiments. The baseline is not one of the `kept`. Kept changes may be `reverted` later, or
-    `replaced` by changes of the same keys; discarded ones may be `adopted`. `interrupted` ones were cut off by a
-    person, a kill or a reboot, and are not `crashed`."""
-
-    num_experiments: int = 0
-    baseline: int = 0
-    kept: int = 0
-    reverted: int = 0
-    replaced: int = 0
-    discarded: int = 0
-    adopted: int = 0
-    measured: int = 0  # without a new change
-    crashed: int = 0
-    by_machinery: int = 0  # of the crashed: not the config's fault
-    interrupted: int = 0
-    undecided: int = 0  # in flight, or cut off and not closed yet
+    verdict: dict[str, int]
+    now: dict[str, int]
 
     @classmethod
-    def of(cls, records: Iterable[Record], kept: Iterable[Change] = ()) -> Counts:
-        """Count experiments. `kept`: the incumbent's changes."""
-        records, kept = list(records), tuple(kept)
-        numbers = {change.experiment for change in kept}
-        keeps = [record.run.new for record in records if record.is_keep and record.run.new]
-        left = {change.experiment: change for change in keeps if change.experiment not in numbers}
-        num_replaced = sum(is_replaced(change, kept) for change in left.values())
-        discards = [r.run.new.experiment for r in records if r.status == Verdict.DISCARD and r.run.new]
-        crashes = [r.failure for r in records if r.status == Verdict.CRASH]
-        baseline = sum(r.is_keep for r in records) - len(keeps)
-        measured = sum(r.status == Verdict.MEASURED for r in records)
+    def of(cls, rows: Sequence[Row]) -> Counts:
+        verdicts = [row.verdict or UNDECIDED for row in rows]
+        now = [*{row.change: row.now for row in rows if row.now}.values()]
         return cls(
-            num_experiments=len(records),
-            baseline=baseline,
-            kept=len(keeps),
-            reverted=len(left) - num_replaced,
-            replaced=num_replaced,
-            discarded=len(discards),
-            adopted=len({*discards} & numbers - {change.experiment for change in keeps}),
-            measured=measured,
-            crashed=len(crashes) - crashes.count(Failure.INTERRUPTED),
-            by_machinery=crashes.count(Failure.MACHINERY),
-            interrupted=crashes.count(Failure.INTERRUPTED),
-            undecided=len(records) - baseline - len(keeps) - len(crashes) - len(discards) - measured,
+            {word: verdicts.count(word) for word in (*get_args(VerdictName), UNDECIDED) if word in verdicts},
+            {word: now.count(word) for word in get_args(Now) if word in now},
         )
 
     def __str__(self) -> str:
-        """One line: `30 experiments: the baseline, 5 kept (1 reverted), 20 discarded, 4 measured again, 0 crashed`."""
-        left = [f"{self.reverted} reverted"] * (self.reverted > 0) + [f"{self.replaced} replaced"] * (self.replaced > 0)
-        parts = [
-            "the baseline" if self.baseline else "",
-            f"{self.kept} kept" + (f" ({', '.join(left)})" if left else ""),
-            f"{self.discarded} discarded" + (f" ({self.adopted} adopted later)" if self.adopted else ""),
-            f"{self.measured} measured again" if self.measured else "",
-            f"{self.crashed} crashed" + (f" ({self.by_machinery} by machinery)" if self.by_machinery else ""),
-            f"{self.interrupted} interrupted" if self.interrupted else "",
-            f"{self.undecided} without a verdict" if self.undecided else "",
-        ]
-        whole = f"{self.num_experiments:,} experiment{'' if self.num_experiments == 1 else 's'}"
-        return f"{whole}: {', '.join(filter(None, parts))}"
+        """`30 experiments: 1 baseline, 5 keep, 20 discard, 4 re-run; changes: 4 kept, 1 reverted`."""
+        count = sum(self.verdict.values())
+        parts = (", ".join(f"{n} {word}" for word, n in part.items()) for part in (self.verdict, self.now))
+        return f"{count:,} experiment{'' if count == 1 else 's'}: {'; changes: '.join(filter(None, parts)) or 'none'}"
 
 
 def measured_text(record: Record, score: float) -> str:
@@ -142,11 +220,6 @@ def measured_text(record: Record, score: float) -> str:
     if decision is not None and decision.estimate is not None:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text
-
-
-def is_replaced(change: Change, kept: Iterable[Change]) -> bool:
-    """Return True if kept changes set all keys of a change that left."""
-    return change.keys.keys() <= {key for other in kept for key in other.keys}
 
 
 def decisions_text(decisions: Iterable[Decision]) -> str:

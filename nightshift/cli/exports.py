@@ -11,7 +11,7 @@ import click
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_error, print_lines, print_whole
-from nightshift.cli.progress import at_work
+from nightshift.cli.progress import reporting
 from nightshift.cli.shell import Command
 from nightshift.errors import UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
@@ -31,7 +31,7 @@ _OF_ONE = ("model", "rl.toml")  # of one experiment
 @click.option(
     "--experiment", type=click.IntRange(min=1), help="model, rl.toml: of another experiment than the incumbent."
 )
-@at_work("reading the records")
+@reporting("reading the records")
 def export_command(form: str, output: str | None, branch: str | None, experiment: int | None) -> None:
     """Write a campaign as a table or as offline W&B runs; or its model or config.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tomllib
 from pathlib import Path
 
 import click
 
-from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_lines
@@ -56,8 +57,9 @@ def import_command(file: Path) -> None:
         if (first := campaigns.get(head.branch)) is not None:
             start = repo.campaign_start(first.commit)
             branches = repo.branches("--contains", start) if start else repo.branches()
-            own = next((name for name in branches if name not in campaigns), "-c NEW-NAME")
-            raise UsageError(f"{head.branch} is a campaign", f"Import on your own branch: git switch {own}.")
+            names = [name for name in branches if name not in campaigns and not name.startswith(CAMPAIGN_PREFIX)]
+            own = shlex.quote(min(names, key=lambda name: not repo.is_default(name))) if names else "-c NEW-NAME"
+            raise UsageError(f"{head.branch} is a campaign", f"Import on your own branch: git switch {own}")
         blobs = repo.files_at(head.commit) if head.commit else {}
         for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
             if name in blobs and repo.differs(name, blobs[name]):

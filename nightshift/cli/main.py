@@ -21,7 +21,7 @@ from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.imports import import_command
 from nightshift.cli.output import print_found, print_json, print_lines, print_text
-from nightshift.cli.progress import TerminalReporter, at_work, reporting
+from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import (
     AGENT_ENV,
     AGENT_SEES,
@@ -33,6 +33,7 @@ from nightshift.cli.shell import (
     Finite,
     Group,
     num_slots,
+    use_prime_rl,
 )
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
 from nightshift.config.rules_toml import rules_here
@@ -57,7 +58,7 @@ commands.add_command(import_command)
 
 @commands.command()
 @AS_JSON
-@at_work("reading the records")
+@reporting("reading the records")
 def status(as_json: bool) -> None:
     """What is running, for how long, and what the ledger holds."""
     from nightshift.experiment.branch import next_start
@@ -124,7 +125,7 @@ def wait(timeout: float | None, night: bool) -> None:
 
 @commands.command()
 @AS_JSON
-@at_work("reading the records")
+@reporting("reading the records")
 def history(as_json: bool) -> None:
     """Show every run of the last campaign with its measured score, the scores by key and value, and untried keys."""
     from nightshift.agents.history import of_last_campaign
@@ -212,7 +213,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
     runs in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment. A night
     that is killed leaves no process on this machine; jobs in SLURM go on, and the same command takes them over.
     """
-    with at_work("loading what a night needs"):
+    with reporting("loading what a night needs"):
         from nightshift.night.start import create_branch, night, stop_night
         from nightshift.night.state import NightRequest
     if stop:
@@ -228,7 +229,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
         with reporting() as reporter:
             create_branch(root, request, reporter, branch)
         ledger, since = Ledger(root), time.time()
-        with at_work("waiting for the first run to train"):
+        with reporting("waiting for the first run to train"):
             has_begun = partial(is_under_way, ledger, since)
             sys.exit(run.start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
@@ -239,7 +240,9 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
 @commands.command()
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: what run.py would use here.")
 @GPUS
-@click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
+@click.option(
+    "--prime-rl", type=click.Path(path_type=Path), callback=use_prime_rl, help="Folder of prime-rl, if not the default."
+)
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
 @SANDBOX
 @AGENT_ENV
@@ -269,7 +272,7 @@ def doctor(
     if as_json and environment:
         raise UsageError("--json is of the checks of a machine", "Leave --environment out.")
     if environment is not None:
-        with at_work(f"loading {environment}"):
+        with reporting(f"loading {environment}"):
             for line in look(root, environment):
                 print_lines([line])
         return
@@ -277,7 +280,7 @@ def doctor(
         line, report = _doctor_of_node(root, Request(engine=given.engine, slurm=slurm))
         lines.append(line)
     else:
-        with at_work("looking at what experiments need"):
+        with reporting("looking at what experiments need"):
             rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
             found = checks(root, rules, dict(os.environ), given)
             found += [check_agent(agent, sandbox, root, dict(os.environ), agent_env, agent_sees)] if agent else []
@@ -320,7 +323,7 @@ def new(what: str, name: str) -> None:
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="With --serve; 0: any free port."
 )
 def report(output: Path | None, branch: str | None, is_served: bool, host: str, port: int) -> None:
-    """Write the morning page report.html, with progress.png and report.md, from the records."""
+    """Write the morning page report.html, with progress.svg and report.md, from the records."""
     from nightshift.report import page
     from nightshift.report.serve import serve
 
@@ -329,7 +332,7 @@ def report(output: Path | None, branch: str | None, is_served: bool, host: str, 
         if output is not None:
             raise UsageError("--serve writes no file", "Leave --output out.")
         return serve(root, branch, host, port, print_text)
-    with at_work("drawing the page"):
+    with reporting("drawing the page"):
         is_live = Ledger(root).is_running()
         headline, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
     lines = (f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
@@ -340,7 +343,7 @@ def report(output: Path | None, branch: str | None, is_served: bool, host: str, 
 @click.argument("old", required=False)
 @click.argument("new", required=False)
 @AS_JSON
-@at_work("reading the records")
+@reporting("reading the records")
 def diff(old: str | None, new: str | None, as_json: bool) -> None:
     """Compare two train.toml key by key: what OLD -> NEW changes. Default: incumbent -> working.
 
@@ -359,7 +362,7 @@ def diff(old: str | None, new: str | None, as_json: bool) -> None:
 @commands.command()
 @click.argument("number", type=click.IntRange(min=1))
 @AS_JSON
-@at_work("reading the records")
+@reporting("reading the records")
 def show(number: int, as_json: bool) -> None:
     """Print everything that is known of one experiment."""
     from nightshift.cli.status import experiment_lines, shown

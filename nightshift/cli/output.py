@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import textwrap
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 
 from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
-from nightshift.campaign.results import column_of, decisions_text, figures
+from nightshift.campaign.results import UNDECIDED, column_of, decisions_text, row
 from nightshift.errors import NightshiftError
 from nightshift.text import ANSI
 
@@ -25,42 +24,39 @@ _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradien
 _NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
 _INDENT = 4  # of what a line that is too long goes on with
 _IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
-_lock = threading.Lock()  # a notification that failed is told beside the main thread
 _drawn = ""  # what stands on the live line
 
 
 def summary(record: Record) -> str:
     """The block that agents grep: `key: value` lines; not measured is an empty value."""
-    values = figures(record)
-    scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
+    values = row(record, {}).cells
+    scores = record.environment_scores or dict.fromkeys(record.environments[:1], record.score)
     games = record.evaluation.figures if record.evaluation else {}
     outcome = record.result.training.outcome if record.result else None
 
-    def figure(name: str, spec: str) -> tuple[str, str]:
-        return name, _number(values[name], spec)
+    def figures(*names: str, spec: str = ".6f") -> list[tuple[str, str]]:
+        return [(name, _number(values[name], spec)) for name in names]
 
     lines = (
-        figure("eval_score", ".6f"),
-        figure("eval_stderr", ".6f"),
+        *figures("eval_score", "eval_stderr"),
         *((column_of(name), _number(score, ".6f")) for name, score in scores.items()),
-        figure("strict_score", ".6f"),
+        *figures("strict_score"),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
-        figure("incumbent_score", ".6f"),
-        figure("effect_at_decision", "+.6f"),
-        figure("p_helps", ".2f"),
-        ("decision", record.status),
+        *figures("incumbent_score"),
+        *figures("effect_at_decision", spec="+.6f"),
+        *figures("p_helps", spec=".2f"),
+        ("verdict", values["verdict"] or UNDECIDED),
         *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
-        ("why", values["why"] or ""),
+        ("why", record.why),
         *([("prediction", prediction)] if (prediction := compare_prediction(record)) else []),
-        figure("reward_mean", ".6f"),
-        figure("num_steps", ".0f"),
-        figure("training_seconds", ".1f"),
-        figure("total_seconds", ".1f"),
+        *figures("reward_mean"),
+        *figures("num_steps", spec=".0f"),
+        *figures("training_seconds", "total_seconds", spec=".1f"),
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
-        ("run", values["run"]),
+        ("run", f"{record.number:04d}"),
         *([("starts", record.starts)] if record.starts else []),
-        ("changes", "; ".join(record.diff)),
-        *([("rider", record.run.rider.name)] if record.run.rider else []),
+        ("changes", values["changes"]),
+        *([("rider", values["rider"])] if values["rider"] else []),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("git", record.git_action or ""),
@@ -121,10 +117,9 @@ def draw(text: str) -> None:
     """Have the live line say as much of this as fits; empty: no live line. Call on a terminal only (`is_terminal`)."""
     global _drawn
     text = text.encode("ascii", "replace").decode()[: (terminal_columns("stderr") or _STANDARD_WIDTH) - 1]
-    with _lock:
-        if text != _drawn:
-            before, _drawn = _drawn, text  # a signal may cut in
-            _write("stderr", f"\r{text.ljust(len(before))}\r", end="")  # its echo of Ctrl-C lands on the line itself
+    if text != _drawn:
+        before, _drawn = _drawn, text  # a signal may cut in
+        _write("stderr", f"\r{text.ljust(len(before))}\r", end="")  # its echo of Ctrl-C lands on the line itself
 
 
 def is_terminal() -> bool:
@@ -162,12 +157,8 @@ def _say(name: str, text: str) -> None:
 
     All output comes through here, so no foreign text reaches a terminal with a control code in it.
     """
-    global _drawn
-    with _lock:
-        if _drawn:
-            _write("stderr", f"\r{' ' * len(_drawn)}\r", end="")
-            _drawn = ""
-        _write(name, "\n".join(map(printable, text.split("\n"))))
+    draw("")
+    _write(name, "\n".join(map(printable, text.split("\n"))))
 
 
 def _write(name: str, text: str, end: str = "\n") -> None:

@@ -13,17 +13,17 @@ from nightshift.cli import output
 from nightshift.errors import UsageError
 from nightshift.files import read_json
 from nightshift.text import clean
-from nightshift.waiting import lasted, news, waits, watchers
+from nightshift.waiting import lasted, waits, watchers
 
 _PLAIN_SECONDS = 30.0  # between two plain lines
 _MAX_NAME = 40  # characters of a slot or node
 
 
 class TerminalReporter:
-    """Tells on stderr how it goes, from its making until it is closed. One at a time."""
+    """Shows progress on stderr until it is closed. One at a time."""
 
     def __init__(self, what: str = "starting") -> None:
-        """`what` is done where nothing says what is waited for."""
+        """`what` is shown while nothing is waited for."""
         self._what, self._spoke = what, time.monotonic()
         self._runs: Mapping[Path, Progress | None] = {}
         watchers[:] = [self._look]
@@ -34,25 +34,18 @@ class TerminalReporter:
         self._spoke = time.monotonic()
 
     def show(self, readings: Mapping[Path, Progress | None]) -> None:
-        """Which runs are in flight, by their folders, and how far they are; None: it waits for its turn."""
+        """Show the progress of the runs in flight, by their folders; None: it waits for its turn."""
         self._what, self._runs = "looking at what came of it", readings
         self._look()
 
     def close(self) -> None:
         """End the live line. Safe to call twice."""
-        self._say_news()
         watchers.clear()
         output.draw("")
 
-    def _say_news(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self.note(news.popleft())
-
     def _look(self) -> None:
-        self._say_news()
-        told = [wait() for wait in waits[-1:]] + [describe_run(*run) for run in self._runs.items()]
-        line = "  |  ".join(told or [self._what])
+        parts = [wait() for wait in waits[-1:]] + [describe_run(*run) for run in self._runs.items()]
+        line = "  |  ".join(parts or [self._what])
         if output.is_terminal():
             output.draw(line)
         elif time.monotonic() - self._spoke >= _PLAIN_SECONDS:
@@ -72,7 +65,7 @@ def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
     if reading is None:
         what = "waiting to start"
     elif reading.phase is Phase.STARTING:
-        what, left = "starting", f" of at most {lasted(rules.startup_seconds)}" if rules else ""
+        what = "starting"
     elif reading.phase is Phase.EVALUATING:
         is_game = any(each.is_game for each in rules.environments) if rules else True
         total = "" if is_game or rules is None else f" of {sum(e.num_validation for e in rules.environments):,}"
@@ -85,16 +78,9 @@ def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
 
 
 @contextmanager
-def reporting(what: str = "starting", told: str | None = None) -> Iterator[TerminalReporter]:
-    """Show progress, and raise Interrupted on a signal that stops; `told`: what is said then."""
-    from nightshift.executors.process import STOPPING, interruptible
+def reporting(what: str = "starting", told: str = "") -> Iterator[TerminalReporter]:
+    """Show progress, and raise Interrupted on a signal that stops; `told`: a sentence on what the signal leaves."""
+    from nightshift.executors.process import interruptible
 
-    with closing(TerminalReporter(what)) as reporter, interruptible(told or STOPPING):
+    with closing(TerminalReporter(what)) as reporter, interruptible(told):
         yield reporter
-
-
-@contextmanager
-def at_work(what: str) -> Iterator[None]:
-    """For a command that takes its time and says nothing meanwhile: the live line says it."""
-    with reporting(what, "it only looked; nothing was changed"):
-        yield

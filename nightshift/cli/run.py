@@ -56,7 +56,7 @@ def run(root: Path, request: Request) -> int:
         from nightshift.experiment.experiment import run_experiment
         from nightshift.experiment.setup import open_setup, sweep
 
-        setup = open_setup(root, request, reporter)
+        setup = open_setup(root, request, reporter, request.branch)
         if request.dry_run:
             print_lines(plan(request, setup))
             return ExitCode.MEASURED
@@ -115,7 +115,8 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     with reporting() as reporter:
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         rules = on_cards(rules, root, os.environ, flags.gpus)
-        open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
+        engine = open_engine(rules, root, dict(os.environ), flags.gpus, prime_rl=flags.prime_rl)
+        engine.prepare(flags, reporter.note)
         if not flags.smoke:
             reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
     return ExitCode.MEASURED
@@ -134,10 +135,10 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_second
     import subprocess
 
     log = ledger.runs_dir / DETACHED_NAME
+    own_log = log.with_name(f"{os.getpid()}-{log.name}")  # another start at this moment has its own
     program, *arguments = (argument for argument in sys.argv if argument != "--detach")
-    log.unlink(missing_ok=True)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: a terminal that goes away ends nothing
-    with log.open("xb") as file:  # never through a link that lies there
+    with own_log.open("xb") as file:  # never through a link that lies there
         child = subprocess.Popen(
             [sys.executable, Path(program).absolute(), *arguments],
             stdin=subprocess.DEVNULL,
@@ -147,11 +148,13 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_second
         )
     signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + at_most_seconds
-    while time.monotonic() < deadline and not has_begun():
+    while time.monotonic() < deadline and not (has_begun() and ledger.holder and ledger.holder.pid == child.pid):
         if (code := child.poll()) is not None:
-            print_error(read_file(log).decode(errors="replace").rstrip())
+            print_error(read_file(own_log).decode(errors="replace").rstrip())
+            own_log.unlink()
             return code
         time.sleep(_POLL_SECONDS)
+    own_log.replace(log)
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
 

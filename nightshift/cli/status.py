@@ -17,8 +17,8 @@ import psutil
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import LOG_NAME, Change, Cost, Decision, Effect, Progress, Record, Standing, Verdict
-from nightshift.campaign.results import Counts, gain_text, last_campaign, standing_text
+from nightshift.campaign.records import LOG_NAME, Change, Cost, Decision, Progress, Record, Standing, Verdict
+from nightshift.campaign.results import Counts, Row, gain_text, last_campaign, standing_text, unfolded_rows
 from nightshift.cli.output import print_error, print_lines, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.errors import ExitCode, UsageError
@@ -28,59 +28,40 @@ from nightshift.waiting import lasted
 
 _LONG = ("effective", "scores")  # they fill screens: see record.json
 _LAST = (  # what programs compare and people hardly read
-    *("unused_keys", "config_hash", "effective_hash", "rules_hash", "commit", "commits"),
-    *("decision_rules", "versions", "version"),
+    *("result", "unused_keys", "config_hash", "effective_hash", "rules_name", "commits", "decision_rules", "versions"),
 )
 
 
 def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
-    """`nightshift show --json`: the record, and what is believed now.
-
-    `effect`, `p_helps`: of its new change on the score of the incumbent; `since`: what became of that change; `files`:
-    the folder of the experiment.
-    """
-    from nightshift.campaign.campaign import Campaign
-
-    campaign = Campaign.of(ledger.readable()[0], record.branch, record.rules_hash)
-    effect = campaign.effect(record)
+    """`nightshift show --json`: the record, its `row` as every view prints it, and `files`, its folder."""
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "effect": effect and msgspec.to_builtins(effect),
-        "p_helps": effect and effect.p_helps,
-        "since": campaign.since(record) or None,
+        "row": msgspec.to_builtins(_row(ledger, record)),
         "files": ledger.run_dir(record.number).relative_to(ledger.runs_dir.parent).as_posix(),
     }
 
 
+def _row(ledger: Ledger, record: Record) -> Row:
+    from nightshift.campaign.campaign import Campaign
+
+    return Campaign.of(ledger.readable()[0], record.branch, record.rules_hash).rows([record])[0]
+
+
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
-    """`name: value` by the names of record.json, inner values indented: verdict, proposal, the rest; last hashes."""
-    fields = shown(ledger, record)
-    del fields["kind"], fields["files"], fields["p_helps"]
-    if record.judgement is not None:
-        fields["judgement"]["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
-        fields["judgement"]["kept"] = [_change(change) for change in record.judgement.kept]
-    run, decision, effect = record.run, record.decision, fields.pop("effect")
-    first = {
-        "number": record.number,
-        "status": record.status,
-        "judgement": fields.pop("judgement"),
-        "effect_at_decision": decision and decision.estimate and decision.estimate.with_p,
-        "effect": effect and Effect(**effect).with_p,
-        "since": fields.pop("since"),
-        "score": record.score,
-        **fields.pop("proposal"),
-        "diff": fields.pop("diff"),
-    }
-    fields["run"] = {
-        "kept": [_change(change) for change in run.kept],
-        "rider": run.rider and _change(run.rider),
-        "new": run.new and _change(run.new),
-        "stage": run.stage.name.lower().replace("_", " "),
-    }
-    fields["user_decisions"] = [_decided(decision) for decision in record.user_decisions]
-    fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
-    last = {"files": os.fspath(ledger.run_dir(record.number)), **{name: fields.pop(name) for name in _LAST}}
-    return _lines({**first, **fields, "result": fields.pop("result"), **last}, "")
+    """`name: value`: the row, then what else the record has by the names of record.json, inner values indented."""
+    fields, judged, row = shown(ledger, record), record.judgement, _row(ledger, record)
+    cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
+    fields["user_decisions"] = [*map(_decided, record.user_decisions)]
+    fields["run"] = {"changes": [*map(_change, record.run.changes)], "stage": record.run.stage.name.lower()}
+    del fields["proposal"]["description"]
+    if judged is not None:
+        decisions = {"decisions": [*map(_decided, judged.decisions)], "refused": [*map(_decided, judged.refused)]}
+        fields["judgement"] |= {**decisions, "kept": [*map(_change, judged.kept)]}
+        del fields["judgement"]["why"]
+    hidden = {*cells, *_LAST, "row", "kind", "version", "status", "diff", "rules_hash"}
+    first = {name: value for name, value in cells.items() if name not in ("effect_at_decision_stderr", "p_helps")}
+    first |= fields.pop("proposal") | {name: value for name, value in fields.items() if name not in hidden}
+    return _lines({**first, **{name: fields[name] for name in _LAST}}, "")
 
 
 def _change(change: Change) -> str:
@@ -125,7 +106,7 @@ _SOMETHING = "a certificate, a night between experiments, or an experiment that 
 
 def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
+    ledger, looked, told = Ledger(root), 0.0, "What runs continues."
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     with reporting(f"waiting for {_SOMETHING}", told) as reporter:
         while ledger.is_running():
@@ -181,7 +162,7 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     ledger, offset, has_followed = Ledger(root), None, False
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
-    with reporting("waiting for the night", "the night goes on; nobody waits for it any more"):
+    with reporting("waiting for the night", "The night continues."):
         while True:
             is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
             state = load(ledger)
@@ -324,7 +305,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
-            counted=Counts.of(ours, kept),
+            counted=Counts.of(unfolded_rows(ours)),
             cost=campaign_cost(ledger.runs_dir, ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),

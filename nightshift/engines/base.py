@@ -1,4 +1,4 @@
-"""What turns (config, seed, budget) into a trained policy: the protocol, and the registry of those that exist.
+"""What turns (config, seed, budget) into a trained policy: the base class of engines, and their registry.
 
 An engine starts processes; executors/process.py ends them. Metrics come from structured files, never from log
 text. Every engine passes the same contract suite (tests/contract). A new one is a folder here and a line in
@@ -8,6 +8,7 @@ the registry; nothing outside this folder asks for one by its name.
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def open_engine(
     keep_all: bool = False,
     prime_rl: Path | None = None,
 ) -> Engine:
-    """The engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
+    """Return the engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
 
     `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl, which `environ` names too. UsageError for a flag
     that is not for this engine.
@@ -75,15 +76,10 @@ class PrepareFlags:
         return {name: folder for name in ("gsm8k", "math") if (folder := getattr(self, name)) is not None}
 
     @property
-    def is_for_prime_rl(self) -> bool:
-        """One GPU alone is for the other engine."""
-        is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
-        return self.smoke or is_pair or self.prime_rl is not None
-
-    @property
     def engine_meant(self) -> str | None:
-        """The engine that is named, or that other flags imply."""
-        return self.engine or ("prime-rl" if self.is_for_prime_rl else None)
+        """The engine that is named, or that other flags imply; one GPU alone is for both."""
+        is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
+        return self.engine or ("prime-rl" if self.smoke or is_pair or self.prime_rl is not None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,73 +129,72 @@ class Session(Policy, Protocol):
         ...
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
 
     name: str
     rules: Rules
 
+    @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Bring all that experiments need and is not there: prepare.py. Goes on where it was stopped.
+        """Fetch all that experiments need and that is missing: prepare.py. Repeating it resumes.
 
         EngineError names what cannot be had, UsageError a flag that is not for this engine.
         """
-        ...
 
     def prepare_at_start(self, note: Note) -> None:
-        """The part of `prepare` that a command does by itself before it trains."""
-        ...
+        """Do the part of `prepare` that a command does by itself before it trains."""
+        return
 
-    def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """All that `prepare` would bring and `check` refuse, looked at without changing anything."""
-        ...
+    @abstractmethod
+    def doctor(self) -> list[Check]:
+        """Check all that `prepare` would fetch and `check` refuse, without changing anything."""
 
+    @abstractmethod
     def check(self) -> list[str]:
-        """Problems that make a run impossible, each one line with its fix; empty when ready."""
-        ...
+        """Return the problems that make a run impossible, each one line with its fix."""
 
     def warnings(self) -> list[Check]:
-        """Guesses about this machine that may make a run fail, each one line with its fix. They refuse nothing."""
-        ...
+        """Return guesses about this machine that may make a run fail. They refuse nothing."""
+        return []
 
+    @abstractmethod
     def hardware(self) -> str:
-        """The kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
-        ...
+        """Return the kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
 
+    @abstractmethod
     def gpu_ids(self) -> tuple[int, ...]:
-        """NVML's numbers of the GPUs that a run uses."""
-        ...
+        """Return NVML's numbers of the GPUs that a run uses."""
 
     def capacity(self) -> Capacity | None:
-        """How many runs fit side by side on this machine's cores; None if GPUs decide, or if the memory of a run is not
-        known."""
-        ...
+        """Return how many runs fit side by side on the cores; None if GPUs decide, or a run's memory is not known."""
+        return None
 
+    @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Of what trains here, by name; read from metadata, nothing is executed. What cannot be told is left out."""
-        ...
+        """Return the versions of what trains, by name, from metadata: nothing is executed. Without unknown ones."""
 
+    @abstractmethod
     def validate(self, config: Config) -> Effective:
-        """The engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
-        ...
+        """Return the engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
 
+    @abstractmethod
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
-        """What `open` would start, for --dry-run: command lines and their files, nothing written or started."""
-        ...
+        """Return what `open` would start, for --dry-run; nothing is written or started."""
 
     def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
-        """A line that tells whether what was evaluated are the weights left in `run_dir`; None: it cannot be otherwise.
+        """Return a line that tells whether the weights left in `run_dir` were evaluated; None: they cannot be others.
 
         EngineError where they are others.
         """
-        ...
+        return None
 
+    @abstractmethod
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
-        """Start the processes of one run and wait until they can train. Raises EngineError with the cause.
+        """Start the processes of one run and wait until they can train. EngineError with the cause.
 
         `deadline_seconds` is the hard stop of the whole run, counted from this call.
         """
-        ...
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from nightshift.campaign.git import CONFIG_NAME
@@ -32,18 +31,8 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
         its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
         its_rules = on_cards(its_rules, root, environ, gpus)
         with waiting(f"looking at what {name} needs"):
-            its = open_engine(its_rules, root, environ).doctor(replace(flags, gpus=gpus))
-        found += [_with_fetch(check, its, its_rules) for check in its]
+            found += open_engine(its_rules, root, environ, gpus).doctor()
     return found
-
-
-def _with_fetch(check: Check, its: Sequence[Check], rules: Rules) -> Check:
-    """Of GSM8K that is missing also the command that fetches it: prepare.py does for an engine that can start here."""
-    is_gsm8k = any(environment.name == "gsm8k" for environment in rules.environments)
-    if check.ok or check.name != "data" or not is_gsm8k or any(each.name == "GPUs" and not each.ok for each in its):
-        return check
-    command = f"uv run prepare.py --engine {check.engine}"
-    return replace(check, problem=f"{str(check.problem).rstrip('.')}; or have it downloaded: {command}")
 
 
 class Doctor(Document, frozen=True, kw_only=True, tag="doctor"):

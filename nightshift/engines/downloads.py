@@ -1,8 +1,7 @@
 """What every engine needs of the world and fetches once: the base model, and the data of the environments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from nightshift.engines.base import Note
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import load as load_environments
 from nightshift.files import parse_json, read_file
-from nightshift.waiting import look, waiting
+from nightshift.waiting import waiting
 
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -81,7 +80,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
-    """The folder of the rules' model, downloaded if it is missing. EngineError when it cannot be had or trained."""
+    """Return the folder of the rules' model; download it if it is missing. EngineError if the model is of no use."""
     folder = _model(root, rules, note)
     if problem := folder_problem(rules, folder):
         raise EngineError(problem)
@@ -100,43 +99,12 @@ def _model(root: Path, rules: Rules, note: Note) -> Path:
         snapshot = Path(snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True))
         if is_whole_model(snapshot):
             return snapshot
-    wanted: Any = partial(snapshot_download, rules.model, revision=rules.model_revision, allow_patterns=FILES)
-    silent, counted = _progress()
-    try:
-        with waiting(f"asking the hub for {rules.model}"):
-            missing = [file for file in wanted(dry_run=True, tqdm_class=silent) if file.will_download]
-        total = sum(file.file_size for file in missing)
-        note(f"downloading {rules.model}, once: {len(missing)} files, {total / 1e6:,.0f} MB")
-        counted.clear()
-        with waiting(lambda: f"downloading {rules.model}: {_megabytes(counted):,.0f} of {total / 1e6:,.0f} MB"):
-            return Path(wanted(tqdm_class=silent))
+    note(f"downloading {rules.model}, once")
+    try:  # with the hub client's own progress bars
+        return Path(snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES))
     except (HfHubHTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise EngineError(f"cannot download {rules.model}: {reason}", "Check the network, then repeat.") from None
-
-
-def _progress() -> tuple[type, list[Any]]:
-    """For the hub's client a class of progress bars that nobody sees, and a list of those that count bytes."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    counted: list[Any] = []
-
-    class Silent(tqdm):
-        def __init__(self, *words: Any, **flags: Any) -> None:
-            super().__init__(*words, **{**flags, "disable": True})  # type: ignore[no-untyped-call]
-            if flags.get("unit") == "B":
-                counted.append(self)
-
-        def update(self, n: float | None = 1) -> None:
-            self.n += n or 0  # one that is disabled does not count
-            look()
-
-    return Silent, counted
-
-
-def _megabytes(counted: Sequence[Any]) -> float:
-    """What has come so far: of two bars, for what came and what was written, the one that is further."""
-    return max((bar.n for bar in counted), default=0) / 1e6
 
 
 def is_whole_model(snapshot: Path) -> bool:
@@ -160,10 +128,11 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
-    """The data of an environment is missing, or is not the official one. Reads only."""
-    try:
-        for environment in load_environments(root, rules.environments):
+    """Return the problem of an environment whose data is missing or not the official one. Reads only."""
+    for environment in load_environments(root, rules.environments):
+        try:
             environment.examples("validation")
-    except EngineError as error:
-        return error
+        except EngineError as error:
+            fetch = f"; or have it downloaded: uv run prepare.py --engine {rules.engine}"
+            return EngineError(error.cause, error.fix.rstrip(".") + fetch * (environment.name == "gsm8k"))
     return None

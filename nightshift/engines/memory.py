@@ -20,15 +20,13 @@ from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, list_gpus, par
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
     """Return `rules` with the memory preset of the smallest GPU that a run would use: the largest that fits, or the
-    least.
+    least. Without GPUs `rules` as they are: the engine's own check reports it.
 
-    rules.toml may name another one, also where no GPU is visible: for a dry run, or on a cluster's login node. `gpus`
-    is --gpus. Without GPUs `rules` as they are: the engine's own check reports it. UsageError for `gpus` that are none.
+    rules.toml may name another preset, also where no GPU is visible: for a dry run, or on a cluster's login node.
+    `gpus` is --gpus; UsageError if they are none.
     """
-    if rules.num_gpus == 0:
-        return rules
-    ids = None if gpus is None else parse_gpus(gpus, rules.num_gpus)
-    if ids == ():
+    ids = parse_gpus(gpus, rules.num_gpus) if gpus is not None and rules.num_gpus else None
+    if rules.num_gpus == 0 or ids == ():
         return rules
     cards: Sequence[Gpu] = ()
     with suppress(EngineError):
@@ -36,22 +34,22 @@ def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | N
     size = memory_gb(root)
     if not size and cards:
         least = min(gpu.memory_gb or 0.0 for gpu in cards)
-        size = max((each for each in SIZES_GB if each <= least), default=min(SIZES_GB))
+        size = max((preset for preset in SIZES_GB if preset <= least), default=min(SIZES_GB))
     num_cards = len({gpu.index for gpu in cards}) or len({*(ids or range(rules.num_gpus))})
     return replace(rules, memory=f"{num_cards} x {size} GB") if size else rules
 
 
 def size_of(memory: str) -> tuple[bool, int]:
-    """Return whether all share one card, and the size of the smallest in GB, by Rules.memory."""
+    """Return whether inference and trainer share a card, and the preset's size in GB, by Rules.memory."""
     num_cards, _, size = memory.removesuffix(" GB").partition(" x ")
     return (False, max(SIZES_GB)) if memory == NO_CARD else (num_cards == "1", int(size))
 
 
 def line_in(config: Config, path: str) -> int | None:
-    """The line of train.toml that writes a key; None where the file leaves it out."""
+    """Return the line of train.toml that sets a key; None if the file leaves it out."""
     return line_of(config.source.decode(), tuple(path.split(".")))
 
 
 def where(config: Config, path: str) -> str:
-    """A key's value with its line, as refusals begin."""
+    """Return a key's value with its line, for the beginning of a refusal."""
     return f"train.toml:{line_in(config, path)}: {path} = {value_text(config.get(path))}"

@@ -6,29 +6,21 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 `nvml` is the pynvml module or a stand-in with the functions used here; None imports pynvml.
 """
 
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-
-import psutil
 
 from nightshift.config.rules import RULES_NAME
 from nightshift.errors import EngineError, UsageError
 
 GB = 1e9
-RELEASE_SECONDS = 10.0  # for the driver to take back what a process held; not measured
-_RELEASE_POLL_SECONDS = 0.1
 # Of prime-rl inference and trainer, perhaps the same one; () = none, for an installation without GPUs.
 GpuIds = tuple[int, ...]
 SIZES_GB = (16, 24, 48, 80)  # of cards that presets of memory are made for; sold as GiB, so a card has a little more
 
 # The pinned flash-attn wheel holds code for sm_80, sm_90, sm_100 and sm_120, and code for x.0 runs on every x.y.
 _KERNEL_MAJORS = (8, 9, 10, 12)
-# A build for CUDA 12 runs on every driver of the 12.x series, one for 13 from 580 on; Blackwell's first driver is 570.
-# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-_MIN_DRIVER_BLACKWELL = 570
 # vLLM refuses to start where less than its gpu_memory_utilization is free; that is 0.9 unless the config says less.
 _MIN_FREE_SHARE = 0.9
 _CHOOSE_OTHERS = f'Choose another: --gpus; on the CPU: environments = ["arithmetic"] in {RULES_NAME}.'
@@ -138,8 +130,23 @@ def gpu_problems(gpus: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
 
 
 def gpu_warnings(gpus: Sequence[Gpu], min_driver: int) -> list[EngineError]:
-    """What may make these GPUs unfit: no attention kernel, little memory, an old driver."""
-    return [warning for gpu in dict.fromkeys(gpus) if (warning := _unfit(gpu, min_driver))]
+    """Return what may make these GPUs unfit: no attention kernel, an old driver.
+
+    prime-rl has no attention but flash attention (C/trainer.py:22), and TRL trains in bfloat16, which cards before 8.0
+    lack.
+    """
+    warnings = []
+    for gpu in dict.fromkeys(gpus):
+        major, minor = gpu.compute_capability
+        number = gpu.driver.partition(".")[0]
+        if major not in _KERNEL_MAJORS:
+            kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)
+            cause = f"{gpu} has compute capability {major}.{minor}; there are kernels for {kernels}"
+            warnings.append(EngineError(cause, _CHOOSE_OTHERS))
+        elif number.isdecimal() and int(number) < min_driver:
+            cause = f"{gpu} has driver {gpu.driver}, torch's CUDA needs {min_driver} or newer"
+            warnings.append(EngineError(cause, "Update the driver."))
+    return warnings
 
 
 class PeakMemory:
@@ -157,16 +164,6 @@ class PeakMemory:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 used = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2).used / GB
                 self.peak_gb = max(self.peak_gb or 0.0, used)
-
-    def held_by(self, pids: Collection[int], seconds: float = RELEASE_SECONDS) -> list[str]:
-        """Which of these ended processes still hold memory after `seconds`, as far as the driver tells."""
-        until = time.monotonic() + seconds
-        while True:
-            indices = dict.fromkeys(self._indices if self._nvml else ())
-            held = [f"pid {pid} on GPU {i}" for i in indices for pid in _pids(self._nvml, i) if pid in pids]
-            if not held or time.monotonic() >= until:
-                return held
-            time.sleep(_RELEASE_POLL_SECONDS)
 
 
 @contextmanager
@@ -199,30 +196,12 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)))
 
 
-def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
-    """Why a card may not train here: prime-rl has no attention but flash attention (C/trainer.py:22), and TRL trains in
-    bfloat16, which cards before 8.0 lack."""
-    major, minor = gpu.compute_capability
-    if major not in _KERNEL_MAJORS:
-        kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)
-        cause = f"{gpu} has compute capability {major}.{minor}; there are kernels for {kernels}"
-        return EngineError(cause, _CHOOSE_OTHERS)
-    if (gpu.memory_gb or 0.0) < min(SIZES_GB):
-        memory = "tells no memory of its own" if gpu.memory_gb is None else f"has {gpu.memory_gb:.1f} GB of memory"
-        return EngineError(f"{gpu} {memory}, the least memory preset is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
-    needed = max(min_driver, _MIN_DRIVER_BLACKWELL if major >= 10 else 0)
-    number = gpu.driver.partition(".")[0]
-    if number.isdecimal() and int(number) < needed:
-        return EngineError(f"{gpu} has driver {gpu.driver}, torch's CUDA needs {needed} or newer", "Update the driver.")
-    return None
-
-
 def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
     if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
         return None
     with nvml_session(nvml) as session:
         pids = [] if session is None else _pids(session, gpu.index)
-    by = f" by pid {', '.join(map(_who, pids))}" if pids else ""
+    by = f" by pid {', '.join(map(str, pids))}" if pids else ""
     used = gpu.memory_gb - gpu.free_gb
     cause = f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}"
     return EngineError(cause, f"Wait, stop that. {_CHOOSE_OTHERS}")
@@ -234,12 +213,3 @@ def _pids(nvml: Any, index: int) -> list[int]:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         return sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
     return []
-
-
-def _who(pid: int) -> str:
-    """`4242 (python of alice)`; the number alone where that process cannot be seen from here, as in a container."""
-    try:
-        process = psutil.Process(pid)
-        return f"{pid} ({process.name()} of {process.username()})"
-    except psutil.Error:
-        return str(pid)

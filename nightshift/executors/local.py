@@ -125,7 +125,8 @@ class LocalExecutor:
         ours = [folder for folder in folders if folder in self._workers]
         for folder in ours:  # all are asked before one is waited for
             self._workers[folder].child.terminate()
-        with waiting("ending the run" if len(ours) == 1 else f"ending {len(ours)} runs", len(ours) * GRACE_SECONDS):
+        runs = "the run" if len(ours) == 1 else f"{len(ours)} runs"
+        with waiting(f"ending {runs} (Ctrl-\\ does not wait)", len(ours) * GRACE_SECONDS):
             for folder in ours:
                 self._end(folder)
 

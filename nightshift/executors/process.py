@@ -25,7 +25,6 @@ from nightshift.files import open_regular
 from nightshift.signals import STOP_SIGNALS
 from nightshift.startup import is_own
 from nightshift.text import ANSI, clean
-from nightshift.waiting import news
 
 CHECKOUT = str(Path(__file__).absolute().parents[2])
 TAIL_BYTES = 64 * 1024
@@ -63,8 +62,6 @@ def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, nu
     lines = (clean(line, line_length) for line in shown)
     return [line for line in lines if line][-num_lines:]
 
-
-STOPPING = "stopping: what runs here is ended, in a minute at most; another one is ignored, Ctrl-\\ does not wait"
 
 # What an engine child may inherit; a new variable of the user's shell stays out until it is named here.
 # Of the loader's variables only the search path: on many machines libcuda.so is found through nothing else.
@@ -118,21 +115,20 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 @contextmanager
 def interruptible(
-    told: str = STOPPING,
+    told: str = "",
     is_noted: Callable[[int], bool] = lambda number: False,
 ) -> Iterator[None]:
     """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
 
-    `told`: said at once. `is_noted`: gets a signal's number; True if the caller has handled that signal.
+    `told`: a sentence that the error ends with. `is_noted`: gets a signal's number; True if the caller has handled that
+    signal.
     """
     caught: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not caught and not is_noted(number):
             caught.append(number)
-            name = signal.Signals(number).name
-            news.append(f"{name}: {told}")
-            raise Interrupted(f"stopped by {name}")
+            raise Interrupted(f"stopped by {signal.Signals(number).name}", told)
 
     with handling(interrupt):
         yield
@@ -219,10 +215,6 @@ class ProcessGroup:
         """The children that have ended by themselves. Call about once a second: it also remembers processes."""
         self._tree.sample()
         return [child for child in self.children if child.poll() is not None]
-
-    @property
-    def processes(self) -> frozenset[psutil.Process]:
-        return frozenset(self._tree.seen)
 
     def kill_below(self, child: Child) -> None:
         """SIGKILL to all that a child has started, so that it has nobody to wait for when it is asked to end."""

@@ -130,8 +130,11 @@ def plan(
     taken = ({*branches} | known) - {other.branch for other in at_head if repo.is_unfinished(other)}
     if name is None:
         name = campaign_branch(now.astimezone(), taken)
+    elif not repo.is_branch_name(name):
+        raise UsageError(f"--branch {name}: git takes no such name for a branch", "Choose another.")
     elif name in taken or repo.is_default(name):
-        raise UsageError(f"--branch {name}: the name is in use", f"Choose another, or: git switch {shlex.quote(name)}")
+        switch = f", or: git switch {shlex.quote(name)}" if name in branches else "."
+        raise UsageError(f"--branch {name}: the name is in use", f"Choose another{switch}")
     return start(name, str(head.commit), is_new=True)
 
 

@@ -24,7 +24,14 @@ def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
     """Name the measuring files that are other ones here than in `commit`, or are not in it."""
     tracked = repo.files_at(commit)
     names = [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
-    return names + [name for name in repo.files() if name not in tracked and is_covered(name, rules.measuring)]
+    for name in (name for name in repo.files() if name not in tracked):
+        path = repo.root / name
+        if path.is_dir() and not path.is_symlink() and is_covered(f"{name.rstrip('/')}/", rules.measuring):
+            cause = f"{name.rstrip('/')} is a git repository of its own, and its files measure here"
+            raise UsageError(cause, "Make them files of this one: remove its .git, then git add.")
+        if is_covered(name, rules.measuring):
+            names.append(name)
+    return names
 
 
 def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | None, rules_hash: str) -> None:

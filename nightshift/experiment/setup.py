@@ -91,9 +91,11 @@ class Setup:
         """
         while True:
             start = plan(self.repo, self.ledger.records(), self.now(), self.rules, self.rules_hash, branch)
-            if start.is_new:
+            if self.request.baseline and not start.num_experiments:
+                raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+            if start.is_new or start.files:
                 self.engine.validate(load_config(self.root / CONFIG_NAME))
-            elif start.is_switch:
+            if start.is_switch:
                 self.repo.switch(start.head.branch)
             if not start.is_new or self.repo.create_branch(start.head):
                 break  # else another worktree created the branch at this moment
@@ -161,11 +163,16 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
     remains.sweep(root / "runs")
 
 
-def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
-    """Everything an experiment needs here; a campaign branch gives engine and budget unless a flag does."""
+def open_setup(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Setup:
+    """Everything an experiment needs here. The campaign that goes on gives engine and budget unless a flag does.
+    `branch`: --branch."""
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
-    records = ledger.records()
-    first = baseline_of(records, repo.head().branch)
+    records, here = ledger.records(), repo.head().branch
+    first = baseline_of(records, here)
+    if first is None and (campaign := continued(repo, records, None)) is not None:
+        first = baseline_of(records, campaign.branch)
+    if first is not None and branch not in (None, first.branch):
+        first = None
     cluster = None if request.slurm is None else read_slurm(request.slurm)
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
     rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
@@ -183,8 +190,9 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         raise UsageError(cause, f"Write {least} or more.")
     engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
     rules_hash = rules.hash(root)
-    if first is None and (campaign := continued(repo, records, rules_hash)) is not None:
-        first = baseline_of(records, campaign.branch)
+    if first is not None and first.branch != here and first.rules_hash != rules_hash:
+        campaign = continued(repo, records, rules_hash)
+        first = None if campaign is None else baseline_of(records, campaign.branch)
     num_slots = request.pairs
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1

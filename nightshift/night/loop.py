@@ -61,7 +61,6 @@ from nightshift.night.state import (
 )
 from nightshift.night.summary import certified_line, message, write_summary
 from nightshift.report.slices import shown_examples
-from nightshift.waiting import news
 
 
 def attempts(pending: Answer, own: Sequence[Record]) -> list[Record]:
@@ -120,6 +119,7 @@ class Night:
         self._tell, self._notifier = tell, notifier or Notifier(None, self._note)
         self._work: _Work | None = None
         self._interrupted_by = ""  # the first Ctrl-C, so nothing new is to be begun
+        self._is_interrupt_noted = False
         self._has_news = self._is_end_sent = False  # since the last summary; of the notification
         self._failures = list[str]()  # causes of infrastructure failures in a row
         self._begins_at = self._proposes_at = self._fills_at = 0.0  # on the clock: nothing of the kind before that
@@ -193,11 +193,10 @@ class Night:
         return certified_line(comparison)
 
     def _is_first_interrupt(self, number: int) -> bool:
-        """Note the first SIGINT; the second, or the first of the other signals that stop, raises Interrupted."""
+        """Remember the first SIGINT; the second, or the first of the other signals that stop, raises Interrupted."""
         is_first = number == signal.SIGINT and not self._interrupted_by
         if is_first:
             self._interrupted_by = signal.Signals(number).name
-            news.append("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
         return is_first
 
     @property
@@ -206,6 +205,9 @@ class Night:
         return self._interrupted_by, (self._setup.root / STOP_NAME).exists()
 
     def _step_or_pause(self) -> Stop | None:
+        if self._interrupted_by and not self._is_interrupt_noted:
+            self._is_interrupt_noted = True
+            self._note("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
         try:
             return self._step()
         except (EngineError, OSError) as error:
@@ -643,7 +645,7 @@ class Night:
     def _conclude(self, record: Record) -> None:
         """Act on a verdict: notify, and run a proposal again whose run infrastructure lost."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
-            remains.sweep(self._ledger.runs_dir, self._executor.in_flight())
+            remains.clean(self._ledger.runs_dir, self._ledger.run_dir(record.number))
         own = self._own()
         lost = [pending for pending in undecided(self.state, own) if record in attempts(pending, own)]
         self._tidy()

@@ -1,16 +1,15 @@
 """`nightshift night --notify COMMAND`: run your command with one JSON object on its stdin.
 
-Each notification has a thread, which can neither stop nor delay a night: a failure is a line of news. The command is
-not stored: a resumed night runs the command of its own flag.
+A notification can neither stop nor delay a night. The command is not stored: a resumed night runs its own --notify.
 """
 
 import os
 import re
 import subprocess
+import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from threading import Thread
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from nightshift.agents.presets import program_words
@@ -30,23 +29,33 @@ class Notifier:
     """Sends the notifications of one night, inside of `running`."""
 
     def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = 30.0) -> None:
-        """`command` None: nothing is sent. `note` takes a line of news. UsageError if the program does not exist."""
+        """`command` None: nothing is sent. `note` prints a line. UsageError if the program does not exist."""
         fix = "Install it, give its path, or leave --notify out."
         self._words = program_words("--notify", command, fix) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
-        self._threads = dict[str, Thread]()  # by the markers of their processes
+        self._marker = f"notify-{uuid.uuid4().hex}"
+        self._processes = list[tuple[str, subprocess.Popen[bytes]]]()  # with their events
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
-        """Run the command beside the night and return at once."""
-        if self._words:
-            marker = f"notify-{uuid.uuid4().hex}"
-            arguments = event, as_json(message), marker
-            self._threads[marker] = Thread(target=self._run, args=arguments, name="notify", daemon=True)
-            self._threads[marker].start()
+        """Start the command and return at once."""
+        self._report()
+        if not self._words:
+            return
+        env = {**os.environ, MARKER_NAME: self._marker, **leftovers.mark()}
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        try:  # in a process group of its own: Ctrl-C in the terminal is not for the command
+            process = subprocess.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)
+        except OSError as error:
+            self._note(f"--notify: the notification of {event} failed: {error}")
+            return
+        self._processes.append((event, process))
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # of a command that reads nothing
+            process.stdin.write(as_json(message))  # it does not wait: the buffer of a pipe is larger than a message
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Wait at the end for the last notifications, after Ctrl-C briefly. Leave no process."""
+        """Wait at the end for the commands that still run, after Ctrl-C briefly. Leave no process."""
         seconds = self._limit_seconds
         try:
             yield
@@ -55,43 +64,23 @@ class Notifier:
             raise
         finally:
             try:
+                ends_at = time.monotonic() + seconds
                 with waiting("waiting for the last notification of the night", seconds):
-                    for thread in self._threads.values():
-                        thread.join(seconds)
+                    while time.monotonic() < ends_at and any(process.poll() is None for _, process in self._processes):
+                        time.sleep(0.1)
             finally:
-                if hanging := [marker for marker, thread in self._threads.items() if thread.is_alive()]:
-                    _end(hanging)
-                for thread in self._threads.values():
-                    thread.join(2 * _GRACE_SECONDS)
+                tree = ProcessTree(None, lambda process: False)
+                tree.markers.add(self._marker)
+                if self._words and (left := tree.end(_GRACE_SECONDS)):
+                    self._note(f"--notify: could not be ended: {', '.join(left)}")
+                self._report()
 
-    def _run(self, event: str, message: bytes, marker: str) -> None:
-        """Run the command, then end all that it started."""
-        try:
-            code = subprocess.run(
-                self._words,
-                input=message,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, MARKER_NAME: marker, **leftovers.mark()},
-                process_group=0,  # Ctrl-C in the terminal is not for the command
-                timeout=self._limit_seconds,
-            ).returncode
-            problem = f"exit code {code}" if code else ""
-        except (OSError, ValueError) as error:
-            problem = str(error)
-        except subprocess.TimeoutExpired:
-            problem = f"no end after {self._limit_seconds:g} s"
-        if left := _end([marker]):
-            problem = f"could not be ended: {', '.join(left)}"
-        if problem:
-            self._note(f"--notify: the notification of {event} failed: {problem}")
-
-
-def _end(markers: Iterable[str]) -> list[str]:
-    """End the processes with these markers. Returns those that cannot be ended."""
-    tree = ProcessTree(None, lambda process: False)
-    tree.markers.update(markers)
-    return tree.end(_GRACE_SECONDS)
+    def _report(self) -> None:
+        """Print a line for each command that has failed since the last call."""
+        for event, process in self._processes:
+            if process.poll():
+                self._note(f"--notify: the notification of {event} failed: exit code {process.returncode}")
+        self._processes = [(event, process) for event, process in self._processes if process.returncode is None]
 
 
 def event_of(record: Record, own: Sequence[Record]) -> str | None:

@@ -1,6 +1,7 @@
 """`uv run nightshift night`: which night a request means, on which branch, who proposes, and the exit code."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,13 +19,14 @@ from nightshift.agents.presets import PRESETS, SEARCHES
 from nightshift.agents.sandbox import end_earlier
 from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
-from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Unavailable
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.admission import require_ready, warnings
+from nightshift.experiment.branch import checked_head
 from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
 from nightshift.night.loop import Night, undecided
 from nightshift.night.notify import Notifier
@@ -58,11 +60,7 @@ def night(
         old = load(ledger)
         sweep(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
-        setup = open_night(root, request, reporter, branch)
-        proposer = proposer_of(request, setup)
-        if request.agent in SEARCHES and request.direction is not None:
-            raise UsageError(f"--direction: {request.agent} reads no text", "Leave --direction out, or name an agent.")
-        direction = read_direction(root, request.direction)  # the user is still there to put it right
+        setup, proposer, direction = open_night(root, request, reporter, branch)
         for warning in warnings(setup):
             reporter.note(f"warning: {warning}")
         setup.engine.prepare_at_start(reporter.note)
@@ -149,26 +147,44 @@ def stop_night(root: Path) -> str:
     return "\n".join(notes or ["nothing of a night is left here"])
 
 
-def open_night(root: Path, request: NightRequest, reporter: Reporter, branch: str | None) -> Setup:
+def open_night(
+    root: Path, request: NightRequest, reporter: Reporter, branch: str | None
+) -> tuple[Setup, Proposer, str]:
     """Switch back to the branch of the night that was cut off, if it is the same night. Return the set-up, whose engine
-    is ready. Call as the controller."""
+    is ready, the proposer and the direction. Call as the controller."""
     if (root / STOP_NAME).exists():
         raise UsageError(f"the file {STOP_NAME} is still in the checkout", "Delete it, then start the night.")
     repo, old = Repo(root), load(Ledger(root))
-    head = repo.head()
+    head = checked_head(repo)
     is_away = old is not None and branch in (None, old.branch) and _is_same(old, request, datetime.now(UTC))
     if old is not None and is_away and repo.is_default(head.branch) and old.branch in repo.branches():
+        _require_switch(repo, head, old.branch)
         repo.switch(old.branch)
         reporter.note(f"switched from {head} back to {old.branch}, the branch of the night that was cut off")
-    setup = open_setup(root, request.request, reporter)
+    setup = open_setup(root, request.request, reporter, branch)
     require_ready(setup, setup.executor.free_slots)
-    return setup
+    proposer = proposer_of(request, setup)
+    if request.agent in SEARCHES and request.direction is not None:
+        raise UsageError(f"--direction: {request.agent} reads no text", "Leave --direction out, or name an agent.")
+    return setup, proposer, read_direction(root, request.direction)
+
+
+def _require_switch(repo: Repo, head: Head, branch: str) -> None:
+    """Raise UsageError, with the command for the user, where this process may not switch back to the night's branch."""
+    fix = f"git switch {shlex.quote(branch)}, then the same command resumes it."
+    if repo.is_dirty():
+        cause = f"files have changes that are not committed, and the night that was cut off works on {branch}"
+        raise UsageError(cause, f"Commit them, or put them aside: git stash && {fix}")
+    here, there = repo.files_at(str(head.commit)), repo.files_at(repo.branches()[branch])
+    if any(here.get(name) != there.get(name) for name in {*here, *there} if name.startswith("nightshift/")):
+        cause = f"the night that was cut off works on {branch}, whose nightshift/ is another one than that of {head}"
+        raise UsageError(cause, fix)
 
 
 def create_branch(root: Path, request: NightRequest, reporter: Reporter, branch: str | None) -> None:
     """Check out the night's branch before a process of its own runs the night (--detach)."""
     with Ledger(root).controller():
-        open_night(root, request, reporter, branch).begin(branch)
+        open_night(root, request, reporter, branch)[0].begin(branch)
 
 
 def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:

@@ -1,9 +1,10 @@
 """A night in words: the summary after every experiment."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign
@@ -11,7 +12,7 @@ from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.next_run import next_stage
 from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, PAGE_NAME, Cost, Record, Stage
-from nightshift.campaign.results import Counts, last_scores, standing_text
+from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.certify import Comparison
 from nightshift.experiment.setup import Setup
@@ -20,7 +21,7 @@ from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, n
 from nightshift.text import clean, local
 
 SUMMARY_NAME = "night.txt"
-MESSAGE_VERSION = 1  # of what --notify gets
+MESSAGE_VERSION = 2  # of what --notify gets
 _NUM_SHOWN = 5
 _MAX_DESCRIPTION = 160
 
@@ -50,13 +51,13 @@ def summary(
 ) -> str:
     """Return a dozen lines of plain text. `cost`: of the night's proposals and runs."""
     own = state.own(records)
-    counts = Counts.of(own, campaign.kept)
+    table = campaign.rows(own)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.request.agent} on {state.branch}",
         f"since:        {local(datetime.fromisoformat(state.started))} ({hours:.1f} h)",
         *([f"agent:        {NOT_ISOLATED}"] if state.sandbox == NO_SANDBOX else []),
-        f"counted:      {counts}",
+        f"counted:      {Counts.of(table)}",
         f"cost:         {cost}",
     ]
     if campaign.standing is not None:
@@ -70,15 +71,15 @@ def summary(
         lines.append(f"waiting:      {clean(state.unavailable.describe(state.request.agent, state.fills), 500)}")
     lines += [f"certificate:  {state.certificate}"] if state.certificate else []
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
-    lines += [stop, *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])]
+    lines += [stop, *map(one_line, table[-_NUM_SHOWN:])]
     return "\n".join(lines)
 
 
-def one_line(record: Record, campaign: Campaign) -> str:
-    # A crash that decided nothing is called by its reason.
-    verdict = record.failure if record.failure and record.decided is None else record.status
-    description = clean(record.proposal.description, _MAX_DESCRIPTION)
-    return f"  {record.number:04d} {verdict:12}{campaign.effect(record) or ''!s:16}{description}{record.run.with_rider}"
+def one_line(row: Row) -> str:
+    """Return number, verdict, effect at the decision and hypothesis of an experiment."""
+    verdict = f"crash ({row.failure})" if row.failure and row.verdict == "crash" else row.status
+    rider = f" (also re-testing {row.rider})" if row.rider else ""
+    return f"  {row.number:04d} {verdict:20}{row.effect or ''!s:16}{clean(row.description, _MAX_DESCRIPTION)}{rider}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
@@ -115,7 +116,7 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
     counts = None
     try:
         records = setup.ledger.records()
-        counts = Counts.of(state.own(records), Campaign.of(records, state.branch, state.rules_hash).kept)
+        counts = Counts.of(Campaign.of(records, state.branch, state.rules_hash).rows(state.own(records)))
     except Interrupted:
         raise
     except (NightshiftError, OSError, ValueError) as error:
@@ -126,9 +127,9 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
         "event": event,
         "campaign": state.branch,
         "experiment": record.number if record else None,
-        "verdict": record.status if record else None,
+        "verdict": verdict_of(record) if record else None,
         "effect_at_decision": effect.mean if effect else None,
         "why": clean(why),
-        "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
+        "counts": None if counts is None else {"line": str(counts), **msgspec.structs.asdict(counts)},
         "page": str((setup.ledger.runs_dir / PAGE_NAME).absolute()),
     }

@@ -1,7 +1,7 @@
-"""The geometry of the progress chart: where every dot, line and label of the page and of progress.png stands.
+"""The geometry of the page's charts: where every dot, line and label of a drawing is, which scales as a whole.
 
-Coordinates are pixels: x from the left of the drawing, y downwards from the top of the plot. The labels stand above it,
-at negative y. Nothing here draws.
+Coordinates are units of its viewBox: x from the left of the drawing, y downwards from the top of the plot. The labels
+are above it, at negative y. Nothing here draws.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
-from statistics import median, quantiles
+from statistics import quantiles
 
 from nightshift.campaign import records
-from nightshift.campaign.records import Z95, Standing, Verdict
+from nightshift.campaign.records import Z95, Standing
 from nightshift.config.train_toml import Change
 from nightshift.config.values import shorten
 from nightshift.report.data import Experiment
-from nightshift.report.text import brief, effect, half, incumbent_score, score, verdict
+from nightshift.report.text import brief, effect, half, incumbent_score, score
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
@@ -63,7 +63,7 @@ def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
     values = [change.new or "unset" for _, change in trials]
     place = _positions({current, *values})
     gains = [(100 * e.effect.mean, 100 * half(e.effect.sd)) for e, _ in trials if e.effect is not None]
-    floor = lowest_shown([gain for gain, _ in gains])
+    floor = lowest_shown([gain for gain, _ in gains], 5.0)
     ends = [0.0, *(gain + sign * spread for gain, spread in gains if gain >= floor for sign in (-1, 1))]
     margin = 0.08 * (max(ends) - min(ends)) or 1.0
     axis = Axis(min(ends) - margin, max(ends) + margin, _PANEL_TOP, _PANEL_BOTTOM)
@@ -87,19 +87,19 @@ def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
     e, change = trial
     is_alone = len(e.changes) == 1
     told = effect(e.effect) if e.effect else "crash"
-    title = f"{e.number:04d} {e.record.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
+    title = f"{e.number:04d} {e.row.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
     title += "" if is_alone else "\ntogether with other keys"
-    kind = e.record.status if is_alone else f"{e.record.status} shared"
+    kind = e.verdict if is_alone else f"{e.verdict} shared"
     gain, spread = (100 * e.effect.mean, 100 * half(e.effect.sd)) if e.effect else (None, None)
     return axis.dot(e, kind, title, x, gain, spread, crash_y=_PANEL_BOTTOM + 9)
 
 
-def lowest_shown(gains: Sequence[float]) -> float:
-    """In pp. A collapse below it would squeeze all other trials into a line."""
-    if len(gains) < 4:
+def lowest_shown(values: Sequence[float], least: float) -> float:
+    """A collapse below it would squeeze all other values into a line. `least`: of the distance of the quartiles."""
+    if len(values) < 4:
         return -math.inf
-    first, middle, third = quantiles(gains, n=4, method="inclusive")
-    return middle - 4 * max(third - first, 5.0)
+    first, middle, third = quantiles(values, n=4, method="inclusive")
+    return middle - 4 * max(third - first, least)
 
 
 def _positions(values: set[str]) -> dict[str, float]:
@@ -138,27 +138,11 @@ _CRASH_HEIGHT, _MANY = 22, 300
 _AXIS_HEIGHT = 34
 _GENERIC_LEAVES = ("type", "name", "enabled", "num")
 
+WIDTH, LEFT, RIGHT = 880.0, 46.0, 744.0  # of the drawing, and where its plot begins and ends
+_HEIGHT = 300.0  # of the plot
+_MAX_LEVELS, _MAX_LABELS = 8, 20
+
 Point = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """One layout: the drawing's width, the plot's margins and height, and how many labels it bears."""
-
-    name: str
-    width: float
-    left: float
-    right: float
-    plot_height: float
-    max_levels: int
-    max_labels: int
-
-
-SIZES = (
-    Size("wide", 1080, 46, 136, 330, 8, 24),
-    Size("medium", 720, 42, 136, 300, 8, 16),
-    Size("narrow", 356, 36, 8, 230, 9, 12),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +152,7 @@ class Dot:
     number: int
     x: float
     y: float
-    kind: str  # baseline | keep | left | discard | measured | crash
+    kind: str  # baseline | keep | left | discard | re-run | crash
     title: str
     low: float | None = None
     high: float | None = None
@@ -239,7 +223,6 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    size: Size
     top: float  # of the drawing: 0 is that of the plot
     height: float
     radius: float
@@ -254,34 +237,28 @@ class Chart:
     y_ticks: tuple[Text, ...]
     x_ticks: tuple[Text, ...]
 
-    @property
-    def plot_right(self) -> float:
-        return self.size.width - self.size.right
 
-
-def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | None:
+def progress_chart(experiments: Sequence[Experiment]) -> Chart | None:
     """The chart of all experiments with a verdict; None if none was measured."""
     shown = [e for e in experiments if e.is_crash or e.has_score]
     if not any(e.has_score for e in shown):
         return None
-    plot_width = size.width - size.left - size.right
-    pitch = plot_width / len(shown)
-    xs = [size.left + (i + 0.5) * pitch for i in range(len(shown))]
-    axis = Axis(*_range(shown), top=0.0, bottom=size.plot_height)
+    pitch = (RIGHT - LEFT) / len(shown)
+    xs = [LEFT + (i + 0.5) * pitch for i in range(len(shown))]
+    axis = Axis(*_range(shown), top=0.0, bottom=_HEIGHT)
     crash_y = axis.bottom + _CRASH_HEIGHT / 2 + 2
     dots = [
         axis.dot(e, e.kind, _title(e, len(shown)), x, None if e.is_crash else e.record.score, e.spread, crash_y)
         for e, x in zip(shown, xs, strict=True)
     ]
     has_crash = any(e.is_crash for e in shown)
-    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept]
-    labels = _labels(kept, size)
-    line, band = _steps(shown, xs, size.width - size.right, axis)
+    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.row.now == "kept"]
+    labels = _labels(kept)
+    line, band = _steps(shown, xs, axis)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
     top = min((label.y for label in labels), default=0.0) - 20
     bottom = axis.bottom + _CRASH_HEIGHT * has_crash + _AXIS_HEIGHT
     return Chart(
-        size=size,
         top=top,
         height=bottom - top,
         radius=min(max(0.36 * pitch, 1.5), 4.5),
@@ -289,36 +266,30 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         incumbent=tuple(line),
         band=tuple(band),
         baseline_y=axis.y(standing.baseline) if standing else None,
-        unscored=Text(size.left - 8, crash_y + 4, "crash") if has_crash else None,
-        ends=_ends(standing, axis, size) if standing else (),
+        unscored=Text(LEFT - 8, crash_y + 4, "crash") if has_crash else None,
+        ends=_ends(standing, axis) if standing else (),
         labels=tuple(labels),
         num_unlabelled=len(kept) - len(labels),
-        y_ticks=tuple(Text(size.left - 8, y + 4, text) for y, text in axis.ticks(6)),
-        x_ticks=tuple(_x_ticks(shown, xs, bottom - 14, int(plot_width / 46))),
+        y_ticks=tuple(Text(LEFT - 8, y + 4, text) for y, text in axis.ticks(6)),
+        x_ticks=tuple(_x_ticks(shown, xs, bottom - 14)),
     )
 
 
 def _range(shown: Sequence[Experiment]) -> Point:
-    """The scores that the axis spans: the beliefs and the keeps whole, the rest unless it lies far below."""
-    core: list[float] = []
-    for e in shown:
-        if e.standing:
-            spread = Z95 * e.standing.incumbent_sd
-            core += [e.standing.incumbent - spread, e.standing.incumbent + spread, e.standing.baseline]
-        if e.record.score is not None and e.record.status == Verdict.KEEP:
-            core += [e.record.score - (e.spread or 0.0), e.record.score + (e.spread or 0.0)]
+    """The scores that the axis spans: the estimates, and all scores but those that lie far below."""
     scores = [e.record.score for e in shown if not e.is_crash and e.record.score is not None]
-    core = core or scores
-    spreads = [e.spread for e in shown if e.spread is not None]
-    floor = min(core) - max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
-    low, high = min(s for s in [*core, *scores] if s >= floor), max([*core, *scores])
-    margin = 0.04 * max(high - low, 0.01)
-    return low - margin, high + margin
+    floor = lowest_shown(scores, 0.05)
+    ends = [score for score in scores if score >= floor]
+    for standing in (e.standing for e in shown if e.standing):
+        spread = Z95 * standing.incumbent_sd
+        ends += [standing.incumbent - spread, standing.incumbent + spread, standing.baseline]
+    margin = 0.04 * max(max(ends) - min(ends), 0.01)
+    return min(ends) - margin, max(ends) + margin
 
 
 def _title(e: Experiment, num_shown: int) -> str:
     """What hovering shows; of hundreds less, for the table says the rest."""
-    parts = [f"{e.number:04d} {verdict(e)}"]
+    parts = [f"{e.number:04d} {e.row.status}"]
     if e.record.score is not None:
         parts.append(f"score {score(e.record.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
     if e.effect is not None:
@@ -326,13 +297,11 @@ def _title(e: Experiment, num_shown: int) -> str:
     return "\n".join([*parts, brief(e.record.proposal.description, 80)] if num_shown <= _MANY else parts)
 
 
-def _steps(
-    shown: Sequence[Experiment], xs: Sequence[float], right: float, axis: Axis
-) -> tuple[list[Point], list[Point]]:
+def _steps(shown: Sequence[Experiment], xs: Sequence[float], axis: Axis) -> tuple[list[Point], list[Point]]:
     """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon."""
     line, upper, lower = list[Point](), list[Point](), list[Point]()
     known = [(x, e.standing) for e, x in zip(shown, xs, strict=True) if e.standing]
-    for (x, standing), end in zip(known, [*(x for x, _ in known[1:]), right], strict=False):
+    for (x, standing), end in zip(known, [*(x for x, _ in known[1:]), RIGHT], strict=False):
         half = Z95 * standing.incumbent_sd
         for points, value in ((line, 0.0), (upper, half), (lower, -half)):
             y = axis.y(standing.incumbent + value)
@@ -340,11 +309,9 @@ def _steps(
     return line, [*upper, *reversed(lower)]
 
 
-def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
+def _ends(standing: Standing, axis: Axis) -> tuple[Text, ...]:
     """The values of both lines beside their right ends, moved apart where they are close."""
-    if size.name == "narrow":
-        return ()
-    x, incumbent, baseline = size.width - size.right + 8, axis.y(standing.incumbent), axis.y(standing.baseline)
+    x, incumbent, baseline = RIGHT + 8, axis.y(standing.incumbent), axis.y(standing.baseline)
     below = Text(x, baseline + 4, f"baseline {score(standing.baseline)}")
     if incumbent == baseline:
         return (below,)
@@ -353,10 +320,10 @@ def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
     return above, replace(below, y=below.y - shift)
 
 
-def _labels(kept: Sequence[tuple[Experiment, Dot]], size: Size) -> list[Label]:
+def _labels(kept: Sequence[tuple[Experiment, Dot]]) -> list[Label]:
     names = short_names(change.key for e, _ in kept for change in e.changes)
-    telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].effect.mean) if each[0].effect else 0.0)
-    return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)], size)
+    telling = nlargest(_MAX_LABELS, kept, key=lambda each: abs(each[0].effect.mean) if each[0].effect else 0.0)
+    return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)])
 
 
 def _texts(e: Experiment, names: Mapping[str, str]) -> list[str]:
@@ -371,7 +338,7 @@ def _texts(e: Experiment, names: Mapping[str, str]) -> list[str]:
     return [*(shorten(text, limit - len(suffix)) + suffix for text, limit in limits), number]
 
 
-def place(flags: Sequence[tuple[Dot, Sequence[str]]], size: Size) -> list[Label]:
+def place(flags: Sequence[tuple[Dot, Sequence[str]]]) -> list[Label]:
     """A label for each of the dots, from left to right, with the first of its texts for which there is room.
 
     A text begins at its own leader line, so that it covers leaders and texts to its right only: it stands above all of
@@ -382,7 +349,7 @@ def place(flags: Sequence[tuple[Dot, Sequence[str]]], size: Size) -> list[Label]
         for text in texts:
             end = dot.x + LABEL_GAP + len(text) * CHARACTER_WIDTH
             level = 1 + max((label.level for label in labels if label.dot.x <= end + LABEL_GAP), default=-1)
-            if end <= size.width and level < size.max_levels:
+            if end <= WIDTH and level < _MAX_LEVELS:
                 labels.append(Label(dot, level, text))
                 break
     return labels[::-1]
@@ -396,8 +363,8 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     return {key: ".".join(found[-1 if is_telling[found[-1]] else -2 :]) for key, found in segments.items()}
 
 
-def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float, most: int) -> list[Text]:
+def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float) -> list[Text]:
     sizes = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
-    every = next(size for size in sizes if len(shown) / size <= most)
+    every = next(size for size in sizes if len(shown) / size <= 15)
     labelled = [(x, e.number) for e, x in zip(shown, xs, strict=True) if e.number % every == 0]
     return [Text(x, y, str(number)) for x, number in labelled or [(xs[0], shown[0].number)]]

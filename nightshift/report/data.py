@@ -1,23 +1,27 @@
-"""The numbers of the morning page: every one from the ledger, None where the ledger has none.
+"""The numbers of the morning page: every one from the ledger and the files of runs, None where these have none.
 
-A campaign here is what one branch ran under one rules hash: results compare only within it.
+A campaign here is what one branch ran under one rules hash: results compare only within it. The files of a run are
+written by processes that may have been killed at any byte: what cannot be read is absent.
 """
 
+import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import (
+    ANSWERS_NAME,
     NIGHT_NAME,
     NOT_ISOLATED,
     Z95,
@@ -25,66 +29,101 @@ from nightshift.campaign.records import (
     Change,
     Cost,
     Effect,
-    Failure,
     NightStatus,
     Record,
     Stage,
     Standing,
-    Verdict,
 )
-from nightshift.campaign.results import Counts, last_scores
+from nightshift.campaign.results import UNDECIDED, Counts, Row, last_scores, verdict_of
 from nightshift.config import train_toml
 from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import Comparison, read_comparisons
-from nightshift.files import read_json
+from nightshift.files import read_json, read_rows
+from nightshift.report.slices import SelectionSet, Slice
+from nightshift.report.timing import Seconds, split_experiment
 from nightshift.text import clean
 
-MEASURED = (Verdict.KEEP, Verdict.DISCARD, Verdict.MEASURED)
-Span = tuple[datetime, datetime]
+MEASURED = ("baseline", "keep", "discard", "re-run")  # verdicts
+
+# What the page draws of every run: the name in metrics.jsonl, and its words.
+CURVES = {
+    "reward_mean": "reward",
+    "entropy": "entropy",
+    "completion_tokens_mean": "length, tokens",
+    "grad_norm": "gradient norm",
+    "kl": "KL",
+    "truncated_share": "truncated share",
+}
+_MAX_POINTS = 48
+# Of more experiments the details are those of keeps, of the last ones and of the largest differences: see page.py.
+_MAX_DETAILS = 150
+_NUM_LAST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
+
+    `problem` is its text, None without its data.
+    """
+
+    environment: str
+    key: str
+    score: float
+    answer: str
+    completion: str
+    num_tokens: int | None = None
+    truncated: bool = False
+    problem: str | None = None
+    games: tuple[dict[str, str], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """One row of the page. Scores are fractions.
 
-    `standing` is what was believed after this experiment, None where it was not measured or decided nothing. `effect`
-    is what its change adds to the incumbent as it is believed now, None where it has no change or none was measured.
-    `since`: what became of its change, see Campaign.since.
+    `standing` is what was estimated after this experiment, None where it was not measured or decided nothing. What its
+    files contain is left out without details; `rollouts` is None then. `answers`: to the examples that were asked for,
+    by (package, key).
     """
 
     record: Record
+    row: Row
     changes: tuple[train_toml.Change, ...]
     standing: Standing | None
-    effect: Effect | None = None
-    since: str = ""
+    uses: Seconds = field(default_factory=dict)
+    curves: Mapping[str, Any] = field(default_factory=dict)  # empty without a run
+    rollouts: tuple[Rollout, ...] | None = None
+    lost_game: Mapping[str, str] = field(default_factory=dict)
+    slices: tuple[Slice, ...] = ()  # of a measured change, against the last keep before it
+    answers: Mapping[tuple[str, str], Rollout] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
         return self.record.number
 
     @property
+    def effect(self) -> Effect | None:
+        """Of its change, at its decision."""
+        return self.row.effect
+
+    @property
+    def verdict(self) -> str:
+        return self.row.verdict or UNDECIDED
+
+    @property
     def is_crash(self) -> bool:
         """True if it came to nothing, and nobody had asked it to stop."""
-        return self.group == Verdict.CRASH
+        return self.verdict == "crash"
 
     @property
     def has_score(self) -> bool:
-        return self.record.status in MEASURED and self.record.score is not None
-
-    @property
-    def is_baseline(self) -> bool:
-        """True for the first measured experiment, which is compared with nothing."""
-        return self.record.status == Verdict.KEEP and self.record.parent is None
-
-    @property
-    def is_kept(self) -> bool:
-        return self.since.endswith("confirmed")
-
-    @property
-    def has_left(self) -> bool:
-        """True if its change was kept, and was reverted or replaced."""
-        return self.since in ("reverted", "replaced")
+        return self.verdict in MEASURED and self.record.score is not None
 
     @property
     def spread(self) -> float | None:
@@ -92,19 +131,9 @@ class Experiment:
         return Z95 * self.standing.run_sd if self.standing and self.record.evaluation else None
 
     @property
-    def group(self) -> str:
-        """What it is counted as: baseline, started, keep, also if it left, discard, measured, crash or interrupted."""
-        is_interrupted = self.record.status == Verdict.CRASH and self.record.failure is Failure.INTERRUPTED
-        return "baseline" if self.is_baseline else "interrupted" if is_interrupted else str(self.record.status)
-
-    @property
     def kind(self) -> str:
-        """How it is drawn: as a keep if the incumbent holds its change, as left if it did, else as its group."""
-        return "keep" if self.is_kept else "left" if self.has_left else self.group
-
-    @property
-    def effect_at_decision(self) -> Effect | None:
-        return self.record.decision.estimate if self.record.decision else None
+        """How it is drawn: as a keep if the incumbent has its change, as left if it had, else as its verdict."""
+        return {"": self.verdict, "kept": "keep"}.get(self.row.now, "left")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +178,16 @@ class Morning:
 
     @property
     def baseline(self) -> Experiment | None:
-        return next((e for e in self.experiments if e.is_baseline), None)
+        return next((e for e in self.experiments if e.verdict == "baseline"), None)
 
     @property
     def left(self) -> tuple[Experiment, ...]:
         """The experiments whose change was kept, and is not any more."""
-        return tuple(e for e in self.experiments if e.has_left)
+        return tuple(e for e in self.experiments if e.kind == "left")
 
     @property
     def counts(self) -> Counts:
-        return Counts.of((e.record for e in self.experiments), self.campaign.kept)
+        return Counts.of([e.row for e in self.experiments])
 
     @property
     def user_decisions(self) -> list[str]:
@@ -183,10 +212,6 @@ class Morning:
     def uncommitted(self) -> str | None:
         """What git did not take of the last verdicts, in one line; None if nothing is missing."""
         return uncommitted([e.record for e in self.experiments], self.branch)
-
-    @property
-    def crash_causes(self) -> Counter[str]:
-        return Counter(str(e.record.failure or "cause not recorded") for e in self.experiments if e.is_crash)
 
 
 class Shown(NamedTuple):
@@ -214,7 +239,7 @@ def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Show
     if branch is None:
         branch = head_branch if head_branch in branches or not records else records[-1].branch
     ours = [r for r in records if r.branch == branch]
-    last = next((r for r in reversed(ours) if r.status in MEASURED), ours[-1] if ours else None)
+    last = next((r for r in reversed(ours) if verdict_of(r) in MEASURED), ours[-1] if ours else None)
     rules_hash = last.rules_hash if last else ""
     shown = [r for r in ours if r.rules_hash == rules_hash]
     if others := len(ours) - len(shown):
@@ -225,16 +250,10 @@ def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Show
 def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     """What the page says of one branch. Damaged records become notes. UsageError as `shown_campaign`."""
     branch, rules_hash, shown, campaign, notes = shown_campaign(ledger, branch, head_branch)
-    decided = {record.number for record in campaign.decided if record.status in MEASURED}
+    standings = {record.number: record.judgement.standing for record in campaign.decided if record.judgement}
     experiments = tuple(
-        Experiment(
-            record=r,
-            changes=changes_of(r.diff),
-            standing=r.judgement.standing if r.judgement and r.number in decided else None,
-            effect=campaign.effect(r),
-            since=campaign.since(r) if r.number in decided else "",
-        )
-        for r in shown
+        Experiment(record, row, changes_of(record.diff), standings.get(record.number))
+        for record, row in zip(shown, campaign.rows(shown), strict=True)
     )
     comparisons, damage = list[Comparison](), None
     try:
@@ -350,7 +369,69 @@ def _obsolete(certified: Comparison, branch: str, rules_hash: str, configs: tupl
     return None
 
 
-def span(began: str, seconds: float | None = None) -> Span:
-    """Return when a run began and ended; an interrupted one ended at once."""
-    start = datetime.fromisoformat(began)
-    return start, start + timedelta(seconds=seconds or 0.0)
+def detailed(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """Those that are shown with details, in order: keeps, the last and the most telling ones."""
+    keeps = [e for e in experiments if e.verdict in ("baseline", "keep")][-_MAX_DETAILS // 2 :]
+    telling = sorted(experiments, key=lambda e: -abs(e.effect.mean) if e.effect else 0.0)
+    chosen = dict.fromkeys(e.number for e in (*keeps, *experiments[-_NUM_LAST:], *telling))
+    numbers = set(list(chosen)[:_MAX_DETAILS])
+    return [e for e in experiments if e.number in numbers]
+
+
+def with_details(
+    e: Experiment,
+    ledger: Ledger,
+    measured: Mapping[int, Record],
+    examples: SelectionSet,
+    wanted: frozenset[tuple[str, str]],
+) -> Experiment:
+    """Add what the files of an experiment contain. `measured`: the records that it may be compared with, by number;
+    `wanted`: the examples whose answers are shown."""
+    record, folder = e.record, ledger.run_dir(e.record.number)
+    steps = read_steps(folder / METRICS_NAME) if record.result else []
+    parent = measured.get(record.parent or 0) if record.number in measured else None
+    answers = read_rollouts(folder) if record.evaluation else []
+    return replace(
+        e,
+        uses=split_experiment(record, steps),
+        curves=curves(steps) if record.result else {},
+        rollouts=tuple(sampled(answers, record.number, examples.texts)),
+        lost_game=lost_game(answers) if record.evaluation and record.evaluation.figures else {},
+        slices=examples.flips(record, parent) if parent else (),
+        answers={place: one for one in answers if (place := (one.environment, one.key)) in wanted},
+    )
+
+
+def curves(steps: Sequence[Step]) -> dict[str, Any]:
+    """Return what was measured in one run: `steps`, and `values` beside them by the names of CURVES, None where it was
+    not measured. At most _MAX_POINTS of each: means of neighbours, 4 significant digits."""
+    size = -(-len(steps) // _MAX_POINTS) or 1
+    buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
+    values = {name: [_mean([getattr(step, name) for step in bucket]) for bucket in buckets] for name in CURVES}
+    measured = {name: means for name, means in values.items() if any(mean is not None for mean in means)}
+    return {"steps": [_mean([step.step for step in bucket]) for bucket in buckets], "values": measured}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(f"{sum(known) / len(known):.4g}") if known else None
+
+
+def read_rollouts(run_dir: Path) -> list[Rollout]:
+    """All answers of one run that can be read, in the order of its file."""
+    return read_rows(run_dir / ANSWERS_NAME, Rollout)
+
+
+def sampled(rows: Sequence[Rollout], seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
+    """The first right, wrong and truncated answer from a place in the file that `seed` alone decides: not chosen."""
+    start = zlib.crc32(str(seed).encode()) % max(len(rows), 1)
+    first = {row.kind: row for row in (*rows[start:], *rows[:start])[::-1]}
+    found = (first[kind] for kind in ("right", "wrong", "truncated") if kind in first)
+    return [replace(row, problem=problems.get((row.environment, row.key))) for row in found]
+
+
+def lost_game(rows: Sequence[Rollout]) -> Mapping[str, str]:
+    """Of the games of a run the first that was lost to the opponent who won most; empty where there was none."""
+    lost = [game for row in rows for game in row.games if game.get("ended") in ("lost", "forfeit")]
+    (worst, _), *_ = Counter(game.get("opponent") for game in lost).most_common(1) or [(None, 0)]
+    return next((game for game in lost if game.get("opponent") == worst), {})

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 
-from nightshift.campaign.records import Record
 from nightshift.report.data import Morning
 from nightshift.report.text import (
     UNKNOWN,
@@ -16,7 +15,6 @@ from nightshift.report.text import (
     plus_minus,
     score,
     share,
-    verdict,
     visible,
 )
 from nightshift.report.timing import Night
@@ -42,9 +40,15 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
             "",
         ]
     if has_picture:
-        lines += ["![Score of every experiment, and the incumbent's believed score](progress.png)", ""]
+        lines += ["![Score of every experiment, and the incumbent's estimated score](progress.svg)", ""]
     if morning.kept:
-        lines += ["## What was kept", "", *kept_table(morning), ""]
+        lines += ["## What was kept", "", "| run | effect, pp | P(it helps) | | change |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {kept.change.name} | {plus_minus(kept.effect)} | {share(kept.effect.p_helps)} "
+            f"| {markdown(kept.support)} | {'<br>'.join(markdown_code(change.line) for change in kept.changes)} |"
+            for kept in morning.kept
+        ]
+        lines.append("")
     if morning.user_decisions:
         lines += [f"- {markdown(line)}" for line in morning.user_decisions] + [""]
     if morning.experiments:
@@ -52,30 +56,17 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += ["## Experiments", ""]
         if left_out > 0:
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
-        lines += ["| run | verdict | score | strict | effect, pp | hypothesis |", "|---|---|---|---|---|---|"]
+        lines += ["| run | verdict | now | score | strict | effect, pp | hypothesis |", f"|{'---|' * 7}"]
         lines += [
-            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.record.score, UNKNOWN)} "
+            f"| {e.number:04d} | {e.verdict} | {e.row.now} | {score(e.record.score, UNKNOWN)} "
             f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
-            f"| {markdown(e.record.proposal.description)}{_besides(e.record)} |"
+            f"| {markdown(e.record.proposal.description)}{words and f' ({words})'} |"
             for e in morning.experiments[-_MAX_ROWS:]
+            for words in [besides(e.record)]
         ]
         lines.append("")
     lines += [f"- {markdown(note, 600)}" for note in morning.notes]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def kept_table(morning: Morning) -> list[str]:
-    """The kept changes, the most certain first, a row each."""
-    rows = [
-        f"| {kept.change.name} | {plus_minus(kept.effect)} | {share(kept.effect.p_helps)} | {markdown(kept.support)} "
-        f"| {'<br>'.join(markdown_code(change.line) for change in kept.changes)} |"
-        for kept in morning.kept
-    ]
-    return ["| run | effect, pp | P(it helps) | | change |", "|---|---|---|---|---|", *rows]
-
-
-def _besides(record: Record) -> str:
-    return f" ({words})" if (words := besides(record)) else ""
 
 
 def markdown(text: str, limit: int = _LONGEST) -> str:

@@ -1,4 +1,4 @@
-"""The morning page: report.html, progress.png and report.md, from the ledger alone.
+"""The morning page: report.html, progress.svg and report.md, from the ledger alone.
 
 report.html is one file without a network: style, scripts, data and drawings are inside. What comes from outside
 (descriptions, rollouts, file names) is escaped by Jinja, made visible by `text.visible`, and cannot run: the page's
@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -32,20 +32,37 @@ from nightshift.config.values import Value, value_text
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text
-from nightshift.report.charts import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
-from nightshift.report.data import Experiment, Morning, counted, decided_by_user, gather
+from nightshift.report.charts import (
+    LEFT,
+    PANEL_HEIGHT,
+    PANEL_WIDTH,
+    RIGHT,
+    WIDTH,
+    Chart,
+    Panel,
+    key_panels,
+    progress_chart,
+)
+from nightshift.report.data import (
+    CURVES,
+    Experiment,
+    Morning,
+    counted,
+    decided_by_user,
+    detailed,
+    gather,
+    with_details,
+)
 from nightshift.report.markdown import summary
-from nightshift.report.rows import Row, detailed, rows
-from nightshift.report.runs import CURVES
 from nightshift.report.slices import SelectionSet, shown_examples
 from nightshift.report.text import Headline
-from nightshift.report.timing import Night, Use, nights
+from nightshift.report.timing import Night, Use, nights, split_experiment
 
 _MAX_TEXTS = 6000  # answers: with 150 experiments those to 40 examples
 _MAX_EXAMPLES = 200
 _MAX_ANSWER, _MAX_PROBLEM = 240, 600  # characters
 _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
-FIGURES = ("verdict", "score", "strict score", "effect", "effect_at_decision")
+FIGURES = ("verdict", "score", "strict score", "effect_at_decision")
 
 Keys = frozenset[tuple[str, str]]  # of examples: (package, key)
 Settings = Mapping[str, Value | None]  # by key; None: unset
@@ -75,9 +92,9 @@ def _spelled(value: Value | None) -> str:
     return "unset" if value is None else value_text(value)
 
 
-def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: SelectionSet) -> Markup:
-    shown = [row for row in rows if row.rollouts is not None]
-    keys = list(dict.fromkeys(key for row in shown for key in row.answers))
+def data_block(experiments: Sequence[Experiment], settings: Mapping[int, Settings], examples: SelectionSet) -> Markup:
+    shown = [e for e in experiments if e.rollouts is not None]
+    keys = list(dict.fromkeys(key for e in shown for key in e.answers))
     places = {key: index for index, key in enumerate(examples.texts)}
     texts = dict[str, int]()  # the same answer is told once
     levels = _levels(shown)
@@ -90,16 +107,16 @@ def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: 
             places[key]: [text.visible(text.cut(examples.texts[key], _MAX_PROBLEM))] for key in keys if key in places
         },
         "experiments": {
-            str(row.experiment.number): {
-                **_told(row, first, settings.get(row.experiment.number)),
-                **_scores(row, levels),
+            str(e.number): {
+                **_told(e, first, settings.get(e.number)),
+                **_scores(e, levels),
                 "answers": {
                     places[key]: texts.setdefault(str(text.visible(text.cut(one.completion, _MAX_ANSWER))), len(texts))
-                    for key, one in row.answers.items()
-                    if key in places and examples.scores(row.experiment.record) is not None
+                    for key, one in e.answers.items()
+                    if key in places and examples.scores(e.record) is not None
                 },
             }
-            for row in shown
+            for e in shown
         },
     }
     block["texts"] = list(texts)
@@ -107,43 +124,35 @@ def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: 
     return Markup(encoded.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
-    e = row.experiment
-    figures = (
-        text.verdict(e),
-        text.score(e.record.score, text.UNKNOWN),
-        text.score(e.record.strict_score, text.UNKNOWN),
-        text.effect(e.effect),
-        text.effect(e.effect_at_decision),
-    )
+def _told(e: Experiment, first: Settings, own: Settings | None) -> dict[str, Any]:
+    scores = (text.score(score, text.UNKNOWN) for score in (e.record.score, e.record.strict_score))
     return {
         "title": text.visible(text.brief(e.record.proposal.description, 70)),
-        "figures": figures,
+        "figures": (e.row.status, *scores, text.effect(e.effect)),
         "settings": None if own is None else {key: _spelled(v) for key, v in own.items() if v != first.get(key)},
-        "curves": {"steps": row.curves.steps, "values": row.curves.values} if row.curves else None,
+        "curves": e.curves or None,
     }
 
 
-def _levels(rows: Sequence[Row]) -> dict[float, str]:
+def _levels(experiments: Sequence[Experiment]) -> dict[float, str]:
     """A character for each score that an example got; none where they are too many."""
-    found = {value for row in rows for value in _example_scores(row)}
+    found = {value for e in experiments for value in _example_scores(e)}
     return {value: chr(_FIRST_LEVEL + i) for i, value in enumerate(sorted(found))} if len(found) <= _MAX_LEVELS else {}
 
 
-def _scores(row: Row, levels: Mapping[float, str]) -> dict[str, str]:
+def _scores(e: Experiment, levels: Mapping[float, str]) -> dict[str, str]:
     """Of its run, an example a character; of the same `set` are the scores of the same examples."""
-    scores, evaluation = _example_scores(row) if levels else (), row.experiment.record.evaluation
+    scores, evaluation = _example_scores(e) if levels else (), e.record.evaluation
     if not scores or evaluation is None:
         return {}
     return {"scores": "".join(map(levels.__getitem__, scores)), "set": evaluation.examples_sha256[:12]}
 
 
-def _example_scores(row: Row) -> tuple[float, ...]:
-    evaluation = row.experiment.record.evaluation
-    return evaluation.example_scores if evaluation else ()
+def _example_scores(e: Experiment) -> tuple[float, ...]:
+    return e.record.evaluation.example_scores if e.record.evaluation else ()
 
 
-PICTURE_NAME = "progress.png"
+PICTURE_NAME = "progress.svg"
 TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("draw", "table", "compare", "start")
 _POLICY = (
@@ -158,9 +167,8 @@ class View:
 
     morning: Morning
     headline: Headline
-    rows: tuple[Row, ...]
     panels: tuple[Panel, ...]
-    charts: tuple[Chart, ...]
+    chart: Chart | None
     nights: tuple[Night, ...]
     compared: Markup  # JSON
     notebook: tuple[str, ...]  # its lines; none where it says nothing
@@ -170,7 +178,7 @@ class View:
 def write_report(
     root: Path, now: datetime, output: Path | None = None, branch: str | None = None, *, is_live: bool = False
 ) -> tuple[Headline, list[Path]]:
-    """Write report.html, report.md and progress.png (not without a measured experiment) into `output`, or runs/.
+    """Write report.html, report.md and progress.svg (not without a measured experiment) into `output`, or runs/.
 
     `is_live`: see `render`. Raises UsageError for a branch without experiments, EngineError when the disk refuses.
     """
@@ -179,20 +187,18 @@ def write_report(
     with _writable(folder):
         if folder.is_dir():
             tempfile.TemporaryFile(dir=folder).close()  # refused before the page is drawn
-    from nightshift.report.png import draw
-
     view = view_of(ledger, Repo(root).head().branch, now, branch)
     files = {
         PAGE_NAME: render(view, is_live).encode(),
-        "report.md": summary(view.morning, view.headline, view.nights, bool(view.charts)).encode(),
+        "report.md": summary(view.morning, view.headline, view.nights, view.chart is not None).encode(),
     }
-    if view.charts:
-        files[PICTURE_NAME] = draw(view.charts[0], view.headline.title)
+    if view.chart is not None:
+        files[PICTURE_NAME] = _environment().get_template("progress.svg.j2").render(_context(view)).encode()
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_atomically(folder / name, data)
-        if not view.charts:
+        if view.chart is None:
             (folder / PICTURE_NAME).unlink(missing_ok=True)  # one of another campaign would lie beside this page
     return view.headline, [folder / name for name in files]
 
@@ -214,18 +220,21 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     shown = detailed(morning.experiments)
     examples = shown_examples(morning.environments, ledger.tsv_path.parent)
     wanted = dividing(shown, examples)
-    found = rows(morning.experiments, shown, ledger, examples, wanted)
+    measured = {e.number: e.record for e in morning.experiments if e.standing}
+    details = {e.number: with_details(e, ledger, measured, examples, wanted) for e in shown}
+    experiments = tuple(
+        details.get(e.number) or replace(e, uses=split_experiment(e.record, [])) for e in morning.experiments
+    )
+    morning = replace(morning, experiments=experiments)
     configs = settings(load_configs(ledger, [e.record for e in shown]))
-    charts = (progress_chart(morning.experiments, size) for size in SIZES)
     _, *entries = notebook(morning.campaign.decided).rstrip().split("\n")
     return View(
         morning=morning,
         headline=text.headline(morning),
-        rows=tuple(found),
         panels=tuple(key_panels(morning.experiments, morning.campaign.kept)),
-        charts=tuple(chart for chart in charts if chart is not None),
-        nights=tuple(nights([(row.experiment.record, row.uses) for row in found])),
-        compared=data_block(found, configs, examples),
+        chart=progress_chart(morning.experiments),
+        nights=tuple(nights([(e.record, e.uses) for e in experiments])),
+        compared=data_block(experiments, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
         written=now,
     )
@@ -243,7 +252,7 @@ def _environment() -> jinja2.Environment:
     )
     names = (
         "score", "signed", "duration", "short_number", "cut", "brief", "plus_minus", "effect", "share",
-        "contents", "besides", "local", "half", "counts", "certificate_line", "elsewhere_lines",
+        "besides", "local", "half", "certificate_line", "elsewhere_lines",
     )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}
     environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "belied": belied, "counted": counted}
@@ -261,21 +270,17 @@ def draw_page(root: Path, branch: str | None) -> str:
 def render(view: View, is_live: bool = False) -> str:
     """Return the page as one HTML document. `is_live`: the page reloads itself every 30 s."""
     # These files are ours; none holds a closing tag.
-    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     script = "".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    context: dict[str, Any] = {
-        "view": view,
-        "morning": view.morning,
-        "panel_width": PANEL_WIDTH,
-        "panel_height": PANEL_HEIGHT,
-        "uses": list(Use),
-        "style": Markup(style),
-        "script": Markup(script),
-        "policy": _POLICY.format(digest=digest),
-        "is_live": is_live,
-    }
-    return _environment().get_template("report.html.j2").render(context)
+    policy = _POLICY.format(digest=digest)
+    context = {"uses": list(Use), "script": Markup(script), "policy": policy, "is_live": is_live}
+    return _environment().get_template("report.html.j2").render(_context(view) | context)
+
+
+def _context(view: View) -> dict[str, Any]:
+    sizes = {"width": WIDTH, "left": LEFT, "right": RIGHT, "panel_width": PANEL_WIDTH, "panel_height": PANEL_HEIGHT}
+    style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    return {"view": view, "morning": view.morning, "style": style, **sizes}
 
 
 def _coordinate(value: float) -> Markup:

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,11 +10,11 @@ from markupsafe import Markup
 
 from nightshift import text
 from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
-from nightshift.campaign.results import decisions_text
+from nightshift.campaign.results import decisions_text, gain_text
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
 from nightshift.experiment.estimate import NO_DIFFERENCE
-from nightshift.report.data import Experiment, Morning, counted
+from nightshift.report.data import Morning, counted
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -33,10 +34,6 @@ _HIDDEN = re.compile(
 _MAX_TEXT = 4000  # characters of any one text
 
 
-def verdict(e: Experiment) -> str:
-    return f"{e.group}, {e.since}" if e.since else e.group
-
-
 @dataclass(frozen=True, slots=True)
 class Headline:
     """The verdict: `title` is its short form, `sentence` has the numbers, `tone` is good, open, none or bad."""
@@ -48,69 +45,48 @@ class Headline:
 
 def headline(morning: Morning) -> Headline:
     """Did it get better, and by how much? The reported gain, not the best raw score: that one is too high."""
-    standing, count = morning.standing, len(morning.experiments)
-    if not count:
-        return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
-    if morning.counts.crashed + morning.counts.interrupted == count:
-        told = ", ".join(f"{number} {word}" for _, number, word, _ in counts(morning) if number)
-        return Headline("Nothing has been measured", f"{counted(count)}: {told}.", "bad")
+    num, verdicts, standing = len(morning.experiments), morning.counts.verdict, morning.standing
     if standing is None:
-        return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
-    baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
-    later = [e for e in morning.experiments if e.number > baseline and e.record.judgement]
-    if not later:
-        sentence = "Only the baseline has been measured; there is nothing to compare it with."
-        return Headline(f"Baseline: {score(standing.baseline)}", sentence, "none")
-    if not morning.kept:
-        for_good = " for good" if morning.counts.kept else ""
-        sentence = f"{counted(len(later))} after the baseline, none kept{for_good}. "
-        sentence += f"The baseline is believed to score {score(standing.baseline)}."
-        return Headline("No gain so far", _with_last_runs(sentence, morning), "open")
-    low, gain = standing.gain_interval[0], f"{signed(100 * standing.gain)} ± {100 * standing.gain_halfwidth:.1f} pp"
-    scores = f"{score(standing.baseline)} {_ARROW} {incumbent_score(standing)}"
-    certificate = None if morning.obsolete else morning.certificate
-    if certificate:  # one gain comes first, the certified one
-        result = certificate.estimate
-        sentence = f"Certified gain of the incumbent over the baseline: {points(result.difference)} (95 % interval "
-        sentence += f"{_span(result.interval)}). The campaign's own estimate is {gain} ({scores})."
+        is_failure = verdicts.get("crash", 0) + verdicts.get("interrupted", 0) == num
+        first = "The first experiment of a campaign measures its baseline."
+        rows = [(num == 0, "Nothing has been run yet", first, "none")]
+        rows.append((is_failure, "Nothing has been measured", f"{morning.counts}.", "bad"))
+        rows.append((True, "Nothing has been measured yet", "No experiment has its verdict yet.", "none"))
     else:
-        sentence = f"Gain of the incumbent over the baseline: {gain} ({scores})."
-    sentence = _with_last_runs(sentence, morning)
-    last = morning.campaign.incumbent_run or morning.campaign.parent
-    form = compare(last, morning.campaign.baseline) if last and morning.campaign.baseline else None
+        baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
+        later = [e for e in morning.experiments if e.number > baseline and e.record.judgement]
+        certificate = None if morning.obsolete else morning.certificate
+        gain, remarks = _minus(gain_text(standing)), "".join(_remarks(morning))
+        only = "Only the baseline has been measured; there is nothing to compare it with."
+        none = f"{counted(len(later))} after the baseline, none kept{' now' if morning.left else ''}. "
+        none += f"The estimated score of the baseline is {score(standing.baseline)}.{remarks}"
+        rows = [(not later, f"Baseline: {score(standing.baseline)}", only, "none")]
+        rows.append((not morning.kept, "No gain so far", none, "open"))
+        scores = f"{score(standing.baseline)} {_ARROW} {incumbent_score(standing)}"
+        if certificate:  # one gain comes first, the certified one: the title never claims more
+            difference, interval = points(certificate.estimate.difference), _span(certificate.estimate.interval)
+            sentence = f"Certified gain of the incumbent over the baseline: {difference} (95 % interval {interval}). "
+            sentence += f"The campaign's own estimate is {gain} ({scores}).{remarks}"
+            title, tone = _CERTIFIED.get(certificate.verdict, (certificate.verdict, "open"))
+            rows.append((True, f"{title}, certified: {difference}", sentence, tone))
+        sentence = f"Gain of the incumbent over the baseline: {gain} ({scores}).{remarks}"
+        rows.append((standing.gain_interval[0] > 0, f"Better: {gain}", sentence, "good"))
+        perhaps = f"{sentence} The interval includes no gain at all."
+        rows.append((standing.gain > 0, f"Perhaps better: {gain}", perhaps, "open"))
+        rows.append((True, "No gain so far", sentence, "open"))
+    return next(Headline(*words) for holds, *words in rows if holds)
+
+
+def _remarks(morning: Morning) -> Iterator[str]:
+    """Yield what the final check runs scored, and whether more than the answer format was learnt."""
+    if runs := morning.last_runs:
+        yield f" {runs[:1].upper()}{runs[1:]}."
+    campaign = morning.campaign
+    last = campaign.incumbent_run or campaign.parent
+    form = compare(last, campaign.baseline) if last and morning.kept else None
     if form and form.conclusion:
         strict = f"strict score {f' {_ARROW} '.join(map(score, form.strict_scores))}"
-        sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
-    if certificate:  # also for no significant difference: the title never claims more than the certificate
-        title, tone = _CERTIFIED.get(certificate.verdict, (certificate.verdict, "open"))
-        return Headline(f"{title}, certified: {points(certificate.estimate.difference)}", sentence, tone)
-    if standing.gain > 0 >= low:
-        sentence += " The interval includes no gain at all."
-    if low > 0:
-        return Headline(f"Better: {gain}", sentence, "good")
-    return Headline(f"Perhaps better: {gain}" if standing.gain > 0 else "No gain so far", sentence, "open")
-
-
-def _with_last_runs(sentence: str, morning: Morning) -> str:
-    runs = morning.last_runs
-    return f"{sentence} {runs[:1].upper()}{runs[1:]}." if runs else sentence
-
-
-def counts(morning: Morning) -> list[tuple[str, int, str, str]]:
-    """What the experiments came to: group, how many, the word for it, and what is to be said beside it or "".
-
-    A kept change is counted also when it left the incumbent.
-    """
-    found = morning.counts
-    left = [f"{found.reverted} reverted"] if found.reverted else []
-    left += [f"{found.replaced} replaced"] if found.replaced else []
-    return [
-        ("keep", found.kept, "kept", ", ".join(left)),
-        ("discard", found.discarded, "discarded", f"{found.adopted} adopted later" if found.adopted else ""),
-        ("measured", found.measured, "measured again", ""),
-        ("crash", found.crashed, "crashed", ", ".join(f"{n} by {cause}" for cause, n in morning.crash_causes.items())),
-        ("interrupted", found.interrupted, "interrupted", ""),
-    ]
+        yield f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
 
 
 def certificate_line(morning: Morning) -> str:
@@ -172,7 +148,11 @@ def points(value: float | None) -> str:
 
 def effect(value: Effect | None) -> str:
     """`+2.4 ± 4.9 pp`; a dash where nothing is known."""
-    return str(value).replace("-", _MINUS) if value else UNKNOWN
+    return _minus(str(value)) if value else UNKNOWN
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", _MINUS)
 
 
 def plus_minus(value: Effect | None) -> str:
@@ -182,14 +162,6 @@ def plus_minus(value: Effect | None) -> str:
 
 def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{percent(value)} %"
-
-
-def contents(record: Record) -> str:
-    """What a run held besides its new change: `the baseline with 0003, 0005; 0007 measured again`."""
-    run = record.run
-    names = ", ".join(change.name for change in run.kept)
-    held = f"the baseline with {names}" if names else "the baseline"
-    return f"{held}; {run.rider.name} measured again" if run.rider else held
 
 
 def besides(record: Record) -> str:

@@ -8,7 +8,6 @@ from itertools import accumulate
 
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Record, Result
-from nightshift.report.data import span
 
 NIGHT_GAP = timedelta(hours=2)  # a longer pause ends a night; shorter pauses are the proposer's time, and idle
 Seconds = Mapping["Use", float]
@@ -103,3 +102,9 @@ def num_at_once(records: Iterable[Record]) -> int:
     spans = [span(run.started, run.total_seconds) for run in runs]
     changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     return max([1, *accumulate(change for _, change in changes)])
+
+
+def span(began: str, seconds: float | None = None) -> tuple[datetime, datetime]:
+    """Return when a run began and ended; an interrupted one ended at once."""
+    start = datetime.fromisoformat(began)
+    return start, start + timedelta(seconds=seconds or 0.0)

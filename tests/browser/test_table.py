@@ -96,7 +96,7 @@ def test_the_table_as_csv_has_what_is_shown_in_numbers(tab: Tab) -> None:
     tab.page.locator("#sort-effect").click()
     head, *rows = download(tab)
     assert [row[0] for row in rows] == tab.column("number")
-    at = head.index("effect, pp")
+    at = head.index("effect_at_decision, pp")
     assert [float(row[at]) for row in rows] == [pytest.approx(100 * float(v)) for v in tab.column("effect")]
     tab.page.locator("#group-crash").click()
     _, *rows = download(tab)
@@ -156,8 +156,7 @@ def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> N
     text = choose(tab, 4, 13)
     assert f"{one.score:.3f}" in text
     assert f"{other.score:.3f}" in text
-    assert re.search(r"effect\s+\S?\d+\.\d ± \d+\.\d pp", text)
-    assert "effect_at_decision" in text
+    assert re.search(r"effect_at_decision\s+\S?\d+\.\d ± \d+\.\d pp", text)
     before, after = (record.evaluation.example_scores for record in (one, other))
     fixed = sum(b > a for a, b in zip(before, after, strict=True))
     broken = sum(b < a for a, b in zip(before, after, strict=True))

@@ -1,12 +1,14 @@
 """Fixtures that several files of whole processes share."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.night_checkout import BASELINE, furnish, leftovers
-from tests.notify_commands import notify_folder
+from tests.notify_commands import left
 from tests.waiting import wait_for
 
 
@@ -24,6 +26,9 @@ def root(checkout: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where the stand-in commands of --notify lie, and what they got."""
-    with notify_folder(tmp_path) as made:
-        yield made
+    """Where the stand-in command of --notify lies, and what it got."""
+    folder = tmp_path / "notify"
+    folder.mkdir()
+    yield folder
+    for pid in left(folder):
+        os.kill(pid, signal.SIGKILL)

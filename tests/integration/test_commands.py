@@ -30,7 +30,7 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
     stdout, stderr = good_end(start(root, "--budget-seconds", "1", "-m", "first"), root)
     assert stdout.startswith("---\neval_score:")
     values = dict(line.split(":", 1) for line in stdout.splitlines()[1:])
-    assert values["decision"].strip() == "keep"
+    assert values["verdict"].strip() == "baseline"
     assert values["effect_at_decision"].strip() == ""  # a baseline is compared with nothing
     assert "training" in stderr
     assert "\x1b" not in stdout + stderr  # plain in a pipe
@@ -140,7 +140,7 @@ def test_wait_and_status(root: Path) -> None:
     assert code == 0
     assert stdout.startswith("---\neval_score:")
     assert finish(process)[1] == stdout
-    assert status(root).startswith("running:  nothing\ncounted:  1 experiment: the baseline, 0 kept")
+    assert status(root).startswith("running:  nothing\ncounted:  1 experiment: 1 baseline\n")
 
 
 def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:
@@ -157,6 +157,33 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     assert code == 0
     assert stdout in (root / "runs" / "detached.log").read_text()
     no_process_left(root)
+
+
+@pytest.mark.slow
+def test_of_two_detached_starts_at_one_moment_one_runs_and_the_other_says_so(root: Path) -> None:
+    fault(root, "hold", once=False)
+    starts = [start(root, "--budget-seconds", "1", "--detach") for _ in range(2)]
+    ends = sorted(finish(each) for each in starts)
+    (root / "stand-in.json").unlink()
+    assert [code for code, _, _ in ends] == [0, 2]
+    assert "another controller works in this checkout" in ends[1][2]
+    wait_for(lambda: Ledger(root).records()[0].status == "keep")
+    assert "0001" in (root / "runs" / "detached.log").read_text()
+    assert len(Ledger(root).records()) == 1
+
+
+@pytest.mark.slow
+def test_main_goes_on_with_the_budget_of_its_campaign_and_a_new_name_with_the_rules(root: Path) -> None:
+    git(root, "switch", "--quiet", "--force-create", "main")
+    good_end(start(root, "--budget-seconds", "1"), root)
+    git(root, "switch", "--quiet", "main")
+    (root / "train.toml").write_bytes(BASELINE.replace(b"3e-6", b"4e-6"))
+    ours, _ = good_end(start_run(root, "--dry-run"), root)
+    other, _ = good_end(start_run(root, "--dry-run", "--branch", "second"), root)
+    assert "would continue autoresearch/" in ours
+    assert "would create branch second" in other
+    limits = [line for text in (ours, other) for line in text.splitlines() if line.startswith("takes:")]
+    assert len(set(limits)) == 2
 
 
 def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> None:

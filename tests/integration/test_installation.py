@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines.prime_rl import install
-from nightshift.engines.prime_rl import installation as checks
-from nightshift.engines.prime_rl.install import Installer
-from nightshift.engines.prime_rl.installation import SUBMODULES, Installation, Pins
+from nightshift.engines.prime_rl import install as checks
+from nightshift.engines.prime_rl.install import SUBMODULES, Installation, Pins, install
 from nightshift.errors import EngineError
-from nightshift.executors.gpus import Gpu
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR
 from tests.rules import ARITHMETIC_TRL
@@ -36,17 +33,15 @@ class Place:
     def root(self) -> Path:
         return self.installation.root
 
-    def installer(self, gpus: tuple[Gpu, ...] = PAIR, **environ: str) -> Installer:
-        return Installer(self.installation, ROOT, ARITHMETIC_TRL, gpus, {**self.environ, **environ}, self.notes.append)
+    def install(self, *, has_gpus: bool = True, **environ: str) -> None:
+        install(self.installation, {**self.environ, **environ}, self.notes.append, has_gpus=has_gpus)
 
     def uv_calls(self) -> list[dict[str, object]]:
         log = Path(self.environ["UV_STAND_IN_LOG"])
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def problems(self) -> list[str]:
-        """But for the caches, which only a run on GPUs can fill."""
-        found = checks.problems(self.installation, ARITHMETIC_TRL, ROOT, PAIR)
-        return [problem for problem in found if "caches are cold" not in problem]
+        return checks.problems(self.installation, ARITHMETIC_TRL, ROOT, PAIR)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +113,9 @@ def tree(folder: Path, without: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_everything_is_installed_once_and_nothing_else_is_touched(place: Place, tmp_path: Path) -> None:
     before = tree(tmp_path, without=place.root)
-    place.installer(
+    place.install(
         VIRTUAL_ENV="/of/nightshift", UV_PROJECT_ENVIRONMENT="/elsewhere", PYTHONPATH="/x", HTTPS_PROXY="http://proxy"
-    ).install()
+    )
     assert place.problems() == []
     assert not (place.root / "later.txt").exists()
     assert not (place.root / SUBMODULES[0] / "later.txt").exists()
@@ -135,7 +130,7 @@ def test_everything_is_installed_once_and_nothing_else_is_touched(place: Place, 
     assert ".nightshift" not in git(place.root, "status", "--porcelain", "--untracked-files=all")
     shown = [" clone ", " checkout --detach ", " submodule update --init ", " status ", "$ uv sync "]
     assert [words in note for words, note in zip(shown, place.notes, strict=True)] == [True] * 5
-    place.installer().install()  # again: nothing is started
+    place.install()  # again: nothing is started
     assert len(place.notes) == 5
 
 
@@ -150,13 +145,13 @@ def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place:
     )
     wrapper.chmod(0o755)
     with pytest.raises(EngineError, match=r"submodule update .*: killed by SIGKILL; its last lines: ") as caught:
-        place.installer().install()
+        place.install()
     assert "what is done stays done" in str(caught.value)
     assert not place.root.exists()
     assert len(place.problems()) == 1
     assert "is not installed" in place.problems()[0]
     wrapper.unlink()
-    place.installer().install()
+    place.install()
     assert place.problems() == []
 
 
@@ -165,29 +160,29 @@ def test_a_persons_own_checkout_is_completed_in_place_but_not_at_another_commit(
     git(tmp_path, "clone", "--quiet", place.installation.pins.repository, str(place.root))
     head = git(place.root, "rev-parse", "HEAD")
     with pytest.raises(EngineError, match=rf"is at commit {head[:9]}, this version runs .* Run: git -C"):
-        place.installer().install()
+        place.install()
     assert git(place.root, "rev-parse", "HEAD") == head
     assert place.uv_calls() == []
     git(place.root, "checkout", "--quiet", "--detach", place.installation.pins.commit)
     (place.root / "notes.txt").write_text("mine\n")
     with pytest.raises(EngineError, match=r"a submodule is missing\. Run: git -C .* submodule update --init"):
-        place.installer().install()
+        place.install()
     allowed = ["-c", "protocol.file.allow=always", "-c", f"url.{upstream[0].as_uri()}/.insteadOf=git@github.com:"]
     git(place.root, *allowed, "submodule", "update", "--init", "--", *SUBMODULES)
-    place.installer().install()
+    place.install()
     assert place.problems() == []
     assert (place.root / "notes.txt").read_text() == "mine\n"
 
 
 @pytest.mark.slow
 def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Place) -> None:
-    place.installer().install()
+    place.install()
 
     def require_refusal(name: str) -> None:
         [problem] = place.problems()
         assert f"{name} differs from the pinned commit" in problem
         with pytest.raises(EngineError, match="differs from the pinned commit"):
-            place.installer().install()
+            place.install()
 
     for name in ("pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml"):
         pinned = (place.root / name).read_text()
@@ -209,13 +204,13 @@ def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
     }
     for mode, words in last_words.items():
         with pytest.raises(EngineError) as caught:
-            place.installer(UV_STAND_IN=mode).install()
+            place.install(UV_STAND_IN=mode)
         assert words in str(caught.value)
         log_path = Path(str(caught.value).rpartition(" ")[2])
         assert "Downloaded package-0" in log_path.read_text()
         assert any("uv sync did not end well" in problem for problem in place.problems())
     place.notes.clear()
-    place.installer().install()
+    place.install()
     assert [note[:9] for note in place.notes] == ["$ uv sync"]  # the clone is not made again
     assert place.problems() == []
     assert not log_path.exists()
@@ -223,21 +218,14 @@ def test_a_sync_that_fails_is_quoted_and_resumed(place: Place) -> None:
 
 @pytest.mark.slow
 def test_without_gpus_only_an_environment_of_ones_own_is_used(place: Place) -> None:
-    with pytest.raises(EngineError, match=r"is not complete, and without GPUs .* Build prime-rl's environment there"):
-        place.installer(gpus=()).install()
+    with pytest.raises(EngineError, match=r"bin/python is missing\. Build prime-rl's environment there yourself"):
+        place.install(has_gpus=False)
     assert place.uv_calls() == []
 
 
 def test_without_uv_it_says_so(place: Place) -> None:
-    environ = {**place.environ, "PATH": str(Path(shutil.which("git") or "").parent)}
-    if shutil.which("uv", path=environ["PATH"]):
+    path = str(Path(shutil.which("git") or "").parent)
+    if shutil.which("uv", path=path):
         pytest.skip("uv and git lie in one folder here")
     with pytest.raises(EngineError, match=r"uv is not installed\. Install uv"):
-        replace(place.installer(), environ=environ).install()
-
-
-def test_too_small_a_disk_is_refused_before_anything_is_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "free_disk_gb", lambda path: 3.25)
-    with pytest.raises(EngineError, match=r"3\.2 GB of disk are free .* needs 20\. Free disk space"):
-        place.installer().install()
-    assert not place.root.exists()
+        place.install(PATH=path)

@@ -1,157 +1,212 @@
-"""One campaign, every view: a number has one value and one name wherever it is shown."""
+"""One campaign, every view: the row of an experiment is the same wherever it is printed, digit by digit."""
 
 import csv
+import io
+import json
 import re
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
+import msgspec
 import pytest
 
-from nightshift.agents.brief import describe
-from nightshift.agents.history import kept_changes
+from nightshift.agents.history import kept_changes, of_last_campaign
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import runs_cost
-from nightshift.campaign.records import Z95, Effect, Failure, Record, Verdict, percent
-from nightshift.campaign.results import Counts, gain_text, last_campaign
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Failure, Part, Record, Run, packed
+from nightshift.campaign.results import COLUMNS, Counts, Row, gain_text, last_campaign, unfolded_rows
 from nightshift.cli.output import summary
-from nightshift.cli.status import Status, experiment_lines
+from nightshift.cli.status import Status, experiment_lines, shown
 from nightshift.night.summary import one_line
-from nightshift.report.page import render, view_of, write_report
-from tests.checkouts import commit_all
+from nightshift.report import markdown, text
+from nightshift.report.export.story import Story, as_csv, cell
+from nightshift.report.page import render, view_of
+from tests.campaigns import BRANCH, a_record, a_result, replace, tell
 from tests.integration.test_report import NOW, Page
-from tests.stand_in_campaign import BRANCH, build
+
+LR, GROUP, DECAY, NORM = (
+    *("trainer.optim.lr", "orchestrator.group_size", "trainer.optim.weight_decay", "trainer.optim.max_norm"),
+)
+STATUSES = (
+    *("baseline", "keep, now replaced", "discard, now kept", "crash", "keep, now kept", "discard", "re-run"),
+    *("interrupted", "keep, now reverted", "re-run"),
+)
+
+
+def measured(score: float) -> dict[str, Any]:
+    """The fields of a run on two environments."""
+    result = a_result(score, 1000)
+    sizes = {"arithmetic": 600, "gsm8k": 400}
+    scores = packed([float(i < size * score) for size in sizes.values() for i in range(size)])
+    parts = tuple(Part(name, size, 1.0, score, 0.01) for name, size in sizes.items())
+    forms = {"strict_score": score / 2, "format_rate": 0.5}
+    evaluation = replace(result.evaluation, eval_score=score, scores=scores, parts=parts, **forms)
+    return {
+        "result": replace(result, evaluation=evaluation),
+        "rules_name": "arithmetic+gsm8k-trl",
+        "total_seconds": 91.25,
+    }
+
+
+def experiment(ledger: Ledger, changes: dict[str, Any], score: float | None, **fields: object) -> Record:
+    number = ledger.next_number()
+    extra = {} if score is None else measured(score)
+    return tell(ledger, changes, score, description=f"idea {number}", **extra, **fields)
+
+
+def revert_by_user(ledger: Ledger, change: Change) -> None:
+    """The incumbent runs again after a commit of the user's took out a change."""
+    records = ledger.records()
+    decision = Decision(change=change, action=Action.REVERT, commit="c" * 40)
+    num_decided = ledger.num_decided()
+    fields = {"branch": BRANCH, "rules_hash": "rules", "parent": 1, "diff": (), "git_action": "nothing"}
+    record = a_record(number=ledger.next_number(), decided_before=num_decided, user_decisions=(decision,), **fields)
+    kept = Campaign.of([*records, record], BRANCH, "rules").kept
+    record = replace(record, run=Run(kept=kept), **measured(0.7))
+    record = ledger.reserve(record, {"train.toml": ledger.source(1)})
+    campaign = Campaign.of([*records, record], BRANCH, "rules")
+    assert campaign.baseline
+    ledger.close(campaign.judge(replace(record, decided=num_decided + 1), ledger.stored_config(campaign.baseline)))
 
 
 class Seen:
-    """A campaign of eighty experiments, with crashes, riders, reverts and last runs, and all that shows it."""
+    """A campaign with a replaced key, a keep after a re-test, a crash, an interruption and a user's revert."""
 
     def __init__(self, root: Path) -> None:
-        self.ledger = build(root, 80, seed=4, num_examples=200)
-        (root / "train.toml").write_bytes(self.ledger.source(1))
-        (root / ".gitignore").write_text("runs/\nresults.tsv\nreport/\n")
-        commit_all(root, BRANCH)
-        self.records = self.ledger.records()
+        self.ledger = ledger = Ledger(root)
+        experiment(ledger, {LR: 6e-7}, 0.4)
+        experiment(ledger, {LR: 3e-6}, 0.5)
+        retest = experiment(ledger, {GROUP: 8}, 0.485).run.new
+        experiment(ledger, {DECAY: 0.1}, None)
+        experiment(ledger, {LR: 6e-6}, 0.64)
+        experiment(ledger, {NORM: 0.5}, 0.62)
+        experiment(ledger, {}, 0.75, rider=retest)
+        cut = replace(experiment(ledger, {DECAY: 0.2}, None), failure=Failure.INTERRUPTED, decided=None)
+        ledger.close(cut)
+        reverted = experiment(ledger, {DECAY: 0.05}, 0.78).run.new
+        assert reverted
+        revert_by_user(ledger, reverted)
+        self.records = ledger.records()
         self.campaign = Campaign.of(self.records, *last_campaign(self.records))
-        view = view_of(self.ledger, BRANCH, NOW)
-        self.page, self.title = render(view), view.headline.title
-        bodies = [fields for tag, fields in Page(self.page).elements if tag == "tbody" and "data-number" in fields]
-        self.rows = {int(fields["data-number"] or ""): fields for fields in bodies}
-        with mock.patch("nightshift.report.png.draw", return_value=b""):
-            write_report(root, NOW, root / "report")
-        self.markdown = (root / "report" / "report.md").read_text()
-        with (root / "results.tsv").open() as file:
-            self.tsv = {int(row["run"]): row for row in csv.DictReader(file, delimiter="\t")}
-        self.status = Status.of(self.ledger, NOW).lines()
-
-    @property
-    def compared(self) -> list[tuple[Record, Effect, Effect]]:
-        """The experiments with a new change that was measured; its effect at the decision and now."""
-        found = []
-        for record in self.records:
-            then = record.decision and record.decision.estimate
-            now = self.campaign.effect(record)
-            assert (then is None) == (now is None)
-            found += [(record, then, now)] if then and now else []
-        return found
+        self.rows = self.campaign.rows(self.records)
+        self.view = view_of(ledger, BRANCH, NOW)
+        self.page = render(self.view)
+        self.status = Status.of(ledger, NOW)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    found = Seen(tmp_path_factory.mktemp("campaign"))
-    assert {record.status for record in found.records} == {*Verdict}
-    became = {found.campaign.since(record) for record in found.records}
-    assert became >= {"", "unconfirmed", "reverted", "replaced"}, "choose another seed"
-    assert sum(record.run.rider is not None for record in found.records) >= 3
-    return found
+    return Seen(tmp_path_factory.mktemp("campaign"))
 
 
-def half(effect: Effect) -> float:
-    return Z95 * effect.sd
+def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
+    assert [row.status for row in seen.rows] == [*STATUSES]
+    assert [row.failure for row in seen.rows][3:8:4] == ["training", "interrupted"]
+    assert unfolded_rows(seen.records) == seen.rows
+    running = replace(seen.records[-1], status="started", decided=None, judgement=None)
+    assert [row.now for row in unfolded_rows([*seen.records[:-1], running])] == [row.now for row in seen.rows]
+    assert [*seen.rows[0].environment_scores] == ["arithmetic_score", "gsm8k_score"]
+    for record, row in zip(seen.records, seen.rows, strict=True):
+        assert row.effect == (record.decision and record.decision.estimate)
+        assert row.p_helps == (record.decision and record.decision.p_helps)
 
 
-def test_what_a_run_says_of_itself_is_what_its_verdict_said(seen: Seen) -> None:
-    for record, then, _ in seen.compared:
-        lines = dict(line.split(":", 1) for line in summary(record).splitlines() if ":" in line)
-        assert float(lines["effect_at_decision"]) == pytest.approx(then.mean, abs=1e-6)
-        assert float(lines["p_helps"]) == pytest.approx(then.p_helps, abs=0.005)
-        assert f"effect {then}, P(it helps) {percent(then.p_helps)} %: " in lines["why"]
-        cells = seen.tsv[record.number]
-        assert float(cells["effect_at_decision"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
-        assert float(cells["p_helps"]) == pytest.approx(then.p_helps, rel=1e-4)
-        row = seen.rows[record.number]
-        assert float(row["data-then"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
-        assert float(row["data-then-half"]) == pytest.approx(half(then), rel=1e-4, abs=1e-6)
+def test_every_view_prints_the_row(seen: Seen) -> None:
+    tsv = list(csv.DictReader(io.StringIO(seen.ledger.tsv_path.read_text()), delimiter="\t"))
+    table = list(csv.DictReader(io.StringIO(as_csv(Story.of(seen.ledger, BRANCH, BRANCH)).decode())))
+    found = Page(seen.page)
+    bodies = [fields for tag, fields in found.elements if tag == "tbody" and "data-number" in fields]
+    data = json.loads("".join(found.data))["experiments"]
+    report = markdown.summary(seen.view.morning, seen.view.headline, seen.view.nights, False).splitlines()
+    runs = {run.number: plain(run) for run in of_last_campaign(seen.ledger).runs}
+    for record, row, *views in zip(seen.records, seen.rows, tsv, table, bodies, strict=True):
+        check(row, seen.ledger, record, *views)
+        scores = [text.score(score, text.UNKNOWN) for score in (row.eval_score, row.strict_score)]
+        assert data[str(row.number)]["figures"] == [row.status, *scores, text.effect(row.effect)]
+        start = " | ".join([f"| {row.number:04d}", row.verdict or "", row.now, *scores, text.plus_minus(row.effect)])
+        assert any(line.startswith(f"{start} | ") for line in report)
+        assert row.verdict == "interrupted" or runs[row.number].items() >= plain(row).items()
+        line = one_line(row)
+        assert line.startswith(f"  {row.number:04d} {'crash (training)' if row.verdict == 'crash' else row.status}")
+        assert f" {row.effect or ''}" in line
 
 
-def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
-    moved = 0
-    for record, then, now in seen.compared:
-        moved += now != then
-        row = seen.rows[record.number]
-        assert float(row["data-effect"]) == pytest.approx(now.mean, rel=1e-4, abs=1e-6)
-        assert float(row["data-effect-half"]) == pytest.approx(half(now), rel=1e-4, abs=1e-6)
-        assert f" {now}" in one_line(record, seen.campaign)
-        told = f"{100 * now.mean:+.1f} ± {100 * half(now):.1f}".replace("-", "\N{MINUS SIGN}")
-        assert re.sub(r"[+\N{MINUS SIGN}](?=0\.0 ±)", "", f"| {told} |") in re.sub(
-            r"[+\N{MINUS SIGN}](?=0\.0 ±)", "", seen.markdown.replace(" pp", "")
-        )
-    assert moved > len(seen.compared) / 2
+def plain(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(msgspec.json.encode(row))
+    return {name: str(value) if isinstance(value, dict | list) else value for name, value in found.items()}
 
 
-def test_a_rider_is_named_wherever_its_run_is(seen: Seen) -> None:
-    for record in seen.records:
-        if (rider := record.run.rider) is not None and record.judgement is not None:
-            assert f"\nrider:            {rider.name}\n" in summary(record)
-            assert seen.tsv[record.number]["rider"] == rider.name
-            again = f"(also re-testing {rider.name})"
-            assert again in one_line(record, seen.campaign)
-            assert again in describe(record)
-            assert again[1:-1] in seen.page.partition(f'id="run-{record.number:04d}"')[2][:1500]
-            assert record.status == Verdict.CRASH or again in record.judgement.why
+def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: Any) -> None:
+    """Compare results.tsv, csv, the page's table, `show` and the summary with the row."""
+    cells = row.cells
+    same = {"status": row.verdict, "run": f"{row.number:04d}", "parent": row.parent and f"{row.parent:04d}"}
+    for name in (*COLUMNS, *row.environment_scores):
+        value = (cells | same)[name]
+        assert tsv[name] == (f"{value:.6g}" if isinstance(value, float) else str("" if value is None else value)), name
+    assert {name: table[name] for name in cells} == {name: cell(value) for name, value in cells.items()}
+    half = row.effect and Z95 * row.effect.sd
+    numbers = {
+        "score": row.eval_score,
+        "strict": row.strict_score,
+        "seconds": row.total_seconds,
+        "effect": row.effect_at_decision,
+        "effect-half": half,
+        "helps": row.p_helps,
+    }
+    for name, number in numbers.items():
+        assert body[f"data-{name}"] == formatted(number, ".5g"), name
+    assert (body["data-group"], body["data-now"]) == (row.verdict, row.now)
+    assert msgspec.convert(shown(ledger, record)["row"], Row) == row
+    lines = "\n".join(experiment_lines(ledger, record))
+    assert f"\neffect_at_decision:     {row.effect.with_p if row.effect else 'none'}\n" in lines
+    assert f"\nverdict:                {row.verdict}\nnow:                    {row.now}\n" in lines
+    printed = dict(line.split(":", 1) for line in summary(record).splitlines() if ":" in line)
+    assert (printed["verdict"].strip(), printed["why"].strip()) == (row.verdict, row.why)
+    assert printed["effect_at_decision"].strip() == formatted(row.effect_at_decision, "+.6f")
+    assert printed["p_helps"].strip() == formatted(row.p_helps, ".2f")
+    for name in ("eval_score", "eval_stderr", "strict_score", *row.environment_scores):
+        assert printed[name].strip() == formatted(cells[name], ".6f")
 
 
-def test_where_both_are_shown_both_have_their_names(seen: Seen) -> None:
-    record, then, now = next(each for each in seen.compared if each[1] != each[2])
-    shown = "\n".join(experiment_lines(seen.ledger, record))
-    for name, effect in (("effect", now), ("effect_at_decision", then)):
-        assert re.search(rf"^{name}: +{re.escape(effect.with_p)}$", shown, re.M)
-    detail = seen.page.partition(f'id="detail-{record.number:04d}"')[2].partition("</tbody>")[0]
-    assert "effect_at_decision" in detail
+def formatted(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
 
 
-def test_the_kept_changes_are_the_same_everywhere(seen: Seen) -> None:
+def test_the_current_estimate_stands_in_the_table_of_kept_changes_only(seen: Seen) -> None:
+    posterior, standing = seen.campaign.posterior, seen.campaign.standing
+    assert posterior
+    assert standing
+    tables = render(seen.view).partition('id="experiments"')[2] + str(of_last_campaign(seen.ledger).runs)
+    for row, record in zip(seen.rows, seen.records, strict=True):
+        if record.run.new and row.effect:
+            now: Effect = posterior.effect(record.run.new)
+            assert str(now) != str(row.effect)
+            assert text.plus_minus(now) not in re.sub(r"<[^>]+>", "", tables)
     names = [change.name for change in seen.campaign.kept]
-    assert len(names) > 3
-    assert [line.split()[1].rstrip(":") for line in seen.status if line.startswith("kept: ")] == names
-    by_p = [line.split()[0] for line in kept_changes(seen.campaign)]
-    p_helps = {change.name: seen.campaign.posterior.effect(change).p_helps for change in seen.campaign.kept}
-    assert by_p == sorted(names, key=lambda name: -p_helps[name])
-    rows = re.findall(r"^\| (\d{4}) \|[^|]*\| \d+ % \|", seen.markdown, re.M)
-    assert rows[: len(by_p)] == by_p, "report.md lists them by P, too"
+    assert {row.change for row in seen.rows if row.now == "kept"} == {*names} == {"0003", "0005"}
+    assert [line.split()[0] for line in kept_changes(seen.campaign)] == [k.change.name for k in seen.view.morning.kept]
+    assert [k.effect for k in seen.view.morning.kept] == [posterior.effect(k.change) for k in seen.view.morning.kept]
+    chain = seen.page.partition('class="chain"')[2].partition("</ol>")[0]
+    links = [int(number) for number in re.findall(r"#run-(\d+)", chain)]
+    assert links == [1, *(kept.change.experiment for kept in seen.view.morning.kept)]
+    assert "Kept once: 0002 replaced, 0009 reverted." in Page(seen.page).text
+    assert seen.view.chart
+    assert [dot.kind for dot in seen.view.chart.dots] == [
+        *("baseline", "left", "keep", "crash", "keep", "discard", "re-run", "left", "re-run"),
+    ]
+    line = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by "
+    assert any(line in each for each in seen.status.lines())
+    assert gain_text(standing) in seen.view.headline.title
 
 
 def test_experiments_are_counted_one_way(seen: Seen) -> None:
-    counts = Counts.of(seen.records, seen.campaign.kept)
-    assert counts.kept == sum(r.is_keep for r in seen.records) - 1
-    assert counts.crashed == sum(
-        r.status == Verdict.CRASH and r.failure is not Failure.INTERRUPTED for r in seen.records
-    )
-    assert f"counted:  {counts}" in seen.status
-    assert str(counts).partition(": ")[2] in seen.markdown
-    assert f"cost:     {runs_cost(seen.records)}" in seen.status
-    assert f"Spent: {runs_cost(seen.records)}." in seen.page
-    assert f"Spent: {runs_cost(seen.records)}." in seen.markdown
-    for group, number in (("keep", counts.kept), ("discard", counts.discarded), ("crash", counts.crashed)):
-        assert sum(row["data-group"] == group for row in seen.rows.values()) == number
-
-
-def test_the_incumbent_has_one_expected_score_and_one_gain(seen: Seen) -> None:
-    standing = seen.campaign.standing
-    assert standing is not None
-    assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
-    best = next(line for line in seen.status if line.startswith("incumbent:"))
-    assert (
-        f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain_text(standing)} by " in best
-    )
-    assert gain_text(standing) in seen.title
-    assert not any("--baseline" in line for line in seen.status), "its night measured the baseline again"
+    counts = Counts.of(seen.rows)
+    line = "10 experiments: 1 baseline, 3 keep, 2 discard, 2 re-run, 1 crash, 1 interrupted; "
+    assert str(counts) == f"{line}changes: 2 kept, 1 replaced, 1 reverted"
+    assert seen.status.counted == counts
+    assert f"counted:  {counts}" in seen.status.lines()
+    assert str(counts) in markdown.summary(seen.view.morning, seen.view.headline, seen.view.nights, False)
+    for verdict, number in counts.verdict.items():
+        assert f'data-group="{verdict}" aria-pressed="false">{verdict} <small>{number}</small>' in seen.page
+        assert seen.page.count(f'data-group="{verdict}" data-now') == number
+    assert "<span>crash</span><small>training</small>" in seen.page

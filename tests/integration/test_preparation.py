@@ -10,13 +10,15 @@ from filelock import FileLock
 
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import parse
+from nightshift.engines.base import PrepareFlags
+from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.install import Installer
-from nightshift.engines.prime_rl.installation import Installation, Pins, cache_dir
+from nightshift.engines.prime_rl.install import Installation, Pins, cache_dir
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
+from nightshift.executors.gpus import Gpu
 from tests import stand_in_prime_rl
 from tests.conftest import living_children, slow
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED
@@ -45,6 +47,7 @@ class Prepared:
             (self.root / name).symlink_to(ROOT / name)
         (self.root / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())  # no link is read
         self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
+        (self.root / "train.toml").write_bytes(CONFIG.source)
         (self.installation.state_dir / "base").mkdir(parents=True)
         stand_in_prime_rl.install(self.installation.venv)
         self.environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
@@ -54,27 +57,20 @@ class Prepared:
     def misbehave(self, fault: str | None) -> None:
         stand_in_prime_rl.misbehave(self.installation.venv, fault)
 
-    def prepare(self, *, smoke: bool = False) -> None:
-        installer = _NoInstaller(self.installation, self.root, RULES, PAIR, self.environ, self.notes.append)
-        preparation.prepare(self.engine(RULES).under, RULES, installer, CONFIG, smoke=smoke)
-
-    def engine(self, rules: Rules) -> PrimeRlEngine:
+    def prepare(self, *, smoke: bool = False, gpus: tuple[Gpu, ...] = PAIR) -> None:
         prepared = self
 
         class Engine(PrimeRlEngine):
+            def pair(self) -> tuple[Gpu, ...]:
+                return gpus
+
             def under(self, rules: Rules) -> PrimeRlEngine:
                 prepared.opened.append(rules.name)
                 return super().under(rules)
 
         reader = [str(self.installation.bin_dir / "reader.py")]
-        return Engine(rules, self.root, dict(os.environ), "none", installation=self.installation, reader=reader)
-
-
-class _NoInstaller(Installer):
-    """Clone and sync have tests of their own (test_installation.py)."""
-
-    def install(self) -> None:
-        self.installation.copy_environments(self.root, self.rules)
+        engine = Engine(RULES, self.root, self.environ, "none", installation=self.installation, reader=reader)
+        engine.prepare(PrepareFlags(smoke=smoke), self.notes.append)
 
 
 @pytest.fixture
@@ -82,8 +78,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
     monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments)
-    monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
-    monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)
+    monkeypatch.setattr(prime_rl, "install", lambda *arguments, **flags: None)  # has tests of its own
+    monkeypatch.setattr(prime_rl, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
+    monkeypatch.setattr(prime_rl, "smoke_rules", lambda root, rules: smoke)
     monkeypatch.setattr(preparation, "_SMOKE_CONFIG", ENDS + preparation._SMOKE_CONFIG)
     made = Prepared(tmp_path)
     base = made.installation.state_dir / "base"  # without weights: of step 0 to the stand-ins
@@ -134,9 +131,8 @@ def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> Non
 
 def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) -> None:
     busy = replace(GPU, free_gb=10.0)
-    installer = Installer(prepared.installation, prepared.root, RULES, (busy, busy), {}, prepared.notes.append)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
-        preparation.prepare(prepared.engine(RULES).under, RULES, installer, CONFIG)
+        prepared.prepare(gpus=(busy, busy))
     assert prepared.notes == []
 
 
@@ -154,8 +150,8 @@ def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(prepared, monkey
     def refuse(*arguments: object) -> None:
         raise EngineError("no network")
 
-    monkeypatch.setattr(preparation, "prepare_model", refuse)
-    monkeypatch.setattr(preparation, "prepare_data", refuse)
+    monkeypatch.setattr(prime_rl, "prepare_model", refuse)
+    monkeypatch.setattr(prime_rl, "prepare_data", refuse)
     prepared.prepare(smoke=True)
     assert prepared.opened == ["smoke"]
     assert "weights of step 3 answer; served = file: 0.0000 nats a token from the file" in prepared.notes[-1]

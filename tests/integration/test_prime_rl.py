@@ -355,7 +355,7 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(engine, st
     monkeypatch.setattr(prime_rl_server, "HEALTH_SECONDS", HANG_SECONDS)
     assert train(start("slow_start")).outcome is Outcome.BUDGET
     assert begun == [
-        (name, name == "trainer") for name in ("inference", "validator", "env-server", "orchestrator", "trainer")
+        (name, name == "trainer") for name in ("validator", "inference", "env-server", "orchestrator", "trainer")
     ]
 
 

@@ -92,7 +92,7 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
     before = (setup.root / "train.toml").read_bytes(), git(setup.root, "rev-parse", "HEAD")
     record = run_with(setup, "serves_the_start")
     assert (record.status, record.failure, record.decided) == ("crash", Failure.MACHINERY, None)
-    assert "the server did not serve the file: what it says lies 0." in record.judgement.why  # type: ignore[union-attr]
+    assert "the server did not serve the file: its log-probabilities are 0." in record.judgement.why  # type: ignore[union-attr]
     assert ((setup.root / "train.toml").read_bytes(), git(setup.root, "rev-parse", "HEAD")) == before
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 

@@ -12,12 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nightshift.campaign.records import Weights
-from nightshift.engines.prime_rl.served import CHATS, READER, Answers, Read, Served, ask_child, prove
+from nightshift.engines.prime_rl.served import CHATS, READER, Answers, Read, Served, prove, read_logprobs
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.errors import EngineError
-from nightshift.executors.process import python_command
 from tests.conftest import living_children
-from tests.waiting import HANG_SECONDS
 
 BASE = Path(__file__).parents[2] / "models" / "arithmetic-base"
 DRAW = random.Random(0)
@@ -50,9 +48,7 @@ Rows = list[list[float]]
 
 
 def read(base: Path, folder: Path, run_dir: Path) -> Read:
-    command = python_command(*READER, str(base), str(folder))
-    said = ask_child("reader", command, msgspec.json.encode(TOKENS), run_dir, ENVIRON, HANG_SECONDS)
-    found = msgspec.json.decode(said, type=Read)
+    found = read_logprobs(READER, base, folder, TOKENS, run_dir, ENVIRON)
     assert living_children() == []
     return found
 
@@ -97,7 +93,7 @@ def test_an_adapter_is_added_to_the_base_and_one_that_was_not_served_is_caught(
     adapter(tmp_path / "weights")
     assert proven(tmp_path, whole[1], whole[1].file).startswith("served = file: 0.0000 nats a token from the file, 0.")
     with pytest.raises(
-        EngineError, match=r"did not serve the file: what it says lies 0\.\d+ nats .* 0\.0000 from the st"
+        EngineError, match=r"did not serve the file: its log-prob.* are 0\.\d+ nats .* 0\.0000 from the st"
     ):
         proven(tmp_path, whole[1], whole[1].start)
 

@@ -23,10 +23,10 @@ from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
 from nightshift.report.export.rl_toml import rl_toml
-from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def verdicts(folders: list[Path]) -> list[dict[str, Any]]:
     """What the real classes say of each planned run."""
     argv = [PYTHON, "-P", "-c", DRIVER, VALIDATOR, *folders]
     home = folders[0].parent
-    subprocess.run(argv, env=environment(home), cwd=home, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(argv, env=environment(home), cwd=home, check=True)
     return [json.loads((folder / "validator.json").read_bytes()) for folder in folders]
 
 
@@ -118,17 +118,18 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
     for launch, answer in zip(launches, verdicts([launch.run_dir for launch in launches]), strict=True):
         assert answer["ok"], answer
         configs_dir = launch.run_dir / "configs"
-        trainer, orchestrator, env_server = (
+        inference, trainer, orchestrator, env_server = (
             json.loads((configs_dir / f"{name}.json").read_bytes())
-            for name in ("trainer", "orchestrator", "envs/train/gsm8k")
+            for name in ("inference", "trainer", "orchestrator", "envs/train/gsm8k")
         )
         assert Path(trainer["output_dir"]) == Path(orchestrator["output_dir"]) == launch.prime_dir
         assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORTS.env_server}"
         assert env_server["env"] == orchestrator["train"]["source"][0]["env"]
         lora = orchestrator["model"]["lora"]
         assert launch.served_model == (lora["name"] if lora else orchestrator["model"]["name"])
-        assert answer["inference"]["vllm"]["enable_lora"] is bool(lora)
-        assert answer["inference"]["router"] is None
+        assert inference["vllm"]["enable_lora"] is bool(lora)
+        assert inference["vllm"]["model"] == orchestrator["model"]["name"]
+        assert inference["router"] is None
         assert trainer["ckpt"] is orchestrator["ckpt"] is orchestrator["eval"] is None
         assert trainer["monitors"]["wandb"] is orchestrator["monitors"]["wandb"] is None
         for side in (trainer, orchestrator):
@@ -151,7 +152,7 @@ def test_two_environments_are_two_sources_with_a_server_each(tmp_path: Path) -> 
         assert served["serve"]["address"] == f"tcp://127.0.0.1:{PORTS.env_server + index}"
         assert served["env"] == source["env"]
     names = [command.name for command in launch.commands]
-    assert names == ["inference", "validator", "env-server-gsm8k", "env-server-arithmetic", "orchestrator", "trainer"]
+    assert names == ["validator", "inference", "env-server-gsm8k", "env-server-arithmetic", "orchestrator", "trainer"]
 
 
 @needs_prime_rl
@@ -256,14 +257,9 @@ def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path
         change(tree)
         launch.tree_path.write_text(json.dumps(tree))
         folders[name] = launch.run_dir
-    server = written(parse(SHIPPED), tmp_path / "server")
-    started = copy.deepcopy(dict(server.inference_json))
-    started["vllm"] |= {"seed": 1001, "max_num_seqs": 64}
-    (server.run_dir / "configs" / "inference.json").write_text(json.dumps(started))
-    folders["a server that was started otherwise"] = server.run_dir
     found = dict(zip(folders, verdicts(list(folders.values())), strict=True))
     assert [name for name, answer in found.items() if answer["ok"]] == []
-    assert [folder for folder in folders.values() if (folder / "configs" / "trainer.json").exists()] == []
+    assert [path for folder in folders.values() for path in (folder / "configs").iterdir()] == []
     assert found == recording("refusals.json", found)
 
 
@@ -277,7 +273,7 @@ def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_proce
     if result.returncode == 3:
         pytest.skip("only prime-rl's configs package is installed, not its launcher")
     assert result.returncode == 0, result.stderr
-    for name in ("trainer.json", "orchestrator.json", "envs/train/gsm8k.json"):
+    for name in ("inference.json", "trainer.json", "orchestrator.json", "envs/train/gsm8k.json"):
         ours, theirs = launch.run_dir / "configs" / name, launch.prime_dir / "configs" / name
         assert ours.read_bytes() == theirs.read_bytes()
     text = (launch.run_dir / "launcher.json").read_text().replace(str(launch.prime_dir), "<run>")

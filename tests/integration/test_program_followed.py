@@ -115,7 +115,7 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
     assert {line.partition(":")[0] for line in agent.said.splitlines()} >= {
         "eval_score",
         "effect_at_decision",
-        "decision",
+        "verdict",
     }
 
     # The second: its trainer breaks down on the config; the log's end says why.

@@ -352,7 +352,7 @@ def test_a_night_goes_on_whatever_happens_to_a_real_program(setting: Setting, sa
         code, stdout, stderr = night.end()
     assert code == 0, stderr
     assert (problems(root), leftovers(root)) == ([], [])
-    notified = [row[1]["why"] for row in heard(folder) if row[1]["event"] == "agent unavailable"]
+    notified = [message["why"] for message, _ in heard(folder) if message["event"] == "agent unavailable"]
     assert {why.split(": ")[1] for why in notified} == meanings
     assert ("reported no dollars" in stderr) == (not COSTS[name][2])
     for record in closed(root, name):

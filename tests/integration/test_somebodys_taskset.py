@@ -14,7 +14,7 @@ import pytest
 
 from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import rules_here
-from nightshift.engines.prime_rl.installation import environment_files
+from nightshift.engines.prime_rl.install import environment_files
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import evaluate
 from tests.contract import environments as contract

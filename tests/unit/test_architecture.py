@@ -29,7 +29,7 @@ CHILDREN = {
     "engines/trl/sampler.py": ("engines.trl.qwen2",),
     "executors/watchdog.py": (),
 }
-PRINTING = {"cli/output.py", "engines/prime_rl/validate.py"}
+PRINTING = {"cli/output.py"}
 HEAVY = (
     *("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "accelerate"),
     *("matplotlib", "altair", "optuna", "scipy", "sklearn", "pandas", "pyarrow"),

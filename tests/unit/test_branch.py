@@ -17,6 +17,8 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.experiment import branch
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
+from nightshift.night import start
+from nightshift.night.state import NightRequest, NightState, save
 from tests.campaigns import replace
 from tests.checkouts import CAMPAIGN, MEASURING
 from tests.conftest import git
@@ -179,10 +181,83 @@ def test_an_edit_is_the_candidate_of_a_campaign_that_kept_nothing_yet(setup: Set
     assert run_experiment(Request(), setup).decision.action == "keep"
 
 
-@pytest.mark.parametrize("name", ["a b", "refs/../x", "autoresearch"])
+@pytest.mark.parametrize("name", ["a b", "refs/../x", "-x", "HEAD", "autoresearch"])
 def test_a_name_that_git_refuses_is_one_line(setup: Setup, name: str) -> None:
     git(setup.root, "branch", "autoresearch/x")
-    assert refusal(setup, name).endswith("Choose another name: --branch NAME.")
+    assert refusal(setup, name).endswith(("Choose another.", "choose another name: --branch NAME."))
+
+
+def test_a_campaign_whose_first_commit_was_made_in_two_steps_is_continued(setup: Setup) -> None:
+    write(setup, GOOD)
+    begin(setup)
+    write(setup, POOR)
+    name, subjects, _ = begin(setup)
+    assert subjects == ["Start campaign: train.toml as it was"] * 2 + ["start"]
+    measured(setup)
+    git(setup.root, "switch", "--quiet", "main")
+    assert begin(setup)[0] == name
+
+
+def test_which_branch_is_the_default_one(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone of a checkout with a campaign has that branch as its remote's default."""
+    name, _, _ = begin(setup)
+    git(setup.root, "update-ref", f"refs/remotes/origin/{name}", "HEAD")
+    git(setup.root, "symbolic-ref", "refs/remotes/origin/HEAD", f"refs/remotes/origin/{name}")
+    monkeypatch.setenv("HOME", str(setup.root.parent))
+    (setup.root.parent / ".gitconfig").write_text("[init]\ndefaultBranch = trunk\n")
+    assert [b for b in (name, "main", "trunk", "mine", "") if setup.repo.is_default(b)] == ["main", "trunk", ""]
+
+
+@pytest.mark.parametrize("is_submodule", [False, True])
+def test_measuring_files_in_a_repository_of_their_own_are_refused_before_a_branch_is_made(setup, is_submodule) -> None:
+    folder = setup.root / "nightshift/engines/trl/own"
+    folder.mkdir(parents=True)
+    (folder / "scores.py").write_text("SCORES = 1\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", "own")
+    if is_submodule:
+        git(setup.root, "add", "nightshift/engines/trl/own")
+    assert "nightshift/engines/trl/own is a git repository of its own" in refusal(setup)
+
+
+def unfinished_night(setup: Setup) -> NightRequest:
+    """A night on a campaign's branch that was killed; main is checked out again."""
+    name, _, _ = begin(setup)
+    request = NightRequest("tpe", engine="trl", budget_seconds=RULES.budget_seconds)
+    save(setup.ledger, NightState(request, name, "rules", setup.now().isoformat(), first=1))
+    git(setup.root, "switch", "--quiet", "main")
+    return request
+
+
+@pytest.mark.parametrize("state", ["clean", "rebase", "dirty", "other code"])
+def test_the_same_command_resumes_the_night_on_its_branch_or_prints_what_to_type(setup: Setup, state: str) -> None:
+    if state == "rebase":
+        own_branch(setup)
+        git(setup.root, "commit", "--quiet", "--allow-empty", "-m", "mine")
+        git(setup.root, "switch", "--quiet", "main")
+    request = unfinished_night(setup)
+    if state == "rebase":
+        (setup.root / ".git" / "rebase-merge").mkdir()
+    if state == "dirty":
+        write(setup, GOOD)
+    if state == "other code":
+        (setup.root / MEASURING).write_text("MEASURES = 'by main'\n")
+        git(setup.root, "commit", "--quiet", "--all", "-m", "pull")
+    before = setup.repo.head()
+    refused = ""
+    try:
+        start.open_night(setup.root, request, setup.reporter, None)
+    except UsageError as error:
+        refused = str(error)
+    moved = setup.repo.head() != before
+    words = {
+        "rebase": "git rebase --abort",
+        "dirty": f"git stash && git switch {today(setup)}",
+        "other code": "whose nightshift/ is another",
+    }
+    assert moved == (refused == "") == (state == "clean")
+    assert words.get(state, "") in refused
 
 
 def test_a_config_that_the_engine_refuses_creates_nothing(setup: Setup) -> None:

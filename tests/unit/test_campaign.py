@@ -21,7 +21,7 @@ from nightshift.campaign.records import (
     packed,
     prediction_in,
 )
-from nightshift.campaign.results import Counts, decisions_text, num_since_keep
+from nightshift.campaign.results import Counts, decisions_text, num_since_keep, unfolded_rows
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
@@ -72,9 +72,8 @@ def test_the_incumbent_is_the_set_of_kept_changes_and_each_keep_is_told_with_its
     standing = records[4].judgement.standing
     assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
     assert campaign.standing == records[-1].judgement.standing
-    assert [campaign.since(record) for record in records] == ["", "", "confirmed", "", "confirmed", "", ""]
-    assert campaign.effect(records[4]).p_helps > 0.95
-    assert campaign.effect(records[5]) is None
+    assert [row.now for row in campaign.rows(records)] == ["", "", "kept", "", "kept", "", ""]
+    assert campaign.is_confirmed(a_change(5))
 
 
 def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
@@ -90,9 +89,10 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     assert (step.name, step.keys) == ("adopt 0002", {key: (None, value) for key, value in rider.keys.items()})
     assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason
     campaign = folded(records)
-    assert campaign.since(records[1]).startswith("adopted, ")
-    counts = Counts.of(records, campaign.kept)
-    assert (counts.discarded, counts.adopted) == ([r.status for r in records].count("discard"), 1)
+    assert [row.now for row in campaign.rows(records)[1:3]] == ["kept", ""]
+    assert unfolded_rows(records) == campaign.rows(records)
+    assert campaign.measured_by(rider) == (2, *numbers(records[3:]))
+    assert Counts.of(campaign.rows(records)).now == {"kept": 1}
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:
     assert baseline.judgement.why.startswith("measured 52.0 %, expected of the baseline ")
     assert (baseline.is_incumbent, num_since_keep(records)) == (False, 0)
     assert folded(records).incumbent_run == incumbent
-    told = str(Counts.of(records, folded(records).kept))
-    assert told == "5 experiments: the baseline, 1 kept, 1 discarded, 2 measured again, 0 crashed"
+    counts = "5 experiments: 1 baseline, 1 keep, 1 discard, 2 re-run; changes: 1 kept"
+    assert str(Counts.of(folded(records).rows(records))) == counts
 
 
 def test_no_change_comes_in_after_the_last_runs_have_begun() -> None:

@@ -185,7 +185,7 @@ def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says
     assert summary(record).rstrip().splitlines()[-1].split() == ["train.toml:", "0002", "reverted"]
     assert setup.repo.config_at("HEAD") == source == (setup.root / "train.toml").read_bytes()
     assert subjects(setup)[0].startswith("revert 0002: lr 3e-6 → 6e-7")
-    assert setup.campaign().since(setup.ledger.record(2)) == "reverted"
+    assert setup.campaign().rows([setup.ledger.record(2)])[0].now == "reverted"
     assert tried(setup, "9e-5").parent == 1
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from nightshift.errors import EngineError, UsageError
@@ -201,9 +200,6 @@ def test_gpus_that_cannot_be_had_are_one_line(machine, ids, num, visible, words)
         ({}, None),  # an H100, and not FlashAttention 3: Qwen2 has no custom implementation
         ({"name": "NVIDIA Thor", "compute_capability": (11, 0)}, "NVIDIA Thor.*arithmetic"),
         ({"compute_capability": (8, 0), "driver": "470.57"}, "driver 470.57"),
-        ({"compute_capability": (12, 0), "driver": "560.35"}, "driver 560.35"),
-        ({"memory_gb": 12.9, "free_gb": 12.5}, "has 12.9 GB of memory, the least memory preset is 16 GB"),
-        ({"memory_gb": None, "free_gb": None}, "tells no memory of its own"),
     ],
 )
 def test_a_card_without_an_attention_kernel_and_an_old_driver_are_warnings(changes, words):
@@ -219,8 +215,7 @@ def test_memory_in_use_is_a_problem_that_names_who_uses_it() -> None:
     problems = [str(problem) for problem in gpu_problems(gpus, nvml)]
     assert len(problems) == 2  # vLLM wants nine tenths free: 73 of 80 are
     assert "GPU 1" in problems[0]
-    myself = f"{os.getpid()} ({psutil.Process().name()} of {psutil.Process().username()})"
-    assert f"9.0 of 80.0 GB in use by pid {myself}, {nobody}" in problems[0]
+    assert f"9.0 of 80.0 GB in use by pid {os.getpid()}, {nobody}" in problems[0]
     assert "GPU 2" in problems[1]
     assert "pid" not in problems[1]  # in a container the driver may tell nobody
 
@@ -238,18 +233,6 @@ def test_peak_memory_is_the_largest_sample_of_one_gpu() -> None:
         memory.sample()
     assert memory.peak_gb == 30.0
     assert nvml.num_open == 0
-
-
-def test_memory_that_an_ended_process_holds_is_told_by_process() -> None:
-    """On one GPU the server holds its own all the while; a driver that names nobody says nothing."""
-    server, trainer = 71, 72
-    nvml = StandInNvml([Card(pids=(server, trainer)), Card(pids=(trainer,))])
-    with nvml_session(nvml) as session:
-        assert PeakMemory((0, 0), session).held_by({trainer}, seconds=0.0) == ["pid 72 on GPU 0"]
-        assert PeakMemory((0, 1), session).held_by({trainer}, 0.0) == ["pid 72 on GPU 0", "pid 72 on GPU 1"]
-        nvml.cards[0].pids = (server,)
-        assert PeakMemory((0, 0), session).held_by({trainer}) == []
-    assert PeakMemory((0,), None).held_by({trainer}) == []
 
 
 @pytest.mark.parametrize("nvml", [StandInNvml([], driver=None), StandInNvml([Card(total_gb=None)])])

@@ -74,36 +74,37 @@ def test_a_run_has_its_score_and_its_difference_from_what_was_expected_of_its_pa
     story.tell({BATCH: 512}, WORSE)
     again = story.tell({}, 0.58)
     baseline, _, row, _, last = story.memory().runs
-    assert (row.number, row.change, row.retest) == (3, (f"{GROUP} 4 -> 8",), "0002")
-    assert (row.score, row.num_steps, row.verdict) == (BETTER, 40, KEEP)
+    assert (row.number, row.changes, row.rider) == (3, (f"{GROUP} 4 -> 8",), "0002")
+    assert (row.eval_score, row.num_steps, row.verdict) == (BETTER, 40, "keep")
     assert row.difference == pytest.approx(BETTER - expected)
     assert row.difference_halfwidth == pytest.approx(Z95 * math.hypot(sd, math.sqrt(before.posterior.noise_variance)))
-    assert (baseline.difference, baseline.difference_halfwidth, baseline.rerun) == (None, None, ())
-    assert (last.rerun, last.verdict) == (tuple(change.name for change in again.run.kept), Verdict.MEASURED)
+    assert (baseline.difference, baseline.difference_halfwidth, baseline.kept) == (None, None, ())
+    assert (last.kept, last.verdict) == (tuple(change.name for change in again.run.kept), "re-run")
     assert last.difference == pytest.approx(0.58 - again.judgement.expected_score), "expected of what it ran"
     assert " | 60.0 % | +" in str(row)
-    assert str(row).endswith(f" pp | 40 | keep, confirmed: {GROUP} 4 -> 8 (also re-testing 0002)")
+    assert str(row).endswith(f" pp | 40 | keep, now kept: {GROUP} 4 -> 8 (also re-testing 0002)")
     assert str(last).endswith(" | 40 | re-run: the baseline, 0003")
     assert str(replace(last, starts="start 2 of this config")).endswith(", 0003 [start 2 of this config]")
 
 
 def test_a_difference_never_changes_later(story: Story) -> None:
-    """It is not the effect on today's incumbent, which `Campaign.effect` is."""
+    """Nor does the effect at the decision, whatever is estimated of the change by now."""
     first = story.tell({LR: 6e-6}, BETTER)
-    row, effect = story.memory().runs[1], story.campaign.effect(first)
+    row = story.memory().runs[1]
     story.tell({LR: 9e-6}, 0.7)
     story.tell({}, 0.7)
     later = story.memory().runs[1]
-    assert (later.difference, later.since) == (row.difference, "replaced")
-    assert story.campaign.effect(first) != effect
-    assert str(story.campaign.effect(first)) not in str(story.memory())
-    assert str(story.campaign.effect(first)) not in compose(context_after(story.ledger))
+    assert (later.difference, later.effect, later.now) == (row.difference, row.effect, "replaced")
+    estimate = story.campaign.posterior.effect(first.run.new)
+    assert estimate != later.effect
+    assert str(estimate) not in str(story.memory())
+    assert str(estimate) not in compose(context_after(story.ledger))
 
 
 def test_a_crash_has_its_cause_and_counts_for_its_value(story: Story) -> None:
     crash = story.tell({LR: 1e-3}, None)
     row, value = story.memory().runs[1], values_of(story, LR)["0.001"]
-    assert (row.score, row.difference, row.cause) == (None, None, "loss is nan")
+    assert (row.eval_score, row.difference, row.why) == (None, None, "loss is nan")
     assert str(row) == f"0002 |  |  | 40 | crash (loss is nan): {LR} 3e-6 -> 0.001"
     assert (value.numbers, value.num_crashes, value.mean_score, value.difference) == ((), 1, None, None)
     assert str(value) == "0.001 | 0 and 1 crashed |  | "

@@ -376,5 +376,5 @@ def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: 
     git(checkout, "branch", "--move", "mine")
     git(checkout, "switch", "--quiet", "--create", "my-campaign")
     campaign(Ledger(checkout), [], branch="my-campaign")
-    assert "my-campaign is a campaign. Import on your own branch: git switch mine." in answer(str(theirs))
+    assert "my-campaign is a campaign. Import on your own branch: git switch mine" in answer(str(theirs))
     assert (checkout / "imported.toml").read_bytes() == TODAY

@@ -89,9 +89,9 @@ def test_status_says_from_the_records_what_a_fold_believes(root: Path, monkeypat
     campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
     monkeypatch.setattr(Campaign, "of", lambda *_: pytest.fail("status folds"))
     found = answer("status")
-    counts = Counts.of(records, campaign.kept)
-    assert found["counted"] == {name: getattr(counts, name) for name in counts.__slots__}
-    assert counts.reverted > 0
+    counts = Counts.of(campaign.rows(records))
+    assert found["counted"] == {"verdict": counts.verdict, "now": counts.now}
+    assert counts.now["reverted"] > 0
     standing = found["incumbent"]["standing"]
     assert [each["experiment"] for each in found["incumbent"]["kept"]] == [each.experiment for each in campaign.kept]
     assert campaign.standing is not None
@@ -118,14 +118,11 @@ def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> No
     campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
     found = answer("history")
     assert [run["number"] for run in found["runs"]] == [record.number for record in campaign.decided]
-    for run, record in zip(found["runs"], campaign.decided, strict=True):
-        difference = campaign.differences.get(record.number)
-        assert (run["score"], run["change"]) == (record.score, [*record.diff])
+    for run, row in zip(found["runs"], campaign.rows(campaign.decided), strict=True):
+        difference = campaign.differences.get(row.number)
         assert run["difference"] == (difference and difference.mean)
         assert run["difference_halfwidth"] == (difference and Z95 * difference.sd)
-        assert (run["verdict"], run["since"]) == (record.status, campaign.since(record))
-        assert run["num_steps"] == (record.result and record.result.training.num_steps)
-    assert {run["since"] for run in found["runs"]} >= {"", "unconfirmed", "reverted"}
+    assert {run["now"] for run in found["runs"]} >= {"", "kept", "reverted"}
     rows = [row for key in found["keys"] for row in key["values"]]
     assert rows[0].keys() >= {"value", "others", "numbers", "mean_score", "difference", "difference_halfwidth"}
     tried = {number for row in rows for number in row["numbers"]}
@@ -133,23 +130,12 @@ def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> No
     assert not {"near_misses", "dead_ends", "covered"} & {*found, *found["keys"][0]}
 
 
-def test_show_is_the_record_and_what_is_believed_now(root: Path) -> None:
-    ledger, seen = Ledger(root), set()
-    campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
-    for number in ledger.numbers():
+def test_show_is_the_record_and_its_row(root: Path) -> None:
+    for number in Ledger(root).numbers():
         found = answer("show", str(number))
-        now, p_helps = found.pop("effect"), found.pop("p_helps")
-        seen.add(since := found.pop("since"))
-        assert found.pop("files") == f"runs/{number:04d}"
+        assert (found.pop("row")["number"], found.pop("files")) == (number, f"runs/{number:04d}")
         record = json.loads((root / "runs" / f"{number:04d}" / "record.json").read_bytes())
         assert found == checked(json.dumps(record)), "record.json has the shape, too"
-        believed = campaign.effect(ledger.record(number))
-        assert now == (None if believed is None else {"mean": believed.mean, "sd": believed.sd})
-        assert p_helps == (None if believed is None else believed.p_helps)
-        assert since == (campaign.since(ledger.record(number)) or None)
-        if record["status"] == "crash":
-            assert (now, record["judgement"]["standing"], record["judgement"]["decisions"]) == (None, None, [])
-    assert seen >= {None, "unconfirmed", "reverted"}
 
 
 def test_doctor(root: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same
     assert crash == "repeated crash"
     assert why.startswith(cause)
     assert end == ("end", stop.cause)
-    assert told.messages[-1]["counts"]["num_experiments"] == 1
+    assert told.messages[-1]["counts"]["verdict"] == {"baseline": 1}
     assert said == ["the summary"]
     assert [note for note in setup.reporter.notes if note.startswith(f"the night's last traces are not whole: {cause}")]
 

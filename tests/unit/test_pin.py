@@ -18,8 +18,9 @@ from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, SOURCE, find_key
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.installation import Installation, Pins
-from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
+from nightshift.engines.prime_rl.install import Installation, Pins
+from nightshift.engines.prime_rl.launch import Launch, Ports
+from tests.prime_rl_plans import leaves
 
 ROOT = Path(__file__).parents[2]
 _OWN = f"{SOURCE}.env.taskset."  # keys of our own environment package, but for its id
@@ -40,8 +41,7 @@ def forced() -> dict[str, Any]:
     rules = rules_of(ROOT, Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2)
     place: dict[str, Any] = {"run_dir": Path("/r"), "bin_dir": Path("/b"), "environment": {}, "gpu_ids": ()}
     launch = Launch(settings=effective(parse(_FULL), rules, prompt_tokens=1), seed=0, ports=Ports(1, 2, 3, 4), **place)
-    values = {**dict(leaves(launch.tree)), **{f"inference.{k}": v for k, v in leaves(launch.inference_json)}}
-    values = {re.sub(r"\[\d+\]", "", path): value for path, value in values.items()}
+    values = {re.sub(r"\[\d+\]", "", path): value for path, value in leaves(launch.tree)}
     return {k: v for k, v in values.items() if not find_key(k) and (not k.startswith(_OWN) or k == f"{_OWN}id")}
 
 

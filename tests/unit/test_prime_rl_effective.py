@@ -17,10 +17,10 @@ from nightshift.config.allowlist import ANY, BY_PRESET, KEYS, SOURCE, lock
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective, fixed
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports
 from nightshift.errors import ConfigError, EngineError
 from nightshift.executors.process import engine_environment
-from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -104,9 +104,7 @@ def disagreements(tree: Any, name: str = "") -> dict[str, str]:
 
 def test_every_value_of_every_plan_is_a_key_of_prime_rl_with_a_value_that_it_takes() -> None:
     for name, each in {**{name: variant(name) for name in VARIANTS}, **open_configs()}.items():
-        launch = launch_of(each, RUN_DIR)
-        assert disagreements(launch.tree) == {}, name
-        assert disagreements(launch.inference_json, "inference") == {}, name
+        assert disagreements(launch_of(each, RUN_DIR).tree) == {}, name
 
 
 def test_what_the_agent_writes_arrives_as_it_stands() -> None:
@@ -166,8 +164,8 @@ def test_the_server_logs_no_prompt_and_keeps_no_prefix_whatever_the_config_and_t
     )
     for source in open_configs().values():
         launch = launch_of(source, RUN_DIR)
-        assert [launch.inference_json["vllm"][name] for name in (*LOGS, "enable_prefix_caching")] == [False] * 3
-        assert launch.tree["inference"]["vllm"]["enable_prefix_caching"] is False
+        vllm = launch.tree["inference"]["vllm"]
+        assert [vllm[name] for name in (*LOGS, "enable_prefix_caching")] == [False] * 3
     for command in launch.commands:
         passed = engine_environment({"VLLM_LOGGING_LEVEL": "DEBUG", **shell}, command.env)
         assert not {"VLLM_LOGGING_LEVEL", *shell} & set(passed)
@@ -224,12 +222,7 @@ def golden(launch: Launch) -> dict[str, Any]:
         }
         for command in launch.commands
     ]
-    return {
-        "served_model": launch.served_model,
-        "commands": commands,
-        "inference": launch.inference_json,
-        "tree": launch.tree,
-    }
+    return {"served_model": launch.served_model, "commands": commands, "tree": launch.tree}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.engines.base import Check
 from nightshift.engines.prime_rl import engine as engine_module
-from nightshift.engines.prime_rl import installation as checks
+from nightshift.engines.prime_rl import install as checks
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.install import pin_model
-from nightshift.engines.prime_rl.installation import Installation, Pins
+from nightshift.engines.prime_rl.install import Installation, Pins
+from nightshift.executors.gpus import Gpu
 from tests.prime_rl_plans import GPU
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
@@ -43,24 +44,31 @@ def environment(installation: Installation) -> None:
     """The layout that uv makes."""
     installation.site_packages.mkdir(parents=True)
     installation.bin_dir.mkdir()
-    for name in ("python", *checks.PROGRAMS):
+    for name in checks.PROGRAMS:
         (installation.bin_dir / name).write_text("#!/bin/sh\n")
         (installation.bin_dir / name).chmod(0o755)
     for name in ("torch-2.11.0+cu128", "vllm-0.26.0+cu129", "flash_attn-2.8.3+cu128torch2.11"):
-        (installation.site_packages / f"{name}.dist-info").mkdir()
+        package(installation, *name.split("-"))
+
+
+def package(installation: Installation, name: str, version: str) -> None:
+    """A package's own metadata, whatever the name of its folder."""
+    folder = installation.site_packages / f"{name}-0.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda it: shutil.rmtree(it.venv), "has no Python 3.12"),
+        (lambda it: shutil.rmtree(it.venv), "bin/python is missing"),
         (
             lambda it: (it.bin_dir / "python").unlink() or (it.bin_dir / "python").symlink_to("/gone/python3.12"),
-            "has no Python 3.12",
+            "bin/python is missing",
         ),
         (lambda it: (it.bin_dir / "env-server").unlink(), "env-server is missing"),
-        (lambda it: next(it.site_packages.glob("torch-*")).rmdir(), "torch None, pinned is 2.11.0+cu128"),
-        (lambda it: next(it.site_packages.glob("vllm-*")).rename(it.site_packages / "vllm-1.dist-info"), "1, pinned"),
+        (lambda it: shutil.rmtree(it.site_packages / "torch-0.dist-info"), "torch None, pinned is 2.11.0+cu128"),
+        (lambda it: package(it, "vllm", "1"), "vllm 1, pinned"),
         (lambda it: it.state_dir.mkdir() or it.unfinished_sync.touch(), "uv sync did not end well"),
     ],
 )
@@ -81,52 +89,41 @@ def clone_of_environments(folder: Path) -> Path:
     return folder
 
 
-def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Installation, tmp_path: Path) -> None:
+def test_a_copy_of_the_environments_is_made_again_after_any_changed_byte(installation, tmp_path):
     root = clone_of_environments(tmp_path / "clone")
-    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is not None
-    installation.copy_environments(root, ARITHMETIC_TRL)
-    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
     folder = installation.environments_dir(root, ARITHMETIC_TRL)
+
+    def copied() -> dict[str, bytes]:
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()
+        }
+
+    installation.copy_environments(root, ARITHMETIC_TRL)
+    whole = copied()
     assert sorted(path.name for path in folder.iterdir()) == ["nightshift_arithmetic", "nightshift_gsm8k"]
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     (folder / "nightshift_gsm8k" / "__pycache__").mkdir()
     (folder / "nightshift_gsm8k" / "__pycache__" / "data.cpython-312.pyc").write_bytes(b"compiled on import")
-    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
+    installation.copy_environments(root, ARITHMETIC_TRL)
+    assert len(copied()) == len(whole) + 1, "a whole copy stays"
     scoring = folder / "nightshift_gsm8k" / "scoring.py"
     scoring.write_bytes(scoring.read_bytes().replace(b"0.0", b"1.0"))
-    assert "is not the copy of" in str(checks.environments_problem(installation, root, ARITHMETIC_TRL))
     installation.copy_environments(root, ARITHMETIC_TRL)
-    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
+    assert copied() == whole
     (folder / "nightshift_gsm8k" / "extra.py").write_text("")
-    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is not None
+    installation.copy_environments(root, ARITHMETIC_TRL)
+    assert copied() == whole
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(installation: Installation) -> None:
     environment(installation)
     rules = rules_of(ROOT, Chosen(environments=["math"]), "prime-rl", 2)
-    installation.copy_environments(ROOT, rules)
-    there = installation.site_packages / "math_verify-0.8.0.dist-info"
-    there.mkdir()
-    (there / "METADATA").write_text("Name: math-verify\nVersion: 0.8.0\n")
+    package(installation, "math_verify", "0.8.0")
     command = f"Run: uv pip install --python {installation.bin_dir / 'python'} math-verify==0.9.0"
-    assert str(checks.environments_problem(installation, ROOT, rules)).endswith(command)
-    (there / "METADATA").write_text("Name: math-verify\nVersion: 0.9.0\n")
-    assert checks.environments_problem(installation, ROOT, rules) is None
-
-
-def test_environments_that_prepare_did_not_see_are_copied_before_a_run(installation, tmp_path):
-    """Those of `transfer --to`, which rules.toml does not choose."""
-    root = clone_of_environments(tmp_path / "clone")
-    installation.copy_environments(root, ARITHMETIC_TRL)
-    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
-    engine = PrimeRlEngine(GSM8K_PRIME_RL, root, {}, "none", installation=installation)
-    assert checks.environments_problem(installation, root, GSM8K_PRIME_RL) is not None
-    for _ in range(2):
-        engine.prepare_at_start(print)
-        assert checks.environments_problem(installation, root, GSM8K_PRIME_RL) is None
-    copied = [path.name for path in installation.environments_dir(root, GSM8K_PRIME_RL).iterdir()]
-    assert copied == ["nightshift_gsm8k"]
-    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
+    assert str(checks.requirements_problem(installation, rules)).endswith(command)
+    package(installation, "math_verify", "0.9.0")
+    assert checks.requirements_problem(installation, rules) is None
 
 
 def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: Installation, tmp_path: Path) -> None:
@@ -139,30 +136,33 @@ def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: In
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (source / name).write_text("{}")
     assert "is not complete" in str(checks.model_problem(installation, rules))
-    pin_model(installation, rules, source)
-    pin_model(installation, rules, source)  # again: the same
+    for _ in range(2):
+        installation.pin_model(rules, source)
     assert checks.model_problem(installation, rules) is None
     found = try_to_load_from_cache(rules.model, "model.safetensors", cache_dir=installation.hub_dir)
     assert Path(found).samefile(source / "model.safetensors")
     offline = snapshot_download(rules.model, cache_dir=installation.hub_dir, local_files_only=True)
     assert Path(offline).samefile(source)
-    (checks.model_folder(installation, rules) / "refs" / "main").write_text("0" * 40)
+    (installation.model_folder(rules) / "refs" / "main").write_text("0" * 40)
     assert "is not complete" in str(checks.model_problem(installation, rules))
     (source / "model.safetensors").unlink()  # the user empties the cache
     assert "is not complete" in str(checks.model_problem(installation, rules))
     assert checks.model_problem(installation, ARITHMETIC_TRL) is None  # in this repository
 
 
-def test_caches_are_warm_for_one_kind_of_gpus(installation: Installation) -> None:
-    pair = (GPU, GPU)
-    cold = str(checks.warm_problem(installation, pair))
-    assert cold == f"the compile caches are cold for {GPU.name}. Run: uv run prepare.py --gpus {GPU.index},{GPU.index}."
-    installation.warm_mark(pair).parent.mkdir(parents=True)
-    installation.warm_mark(pair).write_text("")
-    assert checks.warm_problem(installation, pair) is None
-    assert checks.warm_problem(installation, (GPU, replace(GPU, name="NVIDIA L4"))) is not None
-    assert checks.warm_problem(installation, (replace(GPU, driver="580.1"), GPU)) is not None
-    assert checks.warm_problem(installation, ()) is None  # nothing to compile for
+def test_caches_are_warm_for_one_kind_of_gpus_and_cold_ones_refuse_no_run(installation: Installation) -> None:
+    def warnings(*gpus: Gpu) -> list[Check]:
+        checked = checks.guesses(installation, GSM8K_PRIME_RL, ROOT, gpus)
+        return [check for check in checked if check.name == "warm caches"]
+
+    [cold] = warnings(GPU, GPU)
+    assert f"the compile caches are cold for {GPU.name}: the first start takes longer. Run: uv run" in str(cold)
+    assert cold.ok
+    installation.warm_mark((GPU, GPU)).parent.mkdir(parents=True)
+    installation.warm_mark((GPU, GPU)).write_text("")
+    assert warnings(GPU, GPU) == warnings() == []
+    assert warnings(GPU, replace(GPU, name="NVIDIA L4"))
+    assert warnings(replace(GPU, driver="580.1"), GPU)
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job
-from nightshift.engines.prime_rl.remains import sweep
+from nightshift.engines.prime_rl.remains import clean, sweep
 from nightshift.experiment import setup
 from nightshift.files import write_json
 from tests.rules import GSM8K_PRIME_RL
@@ -39,16 +39,16 @@ def test_runs_in_flight_stay_and_so_does_what_the_user_keeps(tmp_path: Path) -> 
     kept, unclear = make_run(tmp_path / "0001", replace(JOB, keep_all=True)), make_run(tmp_path / "0004")
     (unclear / JOB_NAME).write_bytes(b'{"keep_all": false}')
     in_slurm, local = make_run(tmp_path / "0002", replace(JOB, name="nightshift-2")), make_run(tmp_path / "0003")
-    sweep(tmp_path, [in_slurm, local])
+    clean(tmp_path, kept)
     assert [left(folder) for folder in (kept, unclear, in_slurm, local)] == [ALL, ALL, ALL, ALL]
     sweep(tmp_path)
     assert [left(folder) for folder in (kept, unclear, in_slurm, local)] == [ALL, ALL, ALL, LIGHT]
     (in_slurm / RESULT_NAME).touch()
     sweep(tmp_path)
     assert [left(folder) for folder in (kept, unclear, in_slurm)] == [ALL, ALL, LIGHT]
-    lost = make_run(tmp_path / "0005", replace(JOB, name="nightshift-5"))
-    sweep(tmp_path, in_flight=[])  # in a night, which knows its jobs in SLURM
-    assert left(lost) == LIGHT
+    lost, other = (make_run(tmp_path / name, replace(JOB, name=name)) for name in ("0005", "0006"))
+    clean(tmp_path, lost)  # in a night, which knows that this job in SLURM is over
+    assert [left(folder) for folder in (lost, other)] == [LIGHT, ALL]
 
 
 def test_no_link_leads_out_of_runs(tmp_path: Path) -> None:

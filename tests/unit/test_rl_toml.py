@@ -20,13 +20,12 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
-from nightshift.engines.prime_rl.launch import leaves
 from nightshift.errors import UsageError
 from nightshift.files import write_json
 from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
 from nightshift.report.export.story import Story
 from tests.checkouts import ROOT
-from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.stand_in_campaign import BRANCH, build
 from tests.unit.test_prime_rl_effective import RUN_DIR, disagreements

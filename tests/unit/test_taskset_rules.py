@@ -12,7 +12,7 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
 from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.config import effective
-from nightshift.engines.prime_rl.installation import environment_files
+from nightshift.engines.prime_rl.install import environment_files
 from nightshift.errors import UsageError
 from tests.rules import GSM8K_PRIME_RL, ROOT
 

@@ -24,7 +24,6 @@ _BIND = (
     r"|(?:ERROR: +)?\[Errno 98\] error while attempting to bind on address \('[\d.]+', \d+\): .*in use$)"
 )
 _EMPTY = r"consecutive empty train batches"
-_NEW_PORTS = "Run it again: ports are chosen anew."
 _HOLDS = r"[Pp]rocess(?: \d+)? has [\d.]+ GiB"
 # A pattern of `process: line`, the cause ({match} is the line), the fix, and is_config_fault: None if a start of the
 # incumbent decides. The first pattern that matches decides, so the specific ones stand first.
@@ -77,7 +76,12 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "Loosen the curriculum's gates, or raise orchestrator.max_off_policy_steps.",
         True,
     ),
-    (_BIND, "a port was taken by another process between its choice and its use: {match}", _NEW_PORTS, False),
+    (
+        _BIND,
+        "a port was taken by another process between its choice and its use: {match}",
+        "Run it again: ports are chosen anew.",
+        False,
+    ),
     (
         r"No space left on device|Disk quota exceeded",
         "the disk is full",

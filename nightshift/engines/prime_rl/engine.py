@@ -1,7 +1,7 @@
 """The engine for two GPUs: prime-rl, with vLLM on the first and the GRPO trainer on the second, or both on one.
 
-This module checks, resolves and starts; session.py is one run. Neither torch nor prime_rl is ever
-imported here: prime-rl lives in an environment of its own.
+This module checks, resolves and starts; session.py is one run. prime-rl lives in an environment of its own: neither
+torch nor prime_rl is imported here.
 """
 
 from __future__ import annotations
@@ -16,45 +16,38 @@ from filelock import FileLock, Timeout
 from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
-from nightshift.engines.base import Check, Effective, Note, PrepareFlags
-from nightshift.engines.downloads import changes
+from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags
+from nightshift.engines.downloads import changes, prepare_data, prepare_model
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.diagnose import PortTaken
-from nightshift.engines.prime_rl.install import Installer
-from nightshift.engines.prime_rl.installation import (
+from nightshift.engines.prime_rl.install import (
     ENGINE,
     ENV_VAR,
-    MIN_DRIVER,
     Installation,
     Pins,
     cache_dir,
     examine,
-    installed_versions,
-    machine_warnings,
-    model_folder,
+    guesses,
+    install,
     problems,
 )
 from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
-from nightshift.engines.prime_rl.prepare import prepare
+from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
 from nightshift.engines.prime_rl.served import READER, prove
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.errors import ConfigError, EngineError
+from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.evaluation.environment import load as load_environments
-from nightshift.executors.gpus import (
-    Gpu,
-    GpuIds,
-    choose_gpus,
-    gpu_problems,
-    gpu_warnings,
-    list_gpus,
-    parse_gpus,
-)
+from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, gpu_warnings, list_gpus, parse_gpus
+from nightshift.files import disk_error
 
+# A build for CUDA 12 (torch 12.8, vLLM 12.9) runs on every driver of the 12.x series.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+MIN_DRIVER = 525
 PORT_RETRIES = 3
 NO_GPU = "no GPU (--gpus none): not comparable"
 
 
-class PrimeRlEngine:
+class PrimeRlEngine(Engine):
     """prime-rl on two GPUs of this machine, under the given rules."""
 
     name = ENGINE
@@ -71,7 +64,7 @@ class PrimeRlEngine:
         timing: Timing | None = None,
         reader: Sequence[str] = READER,
     ) -> None:
-        """`gpus`: None takes the first two visible; `none` runs without GPUs, which compares with nothing.
+        """`gpus`: None takes the first two visible GPUs; `none` runs without GPUs, which compares with nothing.
 
         `installation`: by default that of pyproject.toml's pins, where `environ` says. UsageError for other `gpus`.
         """
@@ -83,109 +76,131 @@ class PrimeRlEngine:
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Install what is missing, fill the compile caches by an unscored run."""
-        it = self._asked(flags)
-        config = load(it.root / "train.toml")
-        installer = Installer(it.installation, it.root, it.rules, it._pair(), it._environ, note)
-        prepare(it.under, it.rules, installer, config, sources=flags.sources, smoke=flags.smoke)
-        if it.installation != self.installation:
-            note(f"for run.py: export {ENV_VAR}={it.installation.root}")
+        """Install prime-rl, fetch model and data, and fill the compile caches by an unscored run.
 
-    def prepare_at_start(self, note: Note) -> None:
-        """Copy environments that prepare.py has not copied yet; install nothing."""
-        copy = self.installation.environments_dir(self.root, self.rules)
-        if self.installation.state_dir.is_dir() and not copy.exists():
-            with suppress(OSError):  # `check` says what is not there
-                self.installation.copy_environments(self.root, self.rules)
+        With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
+        """
+        if not self._hold("prepare"):
+            raise UsageError("another prepare.py of yours is at work", "Wait for it.")
+        installation, rules, gpus = self.installation, self.rules, self.pair()
+        config = load(self.root / "train.toml")
+        for problem in gpu_problems(gpus):
+            raise problem
+        for warning in gpu_warnings(gpus, MIN_DRIVER):
+            note(f"warning: {warning}")
+        install(installation, self._environ, note, has_gpus=bool(gpus))
+        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus)
+        if flags.smoke:
+            tiny = smoke_rules(self.root, rules)
+            rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
+        else:
+            model = prepare_model(self.root, rules, note)
+            prepare_data(self.root, rules, flags.sources, note)
+            if rules.model_revision is not None:
+                installation.pin_model(rules, model)
+        if gpus and not flags.smoke and not mark.is_file():
+            note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
+            cold = warm_up_rules(rules)
+            line = rehearse(self.under(cold), config, runs_dir / cold.name, note)
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_text(line + "\n")
+        if flags.prime_rl is not None:
+            note(f"for run.py: export {ENV_VAR}={installation.root}")
 
-    def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """The GPUs and their state, then each part of the installation."""
-        it = self._asked(flags)
-        pair: Sequence[Gpu] = ()
+    def doctor(self) -> list[Check]:
+        """Check the GPUs and their state, then each part of the installation."""
+        gpus: Sequence[Gpu] = ()
+        checks = []
         try:
-            pair = it._pair()
-            busy: list[EngineError | None] = [*gpu_problems(pair)]
+            gpus = self.pair()
+            details = "; ".join(map(_describe, gpus))
+            checks = [Check(ENGINE, "GPUs", problem, details) for problem in gpu_problems(gpus)]
+            if gpus:
+                checks = checks or [Check(ENGINE, "GPUs", detail=details)]
+                checks.append(Check(ENGINE, "memory", detail=f"preset {self.rules.memory}"))
         except EngineError as error:
-            busy = [error]
-        gpus = "; ".join(map(_describe, pair))
-        found = [Check(ENGINE, "GPUs", problem, gpus) for problem in busy or [None] * bool(pair)]
-        found += [Check(ENGINE, "memory", detail=f"preset {it.rules.memory}")] * bool(pair)
-        return found + it.warnings() + examine(it.installation, it.rules, it.root, pair)
+            checks.append(Check(ENGINE, "GPUs", error))
+        return checks + self.warnings() + examine(self.installation, self.rules, self.root, gpus)
 
     def warnings(self) -> list[Check]:
-        """The kind of the GPUs, and the machine's part in what prime-rl needs."""
-        pair: Sequence[Gpu] = ()
-        with suppress(EngineError):
-            pair = self._pair()
-        unfit = [Check(ENGINE, "GPUs", each, is_warning=True) for each in gpu_warnings(pair, MIN_DRIVER)]
-        return unfit + machine_warnings(self.root, self.rules)
+        """Return guesses about the GPUs and about the rest of this machine."""
+        gpus = self._gpus_here()
+        unfit = [Check(ENGINE, "GPUs", warning, is_warning=True) for warning in gpu_warnings(gpus, MIN_DRIVER)]
+        return unfit + guesses(self.installation, self.rules, self.root, gpus)
 
     def check(self) -> list[str]:
-        """GPUs, installation, model, data: each problem with its fix. Takes the GPUs for this process."""
+        """Return the problems of GPUs, installation, model and data. Takes the GPUs for this process."""
         try:
-            pair = self._pair()
+            gpus = self.pair()
         except EngineError as error:
             return [str(error)]
-        found = [str(problem) for problem in gpu_problems(pair)]
-        found += problems(self.installation, self.rules, self.root, pair)
-        return found or [problem for gpu in pair if (problem := self._lock(gpu))]
+        found = [str(problem) for problem in gpu_problems(gpus)]
+        found += problems(self.installation, self.rules, self.root, gpus)
+        return found or [
+            f"GPU {gpu.index} is taken by another experiment of yours. Wait for it, or choose others: --gpus"
+            for gpu in gpus
+            if not self._hold(gpu.uuid)
+        ]
 
     def hardware(self) -> str:
-        """`2 x NVIDIA H100 80GB HBM3`, `1 x` where both share it; both names where they differ."""
+        """Return `2 x NVIDIA H100 80GB HBM3`, `1 x` where both share a GPU; both names where they differ."""
         if self._gpu_ids == ():
             return NO_GPU
         try:
-            pair = self._pair()
+            gpus = self.pair()
         except EngineError:
             return "no two GPUs"  # `check` says so before anything runs
-        names = [gpu.name for gpu in dict.fromkeys(pair)]
+        names = [gpu.name for gpu in dict.fromkeys(gpus)]
         return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
 
     def gpu_ids(self) -> tuple[int, ...]:
-        """Of inference and trainer."""
-        return tuple(gpu.index for gpu in self._pair())
-
-    def capacity(self) -> None:
-        """GPUs decide."""
+        """Return those of inference and trainer."""
+        return tuple(gpu.index for gpu in self.pair())
 
     def versions(self) -> dict[str, str]:
-        """prime-rl's commit, the packages of its own environment, the driver."""
-        found = installed_versions(self.installation)
-        with suppress(EngineError):
-            for gpu in self._pair()[:1]:
-                found["driver"] = gpu.driver
-        return found
+        """Return prime-rl's commit, the packages of its own environment, the driver."""
+        versions = self.installation.versions()
+        for gpu in self._gpus_here()[:1]:
+            versions["driver"] = gpu.driver
+        return versions
 
     def validate(self, config: Config) -> Effective:
-        """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
+        """Return prime-rl's config tree without what depends on the run; prime-rl's own classes check it in `open`."""
         loaded = load_environments(self.root, self.rules.environments)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
-        found = effective(config, self.rules, prompt_tokens)
+        settings = effective(config, self.rules, prompt_tokens)
         if self.rules.model_revision is None:
-            found["model"]["name"] = str(self._base)
-        return Effective(found)
+            settings["model"]["name"] = str(self._base)
+        return Effective(settings)
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
-        """Every process's command line, the complete config, ports and GPUs; and what is missing here."""
+        """Return every process's command line, the complete config, ports and GPUs; and what is missing here."""
+        missing: list[str] = []
+        gpus: Sequence[Gpu] = ()
         try:
-            missing = problems(self.installation, self.rules, self.root, self._pair())
+            gpus = self.pair()
         except EngineError as error:
-            missing = [str(error), *problems(self.installation, self.rules, self.root, ())]
+            missing = [str(error)]
+        missing += problems(self.installation, self.rules, self.root, gpus)
         lines = [*describe(self.launch(settings, seed, run_dir)), *changes(self.rules, self._base)]
         return [*lines, *(f"missing:  {line}" for line in missing)]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
-        """Start inference, env server, orchestrator and trainer, and wait until the first weights are published.
+        """Validate the config, start all processes, and wait until the first weights are published.
 
-        A start that loses a port is made again on others; what it wrote goes to `port-taken-N` in `run_dir`.
+        A start that loses a port is repeated on other ports; what it wrote goes to `port-taken-N` in `run_dir`.
         """
         deadline = self._timing.clock() + deadline_seconds
-        there, num_tries = {*run_dir.iterdir()}, 0
+        try:
+            self.installation.copy_environments(self.root, self.rules)
+        except OSError as error:
+            raise disk_error(error, self.installation.state_dir) from None
+        kept, num_tries, source = {*run_dir.iterdir()}, 0, _submitted(run_dir)
         while True:
             launch = self.launch(settings, seed, run_dir)
             session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
             try:
-                session.open(_submitted(run_dir))
+                session.open(source)
                 return session
             except BaseException as error:
                 session.close()
@@ -193,13 +208,13 @@ class PrimeRlEngine:
                 if num_tries > PORT_RETRIES or not isinstance(error, PortTaken):
                     raise
             aside = run_dir / f"port-taken-{num_tries}"
-            for path in {*run_dir.iterdir()} - there:
+            for path in {*run_dir.iterdir()} - kept:
                 aside.mkdir(exist_ok=True)
                 path.rename(aside / path.name)
-            there.add(aside)
+            kept.add(aside)
 
     def prove(self, run_dir: Path, weights: Weights, note: Note) -> str:
-        """As served.py says."""
+        """Compare the served log-probabilities with those of the weights' file (served.py)."""
         note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
         return prove(run_dir, weights, self._base, self._reader, self._environ)
 
@@ -208,56 +223,54 @@ class PrimeRlEngine:
         """The folder of the start weights."""
         if self.rules.model_revision is None:
             return self.root / self.rules.model
-        return model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
-
-    def _asked(self, flags: PrepareFlags) -> PrimeRlEngine:
-        """This engine, with the GPUs and the folder that the flags name."""
-        environ = dict(self._environ) | ({ENV_VAR: str(flags.prime_rl)} if flags.prime_rl else {})
-        return PrimeRlEngine(self.rules, self.root, environ, flags.gpus)
+        return self.installation.model_folder(self.rules) / "snapshots" / self.rules.model_revision
 
     def under(self, rules: Rules) -> PrimeRlEngine:
-        """The same machine and installation under other rules."""
+        """Return an engine for the same machine and installation under other rules."""
         return PrimeRlEngine(
             rules, self.root, self._environ, self._gpus, installation=self.installation, reader=self._reader
         )
 
     def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
-        """All that `open` would start, with ports that are free now."""
-        gpu_ids: GpuIds = ()
-        with suppress(EngineError, ValueError):  # a dry run on a machine without GPUs
-            inference, trainer = self._pair()
-            gpu_ids = inference.index, trainer.index
+        """Return all that `open` would start, with ports that are free now."""
         return Launch(
             settings=settings,
             seed=seed,
             run_dir=run_dir,
             ports=free_ports(len(self.rules.environments)),
-            gpu_ids=gpu_ids,
+            gpu_ids=tuple(gpu.index for gpu in self._gpus_here()),  # none in a dry run on a machine without GPUs
             memory=self.rules.memory,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
         )
 
-    def _pair(self) -> Sequence[Gpu]:
-        """The GPUs for inference and trainer; none by --gpus none. Twice the same where they share one.
+    def pair(self) -> Sequence[Gpu]:
+        """Return the GPUs for inference and trainer, perhaps one GPU twice; none by --gpus none.
 
-        EngineError where there are not so many.
+        EngineError if this machine has not so many.
         """
         return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, 2, self._environ)
 
-    def _lock(self, gpu: Gpu) -> str | None:
-        """Hold the GPU until this process ends; the problem if another experiment holds it."""
-        if gpu.uuid in self._locks:  # of an earlier check: a second lock of ours would exclude the first
-            return None
-        folder = cache_dir(self._environ) / "locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{gpu.uuid}.lock", timeout=0)
+    def _gpus_here(self) -> Sequence[Gpu]:
+        """Return those GPUs, none if this machine has not so many."""
         try:
-            lock.acquire()
-        except Timeout:
-            return f"GPU {gpu.index} is taken by another experiment of yours. Wait for it, or choose others: --gpus"
-        self._locks[gpu.uuid] = lock
-        return None
+            return self.pair()
+        except EngineError:
+            return ()
+
+    def _hold(self, name: str) -> bool:
+        """Hold a lock of this user until this process ends; False while another process holds the lock."""
+        if name not in self._locks:  # a second lock of this process would exclude the first
+            lock = FileLock(cache_dir(self._environ) / "locks" / f"{name}.lock", timeout=0)
+            try:
+                Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
+            except Timeout:
+                return False
+            except OSError as error:
+                raise disk_error(error, Path(lock.lock_file)) from None
+            self._locks[name] = lock
+        return True
 
 
 def _describe(gpu: Gpu) -> str:
@@ -266,14 +279,12 @@ def _describe(gpu: Gpu) -> str:
     return f"{gpu}{memory}, compute capability {major}.{minor}, driver {gpu.driver}"
 
 
-def _submitted(run_dir: Path) -> Config | None:
-    """The train.toml of the run's experiment, which puts prime-rl's complaints into its lines.
+def _submitted(run_dir: Path) -> str:
+    """Return the text of the train.toml that the experiment of the run submitted, "" without a valid one.
 
-    One folder up at most: the checkout's train.toml is of another moment.
+    It is one folder up at most: the checkout's train.toml is of another moment.
     """
-    folders = (run_dir, run_dir.parent)
-    path = next((path for folder in folders if (path := folder / "train.toml").is_file()), None)
-    try:
-        return None if path is None else load(path)
-    except (ConfigError, OSError):
-        return None
+    for path in (run_dir / "train.toml", run_dir.parent / "train.toml"):
+        with suppress(ConfigError, OSError):
+            return load(path).source.decode()
+    return ""

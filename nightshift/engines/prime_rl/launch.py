@@ -5,13 +5,12 @@ pinned commit, P/), which is not used: it waits half a minute before it stops an
 the server first. Nothing is started here.
 """
 
-import copy
 import json
 import random
 import shlex
 import socket
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,10 +118,6 @@ class Launch:
     environment: Mapping[str, str]
     memory: str = NO_CARD
 
-    def __post_init__(self) -> None:
-        if not self.run_dir.is_absolute() or not self.bin_dir.is_absolute():
-            raise ValueError(f"relative path: {self.run_dir} or {self.bin_dir}")
-
     @cached_property
     def tree(self) -> dict[str, Any]:
         """The settings with what belongs to this run: folder, ports, seeds."""
@@ -135,17 +130,6 @@ class Launch:
         orchestrator["env_server_base_port"] = self.ports.env_server
         orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{self.ports.inference}/v1"}
         return tree
-
-    @property
-    def inference_json(self) -> dict[str, Any]:
-        """The server's own config, as RLConfig will resolve it: the validator compares the two."""
-        inference: dict[str, Any] = copy.deepcopy(self.tree["inference"])
-        inference["weight_broadcast"] = dict(self.tree["weight_broadcast"])
-        inference["vllm"]["model"] = self.tree["model"]["name"]
-        lora = self.tree["trainer"]["model"].get("lora")
-        if lora is not None:
-            inference["vllm"] |= {"enable_lora": True, "max_lora_rank": lora["rank"]}
-        return inference
 
     @property
     def is_adapter(self) -> bool:
@@ -197,11 +181,10 @@ class Launch:
         return self.run_dir / "validator.json"
 
     def write(self) -> None:
-        """Create the folders and the two files that the first processes read."""
+        """Create the folders and the file that the validator reads."""
         self.configs_dir.mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
         write_json(self.tree_path, self.tree)
-        write_json(self.configs_dir / "inference.json", self.inference_json)
 
     @property
     def env_servers(self) -> list[str]:
@@ -210,10 +193,9 @@ class Launch:
 
     @cached_property
     def commands(self) -> tuple[Command, ...]:
-        """Inference, validator, an env-server for each environment, orchestrator, trainer.
+        """Validator, inference, an env-server for each environment, orchestrator, trainer.
 
-        Inference reads `inference_json` and may start at once; the validator writes the configs of the others, and its
-        verdict to `verdict`.
+        The validator ends before any other process starts: it writes `verdict`, and the config of each of them.
         """
         # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
         run_id = uuid.uuid5(uuid.NAMESPACE_URL, self.run_dir.as_uri()).hex
@@ -250,8 +232,8 @@ class Launch:
             for name in names
         }
         return (
-            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpu),
             command("validator", validator),
+            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpu),
             *(command(name, ["env-server", "@", config]) for name, config in env_servers.items()),
             command("orchestrator", orchestrator),
             command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
@@ -259,39 +241,17 @@ class Launch:
 
 
 def describe(launch: Launch) -> list[str]:
-    """The whole launch as text for --dry-run: GPUs, ports, processes with the variables set for them, config."""
+    """Return the whole launch as text for --dry-run: GPUs, ports, processes, config."""
     gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
     gpus += " after it" if launch.is_shared else ""
     ports = launch.ports
-    lines = [
+    env_servers = (f"{name} {port}" for port, name in enumerate(launch.env_servers, ports.env_server))
+    return [
         f"GPUs:     {gpus}",
         f"memory:   {launch.memory if launch.memory != NO_CARD else 'no GPU: as on 2 x 80 GB'}",
         f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
-        f"{', '.join(f'{n} {ports.env_server + i}' for i, n in enumerate(launch.env_servers))}, "
-        f"torchrun {ports.rendezvous}",
+        f"{', '.join(env_servers)}, torchrun {ports.rendezvous}",
         f"model:    {launch.served_model}",
+        *(f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands),
+        *(f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()),
     ]
-    shared = dict(set.intersection(*(set(command.env.items()) for command in launch.commands)))
-    lines += [f"env:      all: {_assignments(shared)}"]
-    for command in launch.commands:
-        own = {name: value for name, value in command.env.items() if name not in shared}
-        lines.append(f"{command.name + ':':<13} {shlex.join(command.argv)}")
-        lines += [f"{'':<14}with {_assignments(own)}"] if own else []
-        lines.append(f"{'':<14}log {command.name}.log")
-    return lines + [f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)]
-
-
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a tree with its dotted path; `[0]` counts in lists of tables."""
-    if isinstance(node, Mapping) and node:
-        for name, value in node.items():
-            yield from leaves(value, f"{path}.{name}" if path else name)
-    elif isinstance(node, list) and node and isinstance(node[0], Mapping):
-        for index, value in enumerate(node):
-            yield from leaves(value, f"{path}[{index}]")
-    else:
-        yield path, node
-
-
-def _assignments(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))

@@ -1,10 +1,10 @@
 """Deletes what is heavy in the folders of runs: weights that prime-rl published, and rollouts. 1 to 3 GB a run on GPUs.
 
-A session deletes its own at its end. What a killed worker left is deleted at the next start in the checkout.
+A session deletes its own at its end. What a killed worker left is deleted after its run, or at the next start in the
+checkout.
 """
 
 import shutil
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,22 +23,21 @@ def remove_heavy(prime_dir: Path) -> None:
         shutil.rmtree(prime_dir / name, ignore_errors=True)  # refuses a link
 
 
-def sweep(runs_dir: Path, in_flight: Collection[Path] | None = None) -> None:
-    """Delete weights and rollouts of runs that are over, but for those with --keep-all. Call as the controller.
+def sweep(runs_dir: Path) -> None:
+    """Clean the folders of all runs that are over. No run on this machine is in flight; a job in SLURM may be."""
+    for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *runs_dir.glob(f"certify/*/*/{JOB_NAME}")):
+        clean(runs_dir, path.parent, may_run=True)
 
-    `in_flight`: folders of runs that are not over. None: no run on this machine is in flight, and a job in SLURM may be
-    until its result exists.
+
+def clean(runs_dir: Path, folder: Path, *, may_run: bool = False) -> None:
+    """Delete weights and rollouts of a run, unless the user keeps all of it. Call as the controller.
+
+    `may_run`: leave a job in SLURM alone until its result exists.
     """
-    certified = () if in_flight is not None else runs_dir.glob(f"certify/*/*/{JOB_NAME}")
-    for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *certified):
-        folder = path.parent
-        with suppress(UsageError):  # a damaged job.json does not show whether the user keeps all
-            job = read_json(path, Job, "")
-            if job is None or job.keep_all:
-                continue
-            may_run = bool(job.name) and not (folder / RESULT_NAME).exists()
-            if may_run if in_flight is None else folder in in_flight:
-                continue
-            for prime_dir in (folder / PRIME_DIR, *folder.glob(f"*/{PRIME_DIR}")):  # a start of the incumbent has one
-                if prime_dir.resolve() == runs_dir.resolve() / prime_dir.relative_to(runs_dir):  # no link on the way
-                    remove_heavy(prime_dir)
+    with suppress(UsageError):  # a damaged job.json does not show whether the user keeps all
+        job = read_json(folder / JOB_NAME, Job, "")
+        if job is None or job.keep_all or (may_run and job.name and not (folder / RESULT_NAME).exists()):
+            return
+        for prime_dir in (folder / PRIME_DIR, *folder.glob(f"*/{PRIME_DIR}")):  # a start of the incumbent has one
+            if prime_dir.resolve() == runs_dir.resolve() / prime_dir.relative_to(runs_dir):  # no link on the way
+                remove_heavy(prime_dir)

@@ -13,7 +13,6 @@ import hashlib
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -91,7 +90,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Witness:
-    """Asks the server of one run, and leaves its answers in the run's folder."""
+    """Asks the server of one run, and writes its answers into the run's folder."""
 
     def __init__(self, server: Server, launch: Launch) -> None:
         self._server, self._launch = server, launch
@@ -99,14 +98,14 @@ class Witness:
         self._sha256: str | None = None
 
     def at_start(self) -> None:
-        """As soon as the server is healthy. What a trainer may have changed already is not taken for the start."""
+        """Ask as soon as the server is healthy. Weights that a trainer may have changed do not count as the start."""
         self._served = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
         if not self._launch.is_adapter and latest_stable(self._launch.broadcasts_dir):  # an adapter has its own name
             late = "the first step was published before the server had told of its start"
             self._served = Served(problem=self._served.problem or late)
 
     def at_end(self) -> str:
-        """After the final load: the sha256 of the file with all answers."""
+        """Ask after the final load, once; return the sha256 of the file with all answers."""
         if self._sha256 is None:
             self._served = self._ask("final", self._launch.served_model, ASK_SECONDS)
             path = self._launch.run_dir / SERVED_NAME
@@ -115,7 +114,7 @@ class Witness:
         return self._sha256
 
     def _ask(self, when: str, model: str, seconds: float) -> Served:
-        """The answers so far with those of the weights served as `model`; a server that gives none ends no run."""
+        """Add the answers of the weights served as `model` to those so far; a server that gives none ends no run."""
         ends = self._server.clock() + seconds
         try:
             told = [self._server.prompt_logprobs(chat, model, ends) for chat in _MESSAGES]
@@ -126,48 +125,40 @@ class Witness:
             return msgspec.structs.replace(self._served, problem=self._served.problem or problem)
 
 
-@dataclass(frozen=True, slots=True)
-class Distances:
-    """Mean |difference| of log-probabilities a token, in nats: of what was served from the file and from the start
-    weights; and of the two programs on the start weights, which is noise (None: not measured)."""
+def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
+    """Return whether the server had the start weights, and a line with its distances from the file and from the start.
 
-    file: float
-    start: float
-    noise: float | None
-    sure: float  # start - file in standard errors, over tokens
-
-    @classmethod
-    def of(cls, served: Served, final: Answers, read: Read) -> Distances:
-        """ValueError where the child answers other tokens than the server."""
-        said, file, start = ([*chain(*rows)] for rows in (final.logprobs, read.file, read.start))
-        nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(said, file, start, strict=True)]
-        mean, stderr = fmean(nearer), stdev(nearer) / math.sqrt(len(nearer))
-        noise = None
-        if served.start is not None and served.start.tokens == final.tokens:
-            noise = _distance([*chain(*served.start.logprobs)], start)
-        sure = mean / stderr if stderr else math.copysign(math.inf, mean) if mean else 0.0
-        return cls(_distance(said, file), _distance(said, start), noise, sure)
-
-    def line(self) -> str:
-        """For people: both numbers, their ratio, the noise. EngineError where the server had the start weights."""
-        both = f"{self.file:.4f} nats a token from the file, {self.start:.4f} from the start weights"
-        if self.sure < -SURE:
-            cause = f"the server did not serve the file: what it says lies {both}"
-            raise EngineError(cause, "Run it again; if it repeats, see inference.log in the run's folder.")
-        told = f"served = file: {both}"
-        if self.sure <= SURE:
-            told = f"served = file: cannot tell: {both}, no further apart than chance"
-        elif self.file:
-            told += f", {self.start / self.file:.3g} times as far"
-        told += "" if self.noise is None else f" (server and transformers on the start weights: {self.noise:.4f})"
-        return told if self.file <= BOUND else f"{told}; above {BOUND:g}, a bound not yet measured on a GPU"
+    Distances are mean |differences| of log-probabilities a token, in nats. ValueError if the child answers other tokens
+    than the server.
+    """
+    server, file, start = ([*chain(*rows)] for rows in (final.logprobs, read.file, read.start))
+    nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
+    margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
+    to_file, to_start = _distance(server, file), _distance(server, start)
+    distances = f"{to_file:.4f} nats a token from the file, {to_start:.4f} from the start weights"
+    if fmean(nearer) < -margin:
+        return True, f"the server did not serve the file: its log-probabilities are {distances}"
+    line = f"served = file: {distances}"
+    if fmean(nearer) <= margin:
+        line = f"served = file: cannot tell: {distances}, no further apart than chance"
+    elif to_file:
+        line += f", {to_start / to_file:.3g} times as far"
+    if served.start is not None and served.start.tokens == final.tokens:
+        noise = _distance([*chain(*served.start.logprobs)], start)  # of the two programs
+        line += f" (server and transformers on the start weights: {noise:.4f})"
+    return False, line if to_file <= BOUND else f"{line}; above {BOUND:g}, a bound not yet measured on a GPU"
 
 
 def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], environ: Mapping[str, str]) -> str:
-    """One line on whether the weights that were evaluated are those of the file in `run_dir`.
+    """Return one line on whether the weights that were evaluated are those of the file in `run_dir`.
 
-    `base`: the folder of the start weights. EngineError where the server had the start weights, and for a file that is
-    not the one that was evaluated. Whatever else fails, nothing is known: "cannot tell", and why.
+    Any failure of the comparison itself is "cannot tell", and why.
+
+    Args:
+        base: the folder of the start weights.
+
+    Raises:
+        EngineError: the server had the start weights, or the file is not the one that was evaluated.
     """
     folder = run_dir / WEIGHTS_NAME
     served = _read_served(run_dir / SERVED_NAME, weights)
@@ -176,17 +167,17 @@ def prove(run_dir: Path, weights: Weights, base: Path, reader: Sequence[str], en
     try:
         if served.final is None:
             raise EngineError(served.problem or "the server was not asked")
-        command = python_command(*reader, str(base.absolute()), str(folder.absolute()))
-        said = ask_child("reader", command, msgspec.json.encode(served.final.tokens), run_dir, environ, READ_SECONDS)
-        read = msgspec.json.decode(said[:MAX_BYTES], type=Read)
-        distances = Distances.of(served, served.final, read)
+        read = read_logprobs(reader, base, folder, served.final.tokens, run_dir, environ)
+        is_swapped, line = compare(served, served.final, read)
     except (EngineError, ValueError) as error:
         return f"served = file: cannot tell: {clean(str(error), 300)}"
-    return distances.line()
+    if is_swapped:
+        raise EngineError(line, "Run it again; if it repeats, see inference.log in the run's folder.")
+    return line
 
 
 def _read_served(path: Path, weights: Weights) -> Served:
-    """What the worker left, by its hash in the result. EngineError where it is something else now."""
+    """Return what the worker wrote, by its hash in the result. EngineError if the file is something else now."""
     if weights.served_sha256 is None:
         return Served(problem="the run has no log-probabilities of its server")
     try:
@@ -199,29 +190,32 @@ def _read_served(path: Path, weights: Weights) -> Served:
     raise EngineError(f"{path} is not what the worker left: {reason}")
 
 
-def ask_child(
-    name: str, command: Sequence[str], data: bytes, run_dir: Path, environ: Mapping[str, str], seconds: float
-) -> bytes:
-    """What a child answers to `data`, and leave nothing of it but NAME.log. EngineError if it dies or hangs."""
+def read_logprobs(
+    reader: Sequence[str], base: Path, folder: Path, tokens: Sequence[Tokens], run_dir: Path, environ: Mapping[str, str]
+) -> Read:
+    """Have a child compute the log-probabilities of `tokens` under both sets of weights; its log is in `run_dir`.
+
+    EngineError if the child dies or hangs, ValueError if it answers something else.
+    """
     # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
-    own = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
-    group = ProcessGroup(f"{name}-{uuid.uuid4().hex}", GRACE_SECONDS)
+    variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
+    group = ProcessGroup(f"reader-{uuid.uuid4().hex}", GRACE_SECONDS)
     try:
         child = group.start(
-            name,
-            command,
-            log_path=run_dir / f"{name}.log",
-            env=python_environment(environ, own),
+            "reader",
+            python_command(*reader, str(base.absolute()), str(folder.absolute())),
+            log_path=run_dir / "reader.log",
+            env=python_environment(environ, variables),
             cwd=run_dir,
             stdin=PIPE,
             stdout=PIPE,
         )
-        said, _ = child.communicate(data, timeout=seconds)
+        answer, _ = child.communicate(msgspec.json.encode(tokens), timeout=READ_SECONDS)
         if child.returncode:
-            raise EngineError(": ".join([f"the {name} ended: {child.exit_cause()}", *child.tail(1)]))
-        return said
+            raise EngineError(": ".join([f"the reader ended: {child.exit_cause()}", *child.tail(1)]))
+        return msgspec.json.decode(answer[:MAX_BYTES], type=Read)
     except TimeoutExpired:
-        raise EngineError(f"the {name} gave no answer within {seconds:g} s") from None
+        raise EngineError(f"the reader gave no answer within {READ_SECONDS:g} s") from None
     finally:
         if left := group.stop():
             raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")

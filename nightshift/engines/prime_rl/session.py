@@ -27,11 +27,7 @@ from nightshift.campaign.records import (
     Training,
     Weights,
 )
-from nightshift.config.allowlist import ALIASES, find_key, is_inner, lock
 from nightshift.config.rules import Decoding
-from nightshift.config.toml_text import line_of
-from nightshift.config.train_toml import Config
-from nightshift.config.values import value_text
 from nightshift.engines.base import NoGradient
 from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
@@ -40,91 +36,13 @@ from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_
 from nightshift.engines.prime_rl.remains import EARLIER_DIR, remove_heavy
 from nightshift.engines.prime_rl.served import WEIGHTS_NAME, Witness
 from nightshift.engines.prime_rl.server import Server
+from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.evaluation.episode import Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file
-from nightshift.text import clean
-
-# The variants of unions that the engine fills; those of train.toml are looked up there.
-_ENGINE_TAGS = frozenset({"single_node", "filesystem", "zmq", "static", "elastic", "subprocess", "default"})
-_CONFIG_FIX = "Change that; uv run run.py --keys lists what is allowed"
-_OWN_FIX = "This is not train.toml's fault. Run: uv run nightshift doctor"
-
-
-class Refusal(msgspec.Struct):
-    """One error of the validator: `loc` is the key's path, with variants and positions in it."""
-
-    loc: tuple[str | int, ...]
-    message: str
-    type: str
-
-
-class _Verdict(msgspec.Struct):
-    errors: tuple[Refusal, ...] = ()
-
-
-def read_verdict(path: Path) -> tuple[Refusal, ...]:
-    """What the validator refuses. OSError or msgspec.DecodeError where it came to no verdict."""
-    return msgspec.json.decode(read_file(path), type=_Verdict).errors
-
-
-def explain(errors: Sequence[Refusal], config: Config | None) -> EngineError:
-    """The validator's errors as one, that of train.toml first. `config` puts them into its lines.
-
-    It is the config's fault if train.toml can be to blame for one; else only what the engine fills in or the
-    installation can be.
-    """
-    is_ours = [not _is_machinery(error) and lock(_path(error.loc, config)) is None for error in errors]
-    blamed = sorted(zip(is_ours, errors, strict=True), key=lambda pair: (not pair[0], not pair[1].loc))
-    cause, *others = dict.fromkeys(_cause(error, config) for _, error in blamed)
-    more = f" (and {len(others)} more)" if others else ""
-    return EngineError(cause, f"{_CONFIG_FIX if any(is_ours) else _OWN_FIX}{more}.", is_config_fault=any(is_ours))
-
-
-def _is_machinery(error: Refusal) -> bool:
-    """Another exception than pydantic's, whose types are in lower case, or a server that was started otherwise."""
-    return error.type == "mismatch" or error.type[:1].isupper()
-
-
-def _cause(error: Refusal, config: Config | None) -> str:
-    message = clean(error.message.removeprefix("Value error, "), 300)
-    path = _path(error.loc, config)
-    name = ".".join(path)
-    if _is_machinery(error):
-        return f"prime-rl's validation failed: {name or error.type}: {message}"
-    if not path:
-        return f"train.toml: prime-rl refuses it: {message}"
-    where = value = ""
-    if config is not None:
-        if lock(path) is None:  # the line with the key, or with the innermost table around it that stands there
-            text = config.source.decode()
-            lines = (line_of(text, path[:length]) for length in range(len(path), 0, -1))
-            where = next((f"train.toml:{line}: " for line in lines if line is not None), "")
-        if name in config.values:
-            value = f" = {value_text(config.values[name])}"
-    return f"{where}{name}{value}: prime-rl refuses it: {message}"
-
-
-def _path(loc: Sequence[str | int], config: Config | None) -> tuple[str, ...]:
-    """The key's name in train.toml: no variants, no positions in lists, a shared key in its one spelling."""
-    path: tuple[str, ...] = ()
-    for segment in loc:
-        if isinstance(segment, str) and not _is_tag(segment, path, config):
-            path = (*path, segment)
-    name = ".".join(path)
-    return tuple(ALIASES[name].path.split(".")) if name in ALIASES else path
-
-
-def _is_tag(segment: str, path: tuple[str, ...], config: Config | None) -> bool:
-    """True for the name of a union's variant, which stands right behind the union."""
-    if path and segment == (config.resolved if config else {}).get(f"{'.'.join(path)}.type"):
-        return True
-    here = ".".join((*path, segment))
-    return bool(path) and segment in _ENGINE_TAGS and find_key(here) is None and not is_inner(here)
-
 
 SETTLE_SECONDS = 1.0  # after a death, and after the end
 # Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
@@ -185,20 +103,27 @@ class PrimeRlSession:
         self._resources.callback(self._server.close)
         self._memory = PeakMemory(launch.gpu_ids, self._resources.enter_context(nvml_session()))
 
-    def open(self, config: Config | None) -> None:
-        """Start everything and wait until it can train. EngineError names the part that failed, and why.
+    def open(self, source: str) -> None:
+        """Validate the config, start every process from the files that prime-rl wrote, wait until they can train.
 
-        prime-rl's own validation runs while the server starts; `config` puts its errors into lines of train.toml.
+        Args:
+            source: the text of train.toml, whose lines prime-rl's refusals name.
+
+        Raises:
+            EngineError: the part that failed, and why.
         """
         self._launch.write()
+        self._validate(source)
         self._start("server", "inference")
-        self._validate(config)
+        wait_for_server = partial(
+            self._wait_for, "the inference server was not ready", "inference", self._server.is_healthy
+        )
         for name in (*self._launch.env_servers, "orchestrator", "trainer"):
             if name == "trainer" and self._launch.is_shared:  # the server measures what memory is free, then takes it
-                self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+                wait_for_server()
             self._start("trainer" if name == "trainer" else "rollouts", name)
         broadcasts = self._launch.broadcasts_dir
-        self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+        wait_for_server()
         self._witness.at_start()
         # Any step's: a fast trainer may have deleted step 0 between two looks.
         self._wait_for(
@@ -252,9 +177,8 @@ class PrimeRlSession:
         if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
-        is_there = folder.exists()
         source = self._launch.broadcasts_dir / f"step_{step}"
-        sha256 = check_weights(folder) if is_there else build_model_folder(source, self._base_model, folder)
+        sha256 = check_weights(folder) if folder.exists() else build_model_folder(source, self._base_model, folder)
         self._load(folder)
         return Weights(step, sha256, self._witness.at_end())
 
@@ -297,17 +221,17 @@ class PrimeRlSession:
             cwd=self._run_dir,
         )
 
-    def _validate(self, config: Config | None) -> None:
-        """Have prime-rl's own classes resolve the tree into the files that its programs read."""
+    def _validate(self, source: str) -> None:
+        """Have prime-rl's own classes resolve the tree into the files that prime-rl's programs read."""
         self._start("rollouts", "validator")
         child = self._children["validator"]
         self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:
-            errors = read_verdict(self._launch.verdict)
+            refusals = read_refusals(self._launch.verdict)
         except (OSError, msgspec.DecodeError):
             raise self._death(child) from None
-        if errors:
-            raise explain(errors, config)
+        if refusals:
+            raise explain(refusals, source)
 
     def _wait_for(self, problem: str, name: str, is_there: Callable[[], bool]) -> None:
         """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long."""
@@ -398,13 +322,12 @@ class PrimeRlSession:
 
     def _stop(self, *groups: str) -> None:
         left: list[str] = []
-        pids = {process.pid for name in groups for process in self._groups[name].processes}
         for name in groups:
             for broker in self._children.keys() & self._launch.env_servers if name == "rollouts" else ():
                 # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
                 self._groups[name].kill_below(self._children[broker])
             left += self._groups[name].stop()
-        if left := left + self._memory.held_by(pids):
+        if left:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
 

@@ -84,10 +84,9 @@ class EarlierWeights:
 
 
 def check_weights(folder: Path) -> str:
-    """The sha256 of a whole set of weights: over the lines `<sha256 of the file>  <name>`, by name.
+    """Return the sha256 of a whole set of weights: over the lines `<sha256 of the file>  <name>`, by name.
 
-    So anyone can check it with `LC_ALL=C; sha256sum FILES | sha256sum`. Every safetensors file is opened (its header
-    must account for every byte) and compared with the index. Raises EngineError that names what is wrong.
+    Anyone can check it: `LC_ALL=C; sha256sum FILES | sha256sum`. EngineError names what is missing, torn or too many.
     """
     manifest = hashlib.sha256()
     try:
@@ -100,11 +99,11 @@ def check_weights(folder: Path) -> str:
 
 
 def build_model_folder(source: Path, base: Path, target: Path) -> str:
-    """Make `target` a complete Hugging Face folder: the weights of `source`, all but the weights of `base`.
+    """Make `target` a complete Hugging Face folder: the weights of `source` and the other files of the snapshot `base`.
 
-    `base` is the base model's snapshot. An adapter names its base model in adapter_config.json and needs no
-    config. Weights are hard links where the filesystem allows it. `target` appears when it is complete, and
-    checked, or not at all. Returns the sha256 as `check_weights`, raises EngineError.
+    An adapter names its base model in adapter_config.json and needs no config. Weights are hard links where the
+    filesystem allows it. `target` appears when it is complete and checked. Returns the sha256 as `check_weights`,
+    raises EngineError.
     """
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -128,35 +127,24 @@ def build_model_folder(source: Path, base: Path, target: Path) -> str:
 
 
 def whole_files(folder: Path) -> list[str]:
-    """The names of the files of a set of weights, sorted. ValueError where one is missing, torn or too many."""
+    """Return the names of the files of a set of weights, sorted. ValueError if one is missing, torn or too many."""
     names = sorted(path.name for path in folder.iterdir())
-    weights = {name: _tensor_names(folder / name) for name in names if name.endswith(".safetensors")}
+    weights = [name for name in names if name.endswith(".safetensors")]
+    expected, beside = ["model.safetensors"], list[str]()
     if any(name in names for name in _ADAPTER):
-        if list(weights) != [_ADAPTER[1]]:
-            raise ValueError(f"an adapter is one {_ADAPTER[1]}, here is {', '.join(weights) or 'none'}")
         _json(folder / _ADAPTER[0], dict[str, Any])
-        return sorted(_ADAPTER)
-    if _INDEX in names:
-        actual = {tensor: name for name, tensors in weights.items() for tensor in tensors}
-        listed = _json(folder / _INDEX, _Index).weight_map
-        if listed != actual or sum(map(len, weights.values())) != len(actual):
-            raise ValueError(f"{_INDEX} lists other tensors than the files hold")
-        return sorted([*weights, _INDEX])
-    if list(weights) != ["model.safetensors"]:
-        raise ValueError(f"model.safetensors or {_INDEX} is missing, here is {', '.join(names) or 'nothing'}")
-    return list(weights)
-
-
-def _tensor_names(path: Path) -> set[str]:
-    """Names in a file's header. The library refuses a header that does not account for every byte of the file."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = set(file.keys())
-    except SafetensorError as error:
-        raise ValueError(f"{path.name}: {error}") from None
-    if not names:
-        raise ValueError(f"{path.name} holds no tensors")
-    return names
+        expected, beside = [_ADAPTER[1]], [_ADAPTER[0]]
+    elif _INDEX in names:
+        expected, beside = sorted({*_json(folder / _INDEX, _Index).weight_map.values()}), [_INDEX]
+    if weights != expected or not weights:
+        raise ValueError(f"{', '.join(expected)} should be there, here is {', '.join(names) or 'nothing'}")
+    for name in weights:
+        try:  # the library refuses a header that does not account for every byte of the file
+            with safe_open(folder / name, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return sorted([*weights, *beside])
 
 
 def _json(path: Path, kind: type[Content]) -> Content:

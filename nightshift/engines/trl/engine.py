@@ -11,19 +11,19 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import WEIGHTS_NAME, Weights
+from nightshift.campaign.records import WEIGHTS_NAME
 from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
 from nightshift.config.values import number_text
-from nightshift.engines.base import Check, Effective, Note, PrepareFlags
+from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
 from nightshift.engines.memory import size_of
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
@@ -62,7 +62,7 @@ _SETTINGS = {
 _TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
 
 
-class TrlEngine:
+class TrlEngine(Engine):
     """TRL on this machine, under the given rules."""
 
     name = "trl"
@@ -92,8 +92,8 @@ class TrlEngine:
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Fetch base model and data: the same for every GPU."""
-        if flags.is_for_prime_rl:
-            raise UsageError("--prime-rl, --smoke and a pair of --gpus are for --engine prime-rl", "Leave them out.")
+        if flags.smoke:
+            raise UsageError("--smoke is for --engine prime-rl", "Leave it out.")
         prepare_model(self.root, self.rules, note)
         prepare_data(self.root, self.rules, flags.sources, note)
 
@@ -101,10 +101,8 @@ class TrlEngine:
         """All of it: it is small."""
         self.prepare(PrepareFlags(), note)
 
-    def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """The GPU and the base model; the data."""
-        if flags.gpus is not None:
-            return TrlEngine(self.rules, self.root, self._environ, flags.gpus).doctor(replace(flags, gpus=None))
+    def doctor(self) -> list[Check]:
+        """Check the GPU and the base model; the data."""
         names = ", ".join(environment.package for environment in self.rules.environments)
         gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
         ready = f"{self.rules.name}: {gpu}base model"
@@ -205,9 +203,6 @@ class TrlEngine:
         lines += [f"memory:   {self.rules.memory}"] if self._cuda else []
         lines += [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
         return [*lines, *(f"missing:  {problem}" for problem in self.check())]
-
-    def prove(self, run_dir: Path, weights: Weights, note: Note) -> None:
-        """The trainer completes from the very file."""
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""

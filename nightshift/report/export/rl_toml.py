@@ -10,7 +10,7 @@ from typing import Any
 from nightshift.config.import_config import IMPORTED_NAME
 from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.installation import ENGINE
+from nightshift.engines.prime_rl.install import ENGINE
 from nightshift.errors import UsageError
 from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.story import Story

@@ -1,13 +1,14 @@
 """Offline runs of Weights & Biases, one an experiment: `wandb sync` sends them, when and where the person says."""
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.records import Record
-from nightshift.config.train_toml import spelled
+from nightshift.campaign.results import UNDECIDED, Row
 from nightshift.errors import EngineError
 from nightshift.files import remove_tree, whole_folder
-from nightshift.report.export.story import Row, Story, measured, scores
+from nightshift.report.export.story import Story, measured
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
@@ -16,8 +17,8 @@ FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
 def write_runs(story: Story, folder: Path) -> Path:
     """Write a new folder; returns `folder`/wandb. EngineError where the package is not installed, or fails.
 
-    These fields of an experiment are written, and no others: number, outcome, parent, hash of the rules, the changed
-    keys as notes, the config as the allow-list reads it, scores and figures, and the steps of its run. None of them
+    These fields of an experiment are written, and no others: number, verdict, now, parent, hash of the rules, the
+    changed keys as notes, the config as the allow-list reads it, its numbers, and the steps of its run. None of them
     can contain a path of this machine or an environment variable. Free text (description, why, health) and the
     package's own logs, which contain paths, are left out.
     """
@@ -32,8 +33,8 @@ def write_runs(story: Story, folder: Path) -> Path:
     )  # fmt: skip
     with whole_folder(folder) as partial:
         try:
-            for record, each in story.rows():
-                _write_run(wandb, settings, story, record, each, partial)
+            for record, row in zip(story.shown.records, story.experiments, strict=True):
+                _write_run(wandb, settings, story, record, row, partial)
         except wandb.Error as error:
             raise EngineError(f"wandb cannot write its runs: {error}", "Try again; csv needs no package.") from None
         finally:
@@ -44,27 +45,22 @@ def write_runs(story: Story, folder: Path) -> Path:
     return folder / "wandb"
 
 
-def _write_run(wandb: Any, settings: Any, story: Story, record: Record, each: Row, folder: Path) -> None:
+def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row, folder: Path) -> None:
+    verdict = row.verdict or UNDECIDED
+    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float) and isfinite(value)}
     with wandb.init(
         project=f"nightshift-{story.tag}",
-        id=f"{story.tag}-{each['number']:04d}",
-        name=f"{each['number']:04d} {each['outcome']}",
+        id=f"{story.tag}-{row.number:04d}",
+        name=f"{row.number:04d} {row.status}",
         group=story.tag,
-        tags=[each["outcome"]],
-        notes=clean(each["changes"]),
+        tags=[*filter(None, (verdict, row.now))],
+        notes=clean("; ".join(row.changes)),
         dir=folder,
-        config=_config(story, each),
+        config=story.values(row) | {"rules": clean(row.rules), "parent": row.parent},
         settings=settings,
     ) as run:
         run.define_metric("training_step")
         run.define_metric("*", step_metric="training_step")
         for step in story.steps(record):
             run.log(measured(step) | {"training_step": step.step})
-        run.summary.update({"outcome": each["outcome"], "experiment": each["number"], **scores(record, each)})
-
-
-def _config(story: Story, each: Row) -> dict[str, Any]:
-    config = story.configs.get(each["number"])
-    values = config.resolved if config else {}
-    plain = {path: value if isinstance(value, bool | int | float) else spelled(value) for path, value in values.items()}
-    return plain | {"rules": clean(each["rules"]), "parent": each["parent"]}
+        run.summary.update({"verdict": verdict, "now": row.now, **numbers})

@@ -91,18 +91,18 @@ const startTable = (data) => {
   };
 
   const rows = () => {
-    const heads = ["run", "verdict", "since", "hypothesis", "changes", "score", "strict score", "effect, pp", "± pp",
-      "P(it helps)", "effect_at_decision, pp", "± pp", "seconds"];
+    const heads = ["run", "verdict", "now", "hypothesis", "changes", "score", "strict score", "effect_at_decision, pp", "± pp",
+      "P(it helps)", "seconds"];
     const points = (text) => (number(text) === null ? null : Number((100 * number(text)).toPrecision(6)));
     return [heads, ...bodies.filter((body) => !body.hidden).map((body) => {
       const { dataset } = body;
       const changes = body.querySelector(".changes");
       return [
-        Number(dataset.number), dataset.group, body.querySelector("td.status small")?.textContent ?? "",
+        Number(dataset.number), dataset.group, dataset.now,
         body.querySelector(".told dd").textContent,
         changes ? [...changes.children].map((line) => line.textContent).join("; ") : "",
         number(dataset.score), number(dataset.strict), points(dataset.effect), points(dataset.effectHalf),
-        number(dataset.helps), points(dataset.then), points(dataset.thenHalf), number(dataset.seconds),
+        number(dataset.helps), number(dataset.seconds),
       ];
     })];
   };
@@ -123,7 +123,7 @@ const startTable = (data) => {
   for (const button of sortButtons) {
     button.addEventListener("click", () => {
       const now = button.closest("th").getAttribute("aria-sort");
-      const largestFirst = ["score", "strict", "effect", "then", "helps"].includes(button.dataset.sort);
+      const largestFirst = ["score", "strict", "effect", "helps"].includes(button.dataset.sort);
       sort(button.dataset.sort, now ? now === "ascending" : largestFirst);
     });
   }
