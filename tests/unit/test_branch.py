@@ -225,7 +225,7 @@ def unfinished_night(setup: Setup) -> NightRequest:
     """A night on a campaign's branch that was killed; main is checked out again."""
     name, _, _ = begin(setup)
     request = NightRequest("tpe", engine="trl", budget_seconds=RULES.budget_seconds)
-    save(setup.ledger, NightState(request, name, "rules", setup.now().isoformat(), first=1))
+    save(setup.ledger, NightState(request, "rules", setup.now().isoformat(), 1, branch=name))
     git(setup.root, "switch", "--quiet", "main")
     return request
 
