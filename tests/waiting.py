@@ -1,6 +1,5 @@
 """Nothing here depends on how busy the machine is: waiting for an event, and measuring work in CPU time."""
 
-import resource
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -31,12 +30,6 @@ class Clock:
     def __call__(self) -> float:
         self.now += self.step
         return self.now
-
-
-def cpu_seconds_of_children() -> float:
-    """CPU time of all children that have ended and were waited for: the difference around one is that one's."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def assert_linear(work: Callable[[int], object], size: int, min_tries: int = 3) -> None:
