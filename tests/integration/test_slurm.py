@@ -53,7 +53,7 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
 def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
     rules = stand_ins.small(ARITHMETIC_TRL)
     settings = stand_ins.trl_engine(rules, root, {}).validate(load(root / "train.toml")).settings
-    job = Job(rules, rules.hash(root), dict(settings), seed, "validation", 120.0, token=f"token of {seed}")
+    job = Job(rules, rules.hash(root), dict(settings), seed, 120.0, token=f"token of {seed}")
     return replace(job, **changes)
 
 

@@ -15,7 +15,7 @@ from nightshift.files import write_json
 from nightshift.waiting import waiting
 from tests.rules import ARITHMETIC_TRL
 
-JOB = Job(replace(ARITHMETIC_TRL, budget_seconds=100.0), "hash", {}, 1, "validation", 100.0, token="1f")
+JOB = Job(replace(ARITHMETIC_TRL, budget_seconds=100.0), "hash", {}, 1, 100.0, token="1f")
 
 
 @pytest.fixture

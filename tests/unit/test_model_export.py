@@ -43,7 +43,7 @@ def ledger(tmp_path: Path) -> Ledger:
         assert run.evaluation is not None
         scored = replace(run, evaluation=replace(run.evaluation, weights=Weights(40, digest)))
         ledger.write(replace(record, result=scored))
-        job = Job(ARITHMETIC_TRL, rules_hash, {}, scored.seed, "validation", 100.0, token="1f")
+        job = Job(ARITHMETIC_TRL, rules_hash, {}, scored.seed, 100.0, token="1f")
         folder = ledger.run_dir(record.number)
         write_json(folder / "job.json", job)
     return ledger

@@ -23,7 +23,7 @@ from nightshift.files import write_json
 from tests.campaigns import a_record
 from tests.rules import ARITHMETIC_TRL
 
-JOB = Job(ARITHMETIC_TRL, "rules", {"lr": 1}, 1, "validation", 100.0, token="1f")
+JOB = Job(ARITHMETIC_TRL, "rules", {"lr": 1}, 1, 100.0, token="1f")
 
 
 class Controller:

@@ -11,7 +11,7 @@ from nightshift.experiment import setup
 from nightshift.files import write_json
 from tests.rules import GSM8K_PRIME_RL
 
-JOB = Job(GSM8K_PRIME_RL, "rules", {}, 1, "validation", 100.0, token="1f")
+JOB = Job(GSM8K_PRIME_RL, "rules", {}, 1, 100.0, token="1f")
 ALL = ["broadcasts", "earlier", "rollouts", "configs"]
 LIGHT = ["configs"]
 

@@ -95,7 +95,7 @@ def story_of(root: Path, rules: Rules | None) -> Story:
     for record in ledger.records() if rules else ():
         path = ledger.run_dir(record.number) / "job.json"
         seed = record.result.seed if record.result else 1
-        write_json(path, Job(rules, rules_hash, {}, seed, "validation", 100.0, token="1f"))
+        write_json(path, Job(rules, rules_hash, {}, seed, 100.0, token="1f"))
     return Story.of(ledger, BRANCH, "main")
 
 
