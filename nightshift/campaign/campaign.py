@@ -172,7 +172,8 @@ class Campaign:
         return self.kept if self._incumbent is None else self._incumbent
 
     def compose(self, changes: Iterable[Change]) -> Config:
-        """Return the baseline's train.toml with these changes. UsageError if no valid train.toml holds them."""
+        """Return the baseline's train.toml with these changes. UsageError without a baseline (--baseline), or if no
+        valid train.toml has these changes."""
         if self.config is None:
             raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
         return incumbent_config(self.config, changes)

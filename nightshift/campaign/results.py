@@ -85,8 +85,10 @@ def verdict_of(record: Record) -> VerdictName | None:
     """Return the verdict as every view spells it; None before it."""
     if record.failure is Failure.INTERRUPTED:
         return "interrupted"
+    if record.is_keep:
+        return "baseline" if record.parent is None else "keep"
     words: dict[str, VerdictName] = {"discard": "discard", "measured": "re-run", "crash": "crash"}
-    return words.get(record.status) if not record.is_keep else "keep" if record.parent else "baseline"
+    return words.get(record.status)
 
 
 def row(record: Record, now: Mapping[Settings, Now]) -> Row:

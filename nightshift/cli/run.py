@@ -131,7 +131,7 @@ def detach(ledger: Ledger) -> int:
 
 def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_seconds: float, then: str) -> int:
     """Start this process's command without --detach in a session of its own. Returns once it `has_begun`, or with its
-    error and exit code; `then`: the command that waits for it. Call when no other controller runs: the log is new."""
+    error and exit code; `then`: the command that waits for it."""
     import subprocess
 
     log = ledger.runs_dir / DETACHED_NAME
@@ -148,13 +148,19 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_second
         )
     signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + at_most_seconds
-    while time.monotonic() < deadline and not (has_begun() and ledger.holder and ledger.holder.pid == child.pid):
-        if (code := child.poll()) is not None:
-            print_error(read_file(own_log).decode(errors="replace").rstrip())
-            own_log.unlink()
-            return code
-        time.sleep(_POLL_SECONDS)
-    own_log.replace(log)
+    try:
+        while time.monotonic() < deadline:
+            holder = ledger.holder
+            if holder is not None and holder.pid == child.pid and has_begun():
+                break
+            if (code := child.poll()) is not None:
+                print_error(read_file(own_log).decode(errors="replace").rstrip())
+                own_log.unlink()
+                return code
+            time.sleep(_POLL_SECONDS)
+    finally:  # also after Ctrl-C, which leaves the child alone
+        if own_log.exists():
+            own_log.replace(log)
     print_text(f"running in process {child.pid}; its output: {log}\n{then}")
     return ExitCode.MEASURED
 

@@ -34,9 +34,12 @@ _LAST = (  # what programs compare and people hardly read
 
 def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
     """`nightshift show --json`: the record, its `row` as every view prints it, and `files`, its folder."""
+    return {**_fields(ledger, record), "row": msgspec.to_builtins(_row(ledger, record))}
+
+
+def _fields(ledger: Ledger, record: Record) -> dict[str, Any]:
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "row": msgspec.to_builtins(_row(ledger, record)),
         "files": ledger.run_dir(record.number).relative_to(ledger.runs_dir.parent).as_posix(),
     }
 
@@ -49,7 +52,7 @@ def _row(ledger: Ledger, record: Record) -> Row:
 
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """`name: value`: the row, then what else the record has by the names of record.json, inner values indented."""
-    fields, judged, row = shown(ledger, record), record.judgement, _row(ledger, record)
+    fields, judged, row = _fields(ledger, record), record.judgement, _row(ledger, record)
     cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
     fields["user_decisions"] = [*map(_decided, record.user_decisions)]
     fields["run"] = {"changes": [*map(_change, record.run.changes)], "stage": record.run.stage.name.lower()}
@@ -58,7 +61,7 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
         decisions = {"decisions": [*map(_decided, judged.decisions)], "refused": [*map(_decided, judged.refused)]}
         fields["judgement"] |= {**decisions, "kept": [*map(_change, judged.kept)]}
         del fields["judgement"]["why"]
-    hidden = {*cells, *_LAST, "row", "kind", "version", "status", "diff", "rules_hash"}
+    hidden = {*cells, *_LAST, "kind", "version", "status", "diff", "rules_hash"}
     first = {name: value for name, value in cells.items() if name not in ("effect_at_decision_stderr", "p_helps")}
     first |= fields.pop("proposal") | {name: value for name, value in fields.items() if name not in hidden}
     return _lines({**first, **{name: fields[name] for name in _LAST}}, "")

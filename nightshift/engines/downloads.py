@@ -133,6 +133,8 @@ def data_problem(root: Path, rules: Rules) -> EngineError | None:
         try:
             environment.examples("validation")
         except EngineError as error:
-            fetch = f"; or have it downloaded: uv run prepare.py --engine {rules.engine}"
-            return EngineError(error.cause, error.fix.rstrip(".") + fetch * (environment.name == "gsm8k"))
+            if environment.name != "gsm8k":
+                return error
+            fetch = f"or have it downloaded: uv run prepare.py --engine {rules.engine}"
+            return EngineError(error.cause, f"{error.fix.rstrip('.')}; {fetch}")
     return None

@@ -131,7 +131,7 @@ def plan(
     if name is None:
         name = campaign_branch(now.astimezone(), taken)
     elif not repo.is_branch_name(name):
-        raise UsageError(f"--branch {name}: git takes no such name for a branch", "Choose another.")
+        raise UsageError(f"--branch {name}: this is not a valid branch name", "Choose another.")
     elif name in taken or repo.is_default(name):
         switch = f", or: git switch {shlex.quote(name)}" if name in branches else "."
         raise UsageError(f"--branch {name}: the name is in use", f"Choose another{switch}")

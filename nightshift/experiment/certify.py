@@ -206,7 +206,8 @@ def _contenders(
     campaign = Campaign.of(records, head.branch, setup.rules_hash)
     if not campaign.kept and not configs:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
-    configs.setdefault("baseline", baseline := setup.ledger.stored_config(first))
+    baseline = setup.ledger.stored_config(first)
+    configs.setdefault("baseline", baseline)
     names.setdefault("baseline", f"experiment {first.number:04d}")
     configs.setdefault("incumbent", incumbent_config(baseline, campaign.kept))
     names.setdefault("incumbent", f"incumbent after experiment {campaign.decided[-1].number:04d}")
@@ -270,8 +271,9 @@ def _task(
         if old is None or old.split != split or _question(old) != _question(plan):
             continue
         # An access can be used again only if it is the last one, or was not counted yet.
-        accesses = [access for access in ledger.journal.accesses()[-1:] if access.number == old.access]
-        if _question(accesses[0]) == _question(plan) if accesses else old.access in (None, last + 1):
+        same = [access for access in ledger.journal.accesses()[-1:] if access.number == old.access]
+        can_resume = old.access in (None, last + 1) if not same else _question(same[0]) == _question(plan)
+        if can_resume:
             # On the validation split a finished comparison is shown again: nobody repeats it until it looks better.
             if num_seeds not in (None, old.num_seeds):
                 cause = f"{begun} began with {old.num_seeds} seeds"
@@ -284,6 +286,7 @@ def _task(
 
 
 def _question(asked: Plan | Access) -> tuple[str, str, dict[str, str]]:
+    """Return what a comparison is about: branch, rules hash and the hashes of both configs."""
     return asked.branch, asked.rules_hash, asked.configs
 
 
@@ -384,11 +387,13 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
             job = setup.job(task.settings[side], seed, setup.hardware(task.first), split=plan.split)
-            access, (branch, rules_hash, configs) = plan.access, _question(plan)
-            use = access and Access(
-                number=access, branch=branch, rules_hash=rules_hash, configs=configs, token=job.token
-            )
-            setup.submit(folder, job, use or None)
+            access = None
+            if plan.access is not None:
+                branch, rules_hash, configs = _question(plan)
+                access = Access(
+                    number=plan.access, branch=branch, rules_hash=rules_hash, configs=configs, token=job.token
+                )
+            setup.submit(folder, job, access)
         while not setup.executor.is_over(folder):
             setup.wait()
         require_unchanged(setup.repo, setup.rules, setup.rules_hash, setup.repo.head().commit, setup.rules_hash)

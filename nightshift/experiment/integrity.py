@@ -27,7 +27,7 @@ def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
     for name in (name for name in repo.files() if name not in tracked):
         path = repo.root / name
         if path.is_dir() and not path.is_symlink() and is_covered(f"{name.rstrip('/')}/", rules.measuring):
-            cause = f"{name.rstrip('/')} is a git repository of its own, and its files measure here"
+            cause = f"{name.rstrip('/')} is a git repository of its own, and contains measuring files"
             raise UsageError(cause, "Make them files of this one: remove its .git, then git add.")
         if is_covered(name, rules.measuring):
             names.append(name)

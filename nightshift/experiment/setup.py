@@ -164,8 +164,8 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
 
 
 def open_setup(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Setup:
-    """Everything an experiment needs here. The campaign that goes on gives engine and budget unless a flag does.
-    `branch`: --branch."""
+    """Return all that an experiment needs here. Engine and budget are those of the campaign that continues, unless a
+    flag names them. `branch`: --branch."""
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     records, here = ledger.records(), repo.head().branch
     first = baseline_of(records, here)

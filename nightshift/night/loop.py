@@ -517,7 +517,8 @@ class Night:
             before = self.state.unavailable
             unavailable = unavailable_after(answers[0].unavailable, before, self._setup.now())
             self._update(unavailable=unavailable)
-            self._note(text := unavailable.describe(self._proposer.name, self._fills))
+            text = unavailable.describe(self._proposer.name, self._fills)
+            self._note(text)
             if before is None or before.meaning != unavailable.meaning:
                 self._send(AGENT, text)
             return

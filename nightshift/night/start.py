@@ -177,7 +177,7 @@ def _require_switch(repo: Repo, head: Head, branch: str) -> None:
         raise UsageError(cause, f"Commit them, or put them aside: git stash && {fix}")
     here, there = repo.files_at(str(head.commit)), repo.files_at(repo.branches()[branch])
     if any(here.get(name) != there.get(name) for name in {*here, *there} if name.startswith("nightshift/")):
-        cause = f"the night that was cut off works on {branch}, whose nightshift/ is another one than that of {head}"
+        cause = f"the night that was cut off works on {branch}, where nightshift/ differs from that of {head}"
         raise UsageError(cause, fix)
 
 

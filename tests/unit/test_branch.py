@@ -244,7 +244,7 @@ def test_the_same_command_resumes_the_night_on_its_branch_or_prints_what_to_type
         start.open_night(setup.root, request, setup.reporter, None)
         assert setup.repo.head().branch == today(setup)
     else:
-        words = {"rebase": "git rebase --abort", "dirty": "git stash &&", "other code": "nightshift/ is another"}
+        words = {"rebase": "git rebase --abort", "dirty": "git stash &&", "other code": "nightshift/ differs"}
         with pytest.raises(UsageError, match=words[state]):
             start.open_night(setup.root, request, setup.reporter, None)
         assert setup.repo.head().branch == "main"
