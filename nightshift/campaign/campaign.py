@@ -38,13 +38,16 @@ Event = tuple[bool, Record]  # True and the record of a start, or False and the 
 
 
 class Campaign:
-    """The fold. `decided`: the decided experiments, in the order of their decisions. `posterior`: None before the
-    baseline. `differences`: by number, the measured score of each later run minus the score that was expected, just
-    before the run was observed, of its config without its new change. `user_decisions`: of commits that no record has
-    yet. `config`: the baseline's train.toml, if the campaign is to be run."""
+    """The fold. `records`: all of the checkout. `decided`: the decided experiments, in the order of their decisions.
+    `posterior`: None before the baseline. `differences`: by number, the measured score of each later run minus the
+    score that was expected, just before the run was observed, of its config without its new change. `user_decisions`:
+    of commits that no record has yet. `config`: the baseline's train.toml, if the campaign is to be run."""
 
-    def __init__(self) -> None:
+    def __init__(self, branch: str = "", rules_hash: str = "") -> None:
+        self.branch, self.rules_hash = branch, rules_hash
+        self.records: list[Record] = []
         self.decided: list[Record] = []
+        self._folded: list[tuple[bool, int]] = []  # the events, by their experiments' numbers
         self.differences: dict[int, Effect] = {}
         self.posterior: Posterior | None = None
         self.user_decisions: tuple[Decision, ...] = ()
@@ -52,11 +55,22 @@ class Campaign:
         self.config: Config | None = None
 
     @classmethod
-    def of(cls, records: Iterable[Record], branch: str, rules_hash: str) -> Campaign:
-        """Return the campaign of one branch and rules hash. UsageError for scores that do not fit the baseline's."""
-        campaign = cls()
-        for is_start, record in events_of(records, branch, rules_hash):
+    def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
+        """Return the campaign of one branch and rules hash. UsageError for scores that do not fit the baseline's.
+
+        `before`: the campaign as folded earlier. If its events are the first of these, only the others are folded.
+        """
+        campaign = cls(branch, rules_hash)
+        records = list(records)
+        events = events_of(records, branch, rules_hash)
+        names = [(is_start, record.number) for is_start, record in events]
+        is_same = before is not None and (before.branch, before.rules_hash) == (branch, rules_hash)
+        if before is not None and is_same and before._folded == names[: len(before._folded)]:
+            campaign = before._copy()
+        for is_start, record in events[len(campaign._folded) :]:
             campaign.step(is_start, record)
+        campaign.decided = [record for is_start, record in events if not is_start]  # also with commits made since
+        campaign.records, campaign._folded = records, names
         return campaign
 
     def with_user_decisions(self, decisions: Iterable[Decision]) -> Campaign:
@@ -68,6 +82,12 @@ class Campaign:
             posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
         changed.user_decisions, changed._incumbent = known, posterior.kept
         return changed
+
+    def _copy(self) -> Campaign:
+        copied = copy.copy(self)
+        copied.decided, copied.differences = list(self.decided), dict(self.differences)
+        copied.posterior = self.posterior and self.posterior.copy()
+        return copied
 
     def step(self, is_start: bool, record: Record) -> None:
         """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
@@ -99,17 +119,22 @@ class Campaign:
         return posterior.observe(record.run, float(scores.mean()), self.hours(record))
 
     def judge(
-        self, record: Record, baseline: Config, validate: Callable[[Config], object] = lambda config: None
+        self,
+        record: Record,
+        baseline: Config | None = None,
+        validate: Callable[[Config], object] = lambda config: None,
     ) -> Record:
         """Return a measured experiment with its verdict, and with the commits that its decisions mean.
 
         Args:
-            baseline: the config of the campaign's first experiment.
+            baseline: the config of the campaign's first experiment; None: `config`.
             validate: raises UsageError for a config that the engine would not run.
         """
         if self.posterior is None:
             standing = _standing(_first_posterior(record), self._num_slots(record))
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
+        baseline = baseline or self.config
+        assert baseline is not None
         posterior = self.posterior.copy()
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
         before = posterior.kept
@@ -205,6 +230,11 @@ class Campaign:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
         now = changes_now(self.decided, self.kept)
         return [row(record, now) for record in records]
+
+    @property
+    def num_decided(self) -> int:
+        """The place of the checkout's last verdict in the order of decisions; 0 before the first."""
+        return max((record.decided or 0 for record in self.records), default=0)
 
     def is_kept(self, change: Change | None) -> bool:
         return change is not None and any(change.keys == kept.keys for kept in self.kept)

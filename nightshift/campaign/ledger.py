@@ -98,7 +98,7 @@ class Ledger:
         return self.runs_dir / f"{number:04d}"
 
     @contextmanager
-    def controller(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Be the controller of this checkout. UsageError, which names the holder, while another process is."""
         path, holder_path = self.runs_dir.absolute() / LOCK_NAME, self.runs_dir / HOLDER_NAME
         lock = FileLock(path, timeout=_PATIENCE_SECONDS, fallback_to_soft=False)

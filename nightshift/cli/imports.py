@@ -51,7 +51,7 @@ def import_command(file: Path) -> None:
     imported = import_config(source, file.name)
     repo = Repo(root)
     ledger = Ledger(root)
-    with ledger.controller():
+    with ledger.lock():
         head = repo.head()
         campaigns = {record.branch: record for record in reversed(ledger.records())}
         if (first := campaigns.get(head.branch)) is not None:

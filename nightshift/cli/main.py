@@ -96,18 +96,19 @@ def certify(
     validation split there.
     """
     from nightshift.experiment import certify as certificates
-    from nightshift.experiment.setup import open_setup, sweep
+    from nightshift.experiment.bench import sweep
+    from nightshift.experiment.experiment import open_controller
 
     wanted = (seeds, environments, budget_seconds, {"baseline": baseline, "incumbent": incumbent})
     with reporting() as reporter:
-        setup = open_setup(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
-        questions = certificates.tasks(setup, *wanted)  # a wrong question is refused before anything is ended
+        controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
+        questions = certificates.tasks(controller, *wanted)  # a wrong question is refused before anything is ended
         plan = tuple(line for task in questions for line in task.describe())
         comparisons = tuple[certificates.Comparison, ...]()
         if not dry_run:
-            with setup.ledger.controller():
-                sweep(setup.root, reporter.note)
-                comparisons = tuple(certificates.certify(certificates.tasks(setup, *wanted)))
+            with controller.ledger.lock():
+                sweep(controller.bench.root, reporter.note)
+                comparisons = tuple(certificates.certify(certificates.tasks(controller, *wanted)))
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
     if as_json or dry_run:
         print_found(certified, plan, as_json)
@@ -293,14 +294,16 @@ def _doctor_of_node(root: Path, request: Request) -> tuple[str, Doctor]:
     """Return a line on a node of the cluster, and what doctor reports there. EngineError if no answer comes back."""
     from nightshift.engines.doctor import Doctor
     from nightshift.executors.slurm import SlurmExecutor, ask_node
-    from nightshift.experiment.setup import open_setup
+    from nightshift.experiment.experiment import open_controller
 
     with reporting() as reporter:
-        setup = open_setup(root, request, reporter)
-        assert isinstance(setup.executor, SlurmExecutor)
+        controller = open_controller(root, request, reporter)
+        assert isinstance(controller.bench.executor, SlurmExecutor)
         reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
         words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
-        line, answer = ask_node(setup.executor, setup.job({}, 0), (*words, setup.engine.name))
+        line, answer = ask_node(
+            controller.bench.executor, controller.bench.job({}, 0), (*words, controller.bench.engine.name)
+        )
     return line, msgspec.json.decode(answer, type=Doctor)
 
 

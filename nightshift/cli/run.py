@@ -29,7 +29,7 @@ from nightshift.files import read_file
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.experiment.setup import Setup
+    from nightshift.experiment.experiment import Controller
 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
@@ -52,46 +52,45 @@ def run(root: Path, request: Request) -> int:
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
     with reporting() as reporter:
         from nightshift.executors.slurm import end_jobs
-        from nightshift.experiment.admission import require_ready
-        from nightshift.experiment.experiment import run_experiment
-        from nightshift.experiment.setup import open_setup, sweep
+        from nightshift.experiment.bench import sweep
+        from nightshift.experiment.experiment import open_controller
 
-        setup = open_setup(root, request, reporter, request.branch)
+        controller = open_controller(root, request, reporter, request.branch)
         if request.dry_run:
-            print_lines(plan(request, setup))
+            print_lines(plan(request, controller))
             return ExitCode.MEASURED
-        require_ready(setup)  # before anything is written or downloaded for what cannot run
-        with setup.ledger.controller():
+        controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
+        with controller.ledger.lock():
             sweep(root, reporter.note)
-            end_jobs(setup.ledger, reporter.note)
-            setup.engine.prepare_at_start(reporter.note)
-            setup.begin(request.branch)
+            end_jobs(controller.ledger, reporter.note)
+            controller.bench.engine.prepare_at_start(reporter.note)
+            controller.begin(request.branch)
             try:
-                record = None if request.detach else run_experiment(request, setup)
+                record = None if request.detach else controller.run(request)
             except Interrupted:
-                if setup.repo.config_at("HEAD") != read_file(root / CONFIG_NAME):
+                if controller.repo.config_at("HEAD") != read_file(root / CONFIG_NAME):
                     left = f"{CONFIG_NAME} still holds what was tried"
                     reporter.note(f"{left}; git checkout {CONFIG_NAME} puts the incumbent's back")
                 raise
-    return detach(setup.ledger) if record is None else print_verdict(record, setup.ledger)
+    return detach(controller.ledger) if record is None else print_verdict(record, controller.ledger)
 
 
-def plan(request: Request, setup: Setup) -> list[str]:
+def plan(request: Request, controller: Controller) -> list[str]:
     """Print what a run of this request would do with branches; return what else it would do, a line for each fact."""
-    from nightshift.experiment.admission import admit
-
-    records, repo = setup.ledger.records(), setup.repo
-    start = plan_start(repo, records, setup.now(), setup.rules, setup.rules_hash, request.branch)
+    records, repo = controller.ledger.records(), controller.repo
+    start = plan_start(
+        repo, records, controller.now(), controller.bench.rules, controller.bench.rules_hash, request.branch
+    )
     if line := start.describe(is_done=False):
         print_lines([f"branch:   {line}"])
-    config = load(setup.root / CONFIG_NAME)
+    config = load(controller.bench.root / CONFIG_NAME)
     committed = repo.config_at(str(start.before.commit))
     if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml
         config = parse(repo.config_at(str(start.head.commit)) or b"")
-    setup = replace(setup, repo=Repo(setup.root, start.head))
-    campaign = setup.campaign()
-    record = admit(campaign.compose(()) if request.baseline else config, request, campaign, setup)
-    run_dir = setup.ledger.run_dir(setup.ledger.next_number())
+    controller = replace(controller, repo=Repo(controller.bench.root, start.head))
+    campaign = controller.campaign()
+    record = controller.admit(campaign.compose(()) if request.baseline else config, request, campaign)
+    run_dir = controller.ledger.run_dir(controller.ledger.next_number())
     if record.parent is None:
         against = "nothing: this is the baseline"
     else:
@@ -103,8 +102,8 @@ def plan(request: Request, setup: Setup) -> list[str]:
         *(f"change:   {line}" for line in record.diff or ("none",)),
         *(f"scaled:   {line}" for line in record.scaled),
         *(f"unused:   {key}" for key in record.unused_keys),
-        f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run",
-        *setup.engine.describe(record.effective, setup.next_seed(campaign), run_dir),
+        f"takes:    at most {lasted(controller.bench.rules.deadline_seconds)} a run",
+        *controller.bench.engine.describe(record.effective, controller.bench.next_seed(campaign), run_dir),
     ]
 
 

@@ -35,10 +35,9 @@ from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
-from nightshift.experiment.admission import require_ready
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
+from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
-from nightshift.experiment.setup import Setup
 from nightshift.files import Document, read_json, remove_tree, write_json
 
 SIDES = ("baseline", "incumbent")
@@ -113,7 +112,7 @@ class Task:
     """One comparison to make. `first`: the campaign's first experiment. `settings`: by side. `unused_keys`: of the
     incumbent, where they change nothing."""
 
-    setup: Setup
+    controller: Controller
     first: Record | None
     plan: Plan
     folder: Path
@@ -126,7 +125,7 @@ class Task:
         runs = dict[str, tuple[str, int]]()
         for index in range(2 * self.plan.num_seeds):
             side = "incumbent" if index % 4 in (1, 2) else "baseline"
-            seed = self.setup.rules.seed(self.plan.first_seed_index + index)
+            seed = self.controller.bench.rules.seed(self.plan.first_seed_index + index)
             runs[f"{side}-{seed}"] = side, seed
         return runs
 
@@ -140,7 +139,7 @@ class Task:
 
     def describe(self) -> list[str]:
         """Return the plan in lines for people."""
-        rules, plan = self.setup.rules, self.plan
+        rules, plan = self.controller.bench.rules, self.plan
         num_examples = sum(environment.num_validation for environment in rules.environments)
         num_runs, num_done = 2 * plan.num_seeds, len(self.done())
         done = f", {num_done} of {num_runs} runs are done" if num_done else ""
@@ -151,15 +150,15 @@ class Task:
             f"time:     at least {num_runs * rules.budget_seconds / 60:.0f} min{done}",
         ]
         if plan.access is not None:
-            number = _access_of_campaign(self.setup, plan)
-            resumed = " (resumed)" if plan.access <= max(_uses(self.setup.ledger), default=0) else ""
+            number = _access_of_campaign(self.controller, plan)
+            resumed = " (resumed)" if plan.access <= max(_uses(self.controller.ledger), default=0) else ""
             level = f"better or worse is said at level {level_of_access(number):.3g}"
             lines.append(f"access:   {number} to the test split by this campaign{resumed}; {level}")
         return lines
 
 
 def tasks(
-    setup: Setup,
+    controller: Controller,
     num_seeds: int | None = None,
     environments: Sequence[str] = (),
     budget_seconds: float | None = None,
@@ -170,30 +169,38 @@ def tasks(
     `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
     commit by side. Raises UsageError if there is nothing to compare, or a config is invalid there.
     """
-    configs, names, first = _contenders(setup, revisions or {})
+    configs, names, first = _contenders(controller, revisions or {})
     if not environments and budget_seconds is None:
-        return [_task(setup, first, "test", configs, names, num_seeds)]
-    wanted = dict.fromkeys(environments or ["+".join(setup.rules.environment_names)])
-    setups = [_elsewhere(setup, name, budget_seconds) for name in wanted]
+        return [_task(controller, first, "test", configs, names, num_seeds)]
+    wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
+    setups = [_elsewhere(controller, name, budget_seconds) for name in wanted]
     return [_task(other, first, "validation", configs, names, num_seeds) for other in setups]
 
 
 def _contenders(
-    setup: Setup, revisions: Mapping[str, str | None]
+    controller: Controller, revisions: Mapping[str, str | None]
 ) -> tuple[dict[str, Config], dict[str, str], Record | None]:
     """Return the two configs and their names, by side, and the campaign's first experiment."""
-    configs, head, records = dict[str, Config](), setup.repo.head(), setup.ledger.records()
+    configs, head, records = dict[str, Config](), controller.repo.head(), controller.ledger.records()
     first = baseline_of(records, head.branch)
     names = {side: revision for side, revision in revisions.items() if revision is not None}
     for side, revision in names.items():
-        source = setup.repo.config_at(revision)
+        source = controller.repo.config_at(revision)
         if source is None:
             raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
         configs[side] = parse(source, f"train.toml of {revision}")
     if first is not None:
-        require_unchanged(setup.repo, setup.rules, first.rules_hash, first.commit, setup.rules_hash)
-        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware(first), setup.variables)
-    elif configs and head.commit and (changed := changed_files(setup.repo, head.commit, setup.rules)):
+        require_unchanged(
+            controller.repo, controller.bench.rules, first.rules_hash, first.commit, controller.bench.rules_hash
+        )
+        require_same_setup(
+            first,
+            controller.bench.engine.name,
+            controller.bench.rules_hash,
+            controller.bench.hardware(first),
+            controller.bench.variables,
+        )
+    elif configs and head.commit and (changed := changed_files(controller.repo, head.commit, controller.bench.rules)):
         raise UsageError(f"{listed(changed)} differ from the commit checked out", "Commit or restore them.")
     if len(configs) == len(SIDES):
         if configs["baseline"].hash == configs["incumbent"].hash:
@@ -203,10 +210,10 @@ def _contenders(
         branch, _ = last_campaign(records)
         fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else "Run one first: uv run run.py"
         raise UsageError(f"{head} has no measured campaign", fix)
-    campaign = Campaign.of(records, head.branch, setup.rules_hash)
+    campaign = Campaign.of(records, head.branch, controller.bench.rules_hash)
     if not campaign.kept and not configs:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
-    baseline = setup.ledger.stored_config(first)
+    baseline = controller.ledger.stored_config(first)
     configs.setdefault("baseline", baseline)
     names.setdefault("baseline", f"experiment {first.number:04d}")
     configs.setdefault("incumbent", incumbent_config(baseline, campaign.kept))
@@ -214,29 +221,31 @@ def _contenders(
     return configs, names, first
 
 
-def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:
+def _elsewhere(controller: Controller, names: str, budget_seconds: float | None) -> Controller:
     """Return the set-up of other environments, or of another budget. UsageError if it is not possible here."""
-    rules = rules_elsewhere(setup.root, setup.rules, names.split("+"), num_gpus(os.environ))
+    bench = controller.bench
+    rules = rules_elsewhere(bench.root, bench.rules, names.split("+"), num_gpus(os.environ))
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
-    rules = on_cards(rules, setup.root, os.environ, setup.request.gpus)
-    if rules == setup.rules:
+    rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
+    if rules == bench.rules:
         raise UsageError(
             f"{names} with this budget is what the campaign itself measured",
             "Without options certify uses the test split.",
         )
-    if problem := data_problem(setup.root, rules):
+    if problem := data_problem(bench.root, rules):
         raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
-    return replace(
-        setup,
+    bench = replace(
+        bench,
         rules=rules,
-        rules_hash=rules.hash(setup.root),
-        engine=open_engine(rules, setup.root, dict(os.environ), setup.request.gpus),
-        request=replace(setup.request, budget_seconds=budget_seconds),
+        rules_hash=rules.hash(bench.root),
+        engine=open_engine(rules, bench.root, dict(os.environ), bench.request.gpus),
+        request=replace(bench.request, budget_seconds=budget_seconds),
     )
+    return replace(controller, bench=bench)
 
 
 def _task(
-    setup: Setup,
+    controller: Controller,
     first: Record | None,
     split: Literal["test", "validation"],
     configs: Mapping[str, Config],
@@ -247,14 +256,16 @@ def _task(
     validated = dict[str, Effective]()
     for side, config in configs.items():
         try:
-            validated[side] = setup.engine.validate(config)
+            validated[side] = controller.bench.engine.validate(config)
         except ConfigError as error:
-            raise UsageError(f"{names[side]} is invalid under {setup.rules.name}: {error.cause}", error.fix) from None
-    ledger = setup.ledger
+            raise UsageError(
+                f"{names[side]} is invalid under {controller.bench.rules.name}: {error.cause}", error.fix
+            ) from None
+    ledger = controller.ledger
     last = max(_uses(ledger), default=0) if split == "test" else 0
     plan = Plan(
-        branch=setup.repo.head().branch,
-        rules_hash=setup.rules_hash,
+        branch=controller.repo.head().branch,
+        rules_hash=controller.bench.rules_hash,
         split=split,
         configs={side: configs[side].hash for side in SIDES},
         names=dict(names),
@@ -282,7 +293,7 @@ def _task(
             plan, folder = old, begun
             break
     settings = {side: effective.settings for side, effective in validated.items()}
-    return Task(setup, first, plan, folder, settings, validated["incumbent"].unused)
+    return Task(controller, first, plan, folder, settings, validated["incumbent"].unused)
 
 
 def _question(asked: Plan | Access) -> tuple[str, str, dict[str, str]]:
@@ -306,28 +317,28 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     A run whose training fails leaves one seed less. Raises EngineError if no run of a side could be evaluated, and
     Interrupted: finished runs are kept.
     """
-    setup = questions[0].setup
+    controller = questions[0].controller
     for task in questions:
         for line in task.describe():
-            setup.reporter.note(line)
+            controller.reporter.note(line)
     measured = [_make_runs(task) for task in questions]
     sides = [_evaluations(task, runs) for task, runs in zip(questions, measured, strict=True)]
     estimates = [_estimate(task, evaluations) for task, evaluations in zip(questions, sides, strict=True)]
     # One question on the test split, or several elsewhere that are corrected together.
     plan = questions[0].plan
-    access = None if plan.access is None else _access_of_campaign(setup, plan)
+    access = None if plan.access is None else _access_of_campaign(controller, plan)
     level = LEVEL if access is None else level_of_access(access)
     comparisons = []
     answers = zip(questions, measured, sides, estimates, verdicts(estimates, level), strict=True)
     for task, runs, evaluations, result, verdict in answers:
-        rules, path = task.setup.rules, task.folder / COMPARISON_NAME
+        rules, path = task.controller.bench.rules, task.folder / COMPARISON_NAME
         strict = [[e.strict_score for e in side if e.strict_score is not None] for side in evaluations]
         is_strict = [*map(len, strict)] == [*map(len, evaluations)]
         baseline, incumbent = (fmean(e.eval_score for e in side) for side in evaluations)
         parts = enumerate(evaluations[0][0].parts)
         comparison = Comparison(
             plan=task.plan,
-            created=setup.now().isoformat(timespec="milliseconds"),
+            created=controller.now().isoformat(timespec="milliseconds"),
             environments=rules.environment_names,
             budget_seconds=rules.budget_seconds,
             model=rules.model,
@@ -344,33 +355,33 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
             notes=tuple(_notes(task, runs, result)),
         )
         write_json(path, comparison)
-        setup.ledger.log("decided", path)
+        controller.ledger.log("decided", path)
         comparisons.append(comparison)
     return comparisons
 
 
-def _access_of_campaign(setup: Setup, plan: Plan) -> int:
+def _access_of_campaign(controller: Controller, plan: Plan) -> int:
     """Return the number of a plan's access to the test split within its campaign, from 1."""
     campaign = (plan.branch, plan.rules_hash)
-    uses = _uses(setup.ledger).items()
+    uses = _uses(controller.ledger).items()
     return sum(used_by == campaign and number < (plan.access or 0) for number, used_by in uses) + 1
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
     """Make the missing runs. Return all finished runs."""
-    setup, path = task.setup, task.folder / PLAN_NAME
-    setup.engine.prepare_at_start(setup.reporter.note)
-    require_ready(setup)
+    controller, path = task.controller, task.folder / PLAN_NAME
+    controller.bench.engine.prepare_at_start(controller.reporter.note)
+    controller.bench.require_ready()
     task.folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_json(path, task.plan)
-        setup.ledger.log("begun", path)
+        controller.ledger.log("begun", path)
     order, done = task.runs, task.done()
     for name, (side, seed) in 2 * [*order.items()]:  # a run that the infrastructure lost is tried once more at the end
         if name not in done:
-            if setup.is_stopping():
+            if controller.is_stopping():
                 raise Interrupted("stopped between two runs of the certificate")
-            setup.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {len(order)}")
+            controller.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {len(order)}")
             if (run := _make_run(task, side, seed, task.folder / name)) is not None:
                 done[name] = run
     return list(done.values())
@@ -378,37 +389,47 @@ def _make_runs(task: Task) -> list[FreshRun]:
 
 def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None:
     """Make and store one run. Return it, evaluated or with failed training; None if the infrastructure failed."""
-    setup, plan, ledger = task.setup, task.plan, task.setup.ledger
+    controller, plan, ledger = task.controller, task.plan, task.controller.ledger
     job, job_path = job_left(folder), folder / JOB_NAME
     try:
-        if isinstance(setup.executor, SlurmExecutor) and job is not None:
-            setup.executor.take_over(folder, job)  # an earlier start of this command submitted it
+        if isinstance(controller.bench.executor, SlurmExecutor) and job is not None:
+            controller.bench.executor.take_over(folder, job)  # an earlier start of this command submitted it
         else:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
-            job = setup.job(task.settings[side], seed, setup.hardware(task.first), split=plan.split)
+            job = controller.bench.job(
+                task.settings[side], seed, controller.bench.hardware(task.first), split=plan.split
+            )
             access = None
             if plan.access is not None:
                 branch, rules_hash, configs = _question(plan)
                 access = Access(
                     number=plan.access, branch=branch, rules_hash=rules_hash, configs=configs, token=job.token
                 )
-            setup.submit(folder, job, access)
-        while not setup.executor.is_over(folder):
-            setup.wait()
-        require_unchanged(setup.repo, setup.rules, setup.rules_hash, setup.repo.head().commit, setup.rules_hash)
-        result = setup.executor.result(folder)
+            controller.submit(folder, job, access)
+        while not controller.bench.executor.is_over(folder):
+            controller.wait()
+        require_unchanged(
+            controller.repo,
+            controller.bench.rules,
+            controller.bench.rules_hash,
+            controller.repo.head().commit,
+            controller.bench.rules_hash,
+        )
+        result = controller.bench.executor.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
         evaluation = result.evaluation
-        proof = setup.engine.prove(folder, evaluation.weights, setup.reporter.note) if evaluation else None
+        proof = (
+            controller.bench.engine.prove(folder, evaluation.weights, controller.reporter.note) if evaluation else None
+        )
     except (Interrupted, IntegrityError):
-        setup.executor.cancel([folder])
+        controller.bench.executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # no later command waits for it
         raise
     except EngineError as error:
         job_path.unlink(missing_ok=True)
-        setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
+        controller.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
         return None
     finally:
         for path in folder.iterdir():  # weights are large, and what trained may hold examples
@@ -419,7 +440,7 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
     run = FreshRun(side, seed, result, proof, max(num_starts, 1))
     write_json(folder / RUN_NAME, run)
     text = f"crashed: {result.training.cause}" if evaluation is None else f"{evaluation.eval_score:.4f}"
-    setup.reporter.note(f"{side}, seed {seed}: {text}")
+    controller.reporter.note(f"{side}, seed {seed}: {text}")
     return run
 
 
@@ -446,7 +467,7 @@ def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | No
         ]
         for side in sides
     )
-    return estimate(baseline, incumbent, task.setup.rules.decision)
+    return estimate(baseline, incumbent, task.controller.bench.rules.decision)
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
@@ -461,15 +482,19 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
         notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures")
     if task.unused_keys:
         notes.append(f"keys of the incumbent that change nothing there: {', '.join(task.unused_keys)}")
-    records = task.setup.ledger.records()
+    records = task.controller.ledger.records()
     campaign = (task.plan.branch, task.plan.rules_hash)
     ours = [record for record in records if (record.branch, record.rules_hash) == campaign]
     notes += [] if all(record.proposal.is_isolated for record in ours) else [f"agent: {NOT_ISOLATED}"]
     first = task.first
-    if task.plan.split == "validation" and first and {*first.environments} & {*task.setup.rules.environment_names}:
+    if (
+        task.plan.split == "validation"
+        and first
+        and {*first.environments} & {*task.controller.bench.rules.environment_names}
+    ):
         notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
     if task.plan.access is not None:
-        num_damaged = task.setup.ledger.journal.lines()[1]
+        num_damaged = task.controller.ledger.journal.lines()[1]
         skipped = f"{JOURNAL_NAME} has damaged lines ({num_damaged}): uses of the test split in them are not counted"
         notes += [skipped] if num_damaged else []
     return notes

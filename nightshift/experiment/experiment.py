@@ -1,160 +1,337 @@
 """One experiment: from train.toml to a verdict in the ledger.
 
-`start` checks a request and submits its run. A worker (worker.py) trains and evaluates in its own process. `collect`
-judges the result. Both read all that they need from the ledger, so a kill costs at most one run.
+A controller admits a config, reserves its number and submits its run. A worker (worker.py) trains and evaluates in its
+own process. The controller judges the result and closes the record. It reads all that it needs from the ledger, so a
+kill costs at most one run.
 """
 
-from collections.abc import Sequence
-from datetime import datetime
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.finish import close, crash, resume
-from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.ledger import STARTED, baseline_of
+from nightshift.campaign.commits import change_keys, user_decisions
+from nightshift.campaign.finish import close, crash, resume, uncommitted
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo
+from nightshift.campaign.journal import Access, Event
+from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
+from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.posterior import NIGHT_HOURS
-from nightshift.campaign.records import Failure, Record, Request
-from nightshift.config.train_toml import Config, load
+from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
+from nightshift.config.train_toml import Config, diff, load
+from nightshift.config.values import shorten
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment.admission import admit, require_ready
+from nightshift.experiment.bench import Bench, open_bench
+from nightshift.experiment.branch import plan
 from nightshift.experiment.health import Conditions, digest
 from nightshift.experiment.integrity import IntegrityError, require_branch, require_unchanged
-from nightshift.experiment.setup import Setup
 from nightshift.waiting import lasted
 
-
-def run_experiment(request: Request, setup: Setup) -> Record:
-    """Train, evaluate, decide and record one experiment. Return its closed record, also of a failed run.
-
-    Call as the controller (Ledger.controller). Raises ConfigError, UsageError, IntegrityError or EngineError before
-    anything is recorded; Interrupted or IntegrityError after the record was closed without a verdict.
-    """
-    try:
-        config = load(setup.root / CONFIG_NAME)  # first: `resume` may write the file
-        resume(setup.ledger, setup.repo, setup.reporter.note)
-        campaign = setup.campaign()
-        record = start(request, config, campaign, setup)
-        while (closed := collect(record.number, setup)) is None:
-            setup.wait()  # while the worker trains and evaluates
-        return closed
-    except (Interrupted, IntegrityError) as error:
-        interrupt(error.cause, setup)
-        raise
-    finally:
-        setup.cancel()
+_LONGEST = 200  # characters of a list in a refusal, which is one line
+_TICK_SECONDS = 0.5
 
 
-def start(request: Request, config: Config, campaign: Campaign, setup: Setup) -> Record:
-    """Check a request, reserve its number, and submit its run. Return the record.
+class Reporter(Protocol):
+    """Where an experiment tells how it goes; cli/progress.py implements it."""
 
-    It is closed already if the run could not be submitted.
-    """
-    if request.baseline:
-        config = campaign.compose(())
-    record = admit(config, request, campaign, setup)
-    require_ready(setup)
-    record = setup.ledger.reserve(record, {CONFIG_NAME: config.source}, setup.repo.last_experiment())
-    limits = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
-    setup.reporter.note(f"experiment {record.number:04d}: {limits}")
-    last = campaign.last_baseline()
-    hours = (setup.now() - last).total_seconds() / 3600 if last else 0.0
-    if request.run is None and record.run.new is not None and hours > NIGHT_HOURS:
-        drift = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
-        setup.reporter.note(f"{drift}: uv run run.py --baseline makes the effect of this change more certain")
-    try:
-        submit(record, campaign, setup)
-        setup.ledger.sync_tsv()
-    except (EngineError, UsageError, OSError) as error:
-        setup.cancel(record.number)
-        return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
-    return record
+    def note(self, text: str) -> None:
+        """One line of news."""
+
+    def show(self, readings: Mapping[Path, Progress | None]) -> None:
+        """How far the runs in these folders are, None where none has begun: the live line."""
 
 
-def submit(record: Record, campaign: Campaign, setup: Setup) -> None:
-    """Submit the run of an experiment."""
-    incumbent = None
-    if campaign.parent is not None:  # validated again: its record lies where agents can write
-        incumbent = dict(setup.engine.validate(setup.ledger.stored_config(campaign.parent)).settings)
-    job = setup.job(record.effective, setup.next_seed(campaign), record.hardware, incumbent=incumbent)
-    setup.submit(setup.ledger.run_dir(record.number), job)
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
-def collect(number: int, setup: Setup) -> Record | None:
-    """Judge and close an experiment whose run has ended. Return the closed record; None while the run is in flight.
+@dataclass(slots=True)
+class Controller:
+    """What runs the experiments of one checkout: run.py, a night, or certify. All methods but `campaign` and `admit`
+    need the lock (Ledger.lock)."""
 
-    Raises IntegrityError if a measuring file or the branch changed. The run stays in flight.
-    """
-    record = setup.ledger.record(number)
-    if record.status != STARTED:
-        return record
-    run_dir = setup.ledger.run_dir(number)
-    if not setup.executor.is_over(run_dir):
-        return None
-    require_branch(setup.repo, record.branch)
-    records = setup.ledger.records()
-    first = baseline_of(records, record.branch) or record
-    require_unchanged(setup.repo, setup.rules, record.rules_hash, first.commit, setup.rules_hash)
-    try:
-        result = setup.executor.result(run_dir)
-    except (EngineError, UsageError, OSError) as error:
-        return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
-    record = replace(record, result=result, hardware=record.hardware or result.hardware)
-    training = result.training
-    if result.hardware not in ("", record.hardware):
-        cause = f"the run was made on {result.hardware}, and the campaign's on {record.hardware}"
-        record = crash(record, Failure.MACHINERY, cause)
-    elif result.evaluation is None:
-        record = crash(record, training.failure or Failure.MACHINERY, training.cause or "no cause known")
-    if result.evaluation is None or record.failure is not None:
-        return conclude(record, setup)
-    campaign = Campaign.of(records, record.branch, setup.rules_hash)
-    baseline = setup.ledger.stored_config(campaign.baseline or record)
-    record = campaign.judge(record, baseline, setup.engine.validate)
-    if record.is_keep or record.is_incumbent:
-        try:  # the engine proves that the weights that stay are those that were scored
-            proof = setup.engine.prove(run_dir, result.evaluation.weights, setup.reporter.note)
-        except EngineError as error:
-            return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
-        record = replace(record, health=proof)
-    return conclude(record, setup, campaign.remarks(record))
+    bench: Bench
+    ledger: Ledger
+    repo: Repo
+    reporter: Reporter
+    now: Callable[[], datetime] = _utc_now  # aware, UTC
+    clock: Callable[[], float] = time.monotonic  # seconds
+    is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
+    _folded: Campaign | None = field(default=None, init=False)
 
+    def folded(self) -> Campaign:
+        """Return the campaign of the branch that is checked out, as its records have it. Only new ones are folded."""
+        campaign = Campaign.of(self.ledger.records(), self.repo.head().branch, self.bench.rules_hash, self._folded)
+        if campaign.config is None and campaign.baseline is not None:
+            campaign.config = self.ledger.stored_config(campaign.baseline)
+        self._folded = campaign
+        return campaign
 
-def conclude(record: Record, setup: Setup, remarks: Sequence[str] = ()) -> Record:
-    """Close an experiment that has its verdict: in the ledger first, then in git. Return the closed record.
+    def campaign(self) -> Campaign:
+        """Return the same with what your own commits since the last experiment decided. While git lacks a commit of
+        ours, your changes cannot be told from ours, and are not read."""
+        campaign = self.folded()
+        if campaign.config is None or uncommitted(campaign.records, campaign.branch):
+            return campaign
+        ours = [record for record in campaign.records if record.branch == campaign.branch]
+        ids = {id for record in ours for id in record.commits.values()}
+        ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
+        head = Head(campaign.branch, ours[-1].commit)
+        decisions = user_decisions(self.repo, head, campaign.config, campaign.kept, ids)
+        return campaign.with_user_decisions(decisions) if decisions else campaign
 
-    `remarks`: lines on its scores (Campaign.remarks).
-    """
-    if record.decided is None and record.failure in (None, Failure.TRAINING):
-        record = replace(record, decided=setup.ledger.num_decided() + 1)
-    # A wall clock may be set back: no less than its run took.
-    elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
-    run_seconds = record.result.total_seconds if record.result else 0.0
-    lines = [record.health] if record.health else []
-    if record.result is not None:
-        steps = read_steps(setup.ledger.run_dir(record.number) / METRICS_NAME)
+    def begin(self, branch: str | None) -> None:
+        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch.
+
+        Call when the engine was checked. After a kill the next start continues.
+        """
+        bench = self.bench
+        while True:
+            start = plan(self.repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
+            if bench.request.baseline and not start.num_experiments:
+                raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
+            if start.is_new or start.files:
+                bench.engine.validate(load(bench.root / CONFIG_NAME))
+            if start.is_switch:
+                self.repo.switch(start.head.branch)
+            if not start.is_new or self.repo.create_branch(start.head):
+                break  # else another worktree created the branch at this moment
+        if start.files:
+            self.repo.commit_blobs(start.head, self.repo.working_blobs(start.files), start.message)
+        if line := start.describe(is_done=True):
+            self.reporter.note(line)
+
+    def run(self, request: Request) -> Record:
+        """Train, evaluate, decide and record one experiment. Return its closed record, also of a failed run.
+
+        Raises ConfigError, UsageError, IntegrityError or EngineError before anything is recorded; Interrupted or
+        IntegrityError after the record was closed without a verdict.
+        """
         try:
-            config = setup.ledger.stored_config(record)
-            keys = used_keys(setup.engine, config)
-            lines += map(str, digest(steps, Conditions(record.result, setup.rules, config.resolved, keys, remarks)))
-        except UsageError as error:  # no reason to lose a verdict
-            lines.append(f"the curves were not examined: {error}")
-    health = "\n".join(lines) or None
-    record = replace(record, total_seconds=max(elapsed, run_seconds), health=health)
-    return close(record, setup.ledger, setup.repo)
+            config = load(self.bench.root / CONFIG_NAME)  # first: `resume` may write the file
+            resume(self.ledger, self.repo, self.reporter.note)
+            record = self.start(request, config, self.campaign())
+            while (closed := self.collect(record.number)) is None:
+                self.wait()  # while the worker trains and evaluates
+            return closed
+        except (Interrupted, IntegrityError) as error:
+            self.interrupt(error.cause)
+            raise
+        finally:
+            self.cancel()
 
-
-def interrupt(cause: str, setup: Setup) -> None:
-    """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""
-    numbers = setup.experiments_in_flight()
-    setup.cancel()
-    records = setup.ledger.records()
-    for record in records:
-        if record.git_action is not None or (record.number not in numbers and record is not records[-1]):
-            continue
-        if record.status == STARTED:
-            conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
+    def admit(self, candidate: Config, request: Request, campaign: Campaign) -> Record:
+        """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
+        bench, head = self.bench, self.repo.head()
+        first = baseline_of(campaign.records, head.branch)
+        hardware = bench.hardware(first)
+        if first:
+            require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
+            require_same_setup(first, bench.engine.name, bench.rules_hash, hardware, bench.variables)
+        validated = bench.engine.validate(candidate)
+        settings = json.dumps(validated.settings, sort_keys=True, indent=1, allow_nan=False)
+        effective_hash = hashlib.sha256(settings.encode()).hexdigest()[:12]
+        if campaign.baseline is None or request.baseline:
+            run, before = Run(), candidate
+        elif request.run is not None:
+            run, before = request.run, campaign.compose(replace(request.run, new=None).changes)
         else:
-            close(record, setup.ledger, setup.repo)
+            before = campaign.compose(campaign.incumbent)
+            keys = change_keys(before, candidate)
+            new = campaign.known(keys) if keys else None
+            run = Run(kept=campaign.incumbent, new=new)
+            if (
+                request.again and new is not None and (new.experiment or new.commit)
+            ):  # the same changes, none of them new
+                run, before = Run(kept=run.changes), candidate
+        changes = tuple(change.line for change in diff(before, candidate))
+        is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
+        if not is_repeat and campaign.baseline is not None:
+            if tried := already_tried(campaign.decided, run, candidate.hash):
+                effect = tried.decision and tried.decision.estimate
+                outcome = tried.status + (f", effect {effect}" if effect else "")
+                cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
+                raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
+            for other in (record for record in campaign.records if record.number in bench.in_flight):
+                is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
+                if is_same or other.config_hash == candidate.hash:
+                    raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
+            if changes and bench.engine.validate(before).settings == validated.settings:
+                text = shorten("; ".join(changes), _LONGEST)
+                cause = f"the only changes are to keys that this engine does not use: {text}"
+                raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+        name = "baseline" if run.is_baseline else "incumbent" if run.changes == campaign.kept else ""
+        name = f"{name} again".lstrip() if campaign.baseline else "baseline"
+        description = request.proposal.description or "; ".join(changes) or name
+        return Record(
+            number=0,
+            status=STARTED,
+            branch=head.branch,
+            commit=head.commit,
+            started=self.now().isoformat(timespec="milliseconds"),
+            parent=campaign.parent.number if campaign.parent else None,
+            decided_before=campaign.num_decided,
+            user_decisions=campaign.user_decisions,
+            proposal=replace(request.proposal, description=description),
+            run=run,
+            diff=changes,
+            scaled=validated.scaled,
+            unused_keys=validated.unused,
+            config_hash=candidate.hash,
+            effective_hash=effective_hash,
+            effective=dict(validated.settings),
+            rules_name=bench.rules.name,
+            rules_hash=bench.rules_hash,
+            decision_rules=bench.rules.decision,
+            budget_seconds=bench.rules.budget_seconds,
+            engine=bench.engine.name,
+            versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")}
+            | bench.variables,
+            hardware=hardware,
+            num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in campaign.records),
+        )
+
+    def start(self, request: Request, config: Config, campaign: Campaign) -> Record:
+        """Admit a config, reserve its number, and submit its run. Return the record, closed already if the run could
+        not be submitted."""
+        if request.baseline:
+            config = campaign.compose(())
+        record, rules, note = self.admit(config, request, campaign), self.bench.rules, self.reporter.note
+        self.bench.require_ready()
+        record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
+        limits = f"{rules.budget_text} for training, at most {lasted(rules.deadline_seconds)} in all"
+        note(f"experiment {record.number:04d}: {limits}")
+        last = campaign.last_baseline()
+        hours = (self.now() - last).total_seconds() / 3600 if last else 0.0
+        if request.run is None and record.run.new is not None and hours > NIGHT_HOURS:
+            drift = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
+            note(f"{drift}: uv run run.py --baseline makes the effect of this change more certain")
+        try:
+            incumbent = None
+            if campaign.parent is not None:  # validated again: its record lies where agents can write
+                incumbent = dict(self.bench.engine.validate(self.ledger.stored_config(campaign.parent)).settings)
+            seed = self.bench.next_seed(campaign)
+            job = self.bench.job(record.effective, seed, record.hardware, incumbent=incumbent)
+            self.submit(self.ledger.run_dir(record.number), job)
+            self.ledger.sync_tsv()
+        except (EngineError, UsageError, OSError) as error:
+            self.cancel(record.number)
+            return self.conclude(crash(record, Failure.MACHINERY, str(error)))
+        return record
+
+    def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:
+        """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
+        event: Event = "access" if access else "submitted"
+        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access))
+
+    def collect(self, number: int) -> Record | None:
+        """Judge and close an experiment whose run has ended. Return the closed record; None while the run is in flight.
+
+        Raises IntegrityError if a measuring file or the branch changed. The run stays in flight.
+        """
+        record, bench = self.ledger.record(number), self.bench
+        if record.status != STARTED:
+            return record
+        run_dir = self.ledger.run_dir(number)
+        if not bench.executor.is_over(run_dir):
+            return None
+        require_branch(self.repo, record.branch)
+        campaign = self.folded()
+        first = campaign.baseline or record
+        require_unchanged(self.repo, bench.rules, record.rules_hash, first.commit, bench.rules_hash)
+        try:
+            result = bench.executor.result(run_dir)
+        except (EngineError, UsageError, OSError) as error:
+            return self.conclude(crash(record, Failure.MACHINERY, str(error)))
+        record = replace(record, result=result, hardware=record.hardware or result.hardware)
+        training = result.training
+        if result.hardware not in ("", record.hardware):
+            cause = f"the run was made on {result.hardware}, and the campaign's on {record.hardware}"
+            record = crash(record, Failure.MACHINERY, cause)
+        elif result.evaluation is None:
+            record = crash(record, training.failure or Failure.MACHINERY, training.cause or "no cause known")
+        if result.evaluation is None or record.failure is not None:
+            return self.conclude(record)
+        record = campaign.judge(record, validate=bench.engine.validate)
+        if record.is_keep or record.is_incumbent:
+            try:  # the engine proves that the weights that stay are those that were scored
+                proof = bench.engine.prove(run_dir, result.evaluation.weights, self.reporter.note)
+            except EngineError as error:
+                return self.conclude(crash(record, Failure.MACHINERY, str(error)))
+            record = replace(record, health=proof)
+        return self.conclude(record, campaign.remarks(record))
+
+    def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
+        """Close an experiment that has its verdict: in the ledger first, then in git. Return the closed record.
+
+        `remarks`: lines on its scores (Campaign.remarks).
+        """
+        if record.decided is None and record.failure in (None, Failure.TRAINING):
+            record = replace(record, decided=self.ledger.num_decided() + 1)
+        # A wall clock may be set back: no less than its run took.
+        elapsed = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
+        run_seconds = record.result.total_seconds if record.result else 0.0
+        lines = [record.health] if record.health else []
+        if record.result is not None:
+            steps = read_steps(self.ledger.run_dir(record.number) / METRICS_NAME)
+            try:
+                config = self.ledger.stored_config(record)
+                keys = used_keys(self.bench.engine, config)
+                conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks)
+                lines += map(str, digest(steps, conditions))
+            except UsageError as error:  # no reason to lose a verdict
+                lines.append(f"the curves were not examined: {error}")
+        health = "\n".join(lines) or None
+        record = replace(record, total_seconds=max(elapsed, run_seconds), health=health)
+        return close(record, self.ledger, self.repo)
+
+    @property
+    def in_flight(self) -> tuple[Record, ...]:
+        """The experiments whose runs are in flight."""
+        return tuple(map(self.ledger.record, self.bench.in_flight))
+
+    def wait(self) -> None:
+        """Wait until a run in flight ends, half a second at most; then report how far the others are."""
+        executor = self.bench.executor
+        executor.wait(_TICK_SECONDS)
+        readings = dict[Path, Progress | None]()
+        for folder in executor.in_flight():
+            starting = Progress(Phase.STARTING, 0) if executor.has_begun(folder) else None
+            readings[folder] = read_progress(folder) or starting
+        self.reporter.show(readings)
+
+    def cancel(self, number: int | None = None) -> None:
+        """Cancel the runs that were not collected; with `number` only the run of that experiment."""
+        in_flight = self.bench.executor.in_flight()
+        folders = [folder for folder in in_flight if number is None or folder == self.ledger.run_dir(number)]
+        self.bench.executor.cancel(folders)
+
+    def interrupt(self, cause: str) -> None:
+        """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""
+        numbers = self.bench.in_flight
+        self.cancel()
+        records = self.ledger.records()
+        for record in records:
+            if record.git_action is not None or (record.number not in numbers and record is not records[-1]):
+                continue
+            if record.status == STARTED:
+                self.conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"))
+            else:
+                close(record, self.ledger, self.repo)
+
+
+def open_controller(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Controller:
+    """Return a controller of this checkout, which does not hold the lock yet. `branch`: --branch."""
+    ledger, repo = Ledger(root), Repo(root)
+    return Controller(open_bench(repo, ledger.records(), request, reporter.note, branch), ledger, repo, reporter)

@@ -34,10 +34,8 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
 from nightshift.experiment import certify
-from nightshift.experiment.admission import admit, warnings
-from nightshift.experiment.experiment import collect, conclude, interrupt, start
+from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError, require_branch
-from nightshift.experiment.setup import Setup
 from nightshift.files import read_file, write_atomically
 from nightshift.night.notify import AGENT, END, REPEATED_CRASH, Notifier, event_of, is_second
 from nightshift.night.state import (
@@ -99,12 +97,12 @@ class _Work:
 
 
 class Night:
-    """A night under way. Run it as the controller (Ledger.controller). `state`: what the ledger does not hold."""
+    """A night under way. Run it as the controller (Ledger.lock). `state`: what the ledger does not hold."""
 
     def __init__(
         self,
         state: NightState,
-        setup: Setup,
+        controller: Controller,
         proposer: Proposer,
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
@@ -113,8 +111,9 @@ class Night:
     ) -> None:
         """`tell` gets the summaries; news goes to the reporter. `filler` proposes while `proposer` cannot."""
         self.state = state
-        self._setup = replace(setup, is_stopping=lambda: any(self._signs))
-        self._ledger, self._executor, self._note = setup.ledger, setup.executor, setup.reporter.note
+        self._controller = replace(controller, is_stopping=lambda: any(self._signs))
+        self._bench, self._executor = controller.bench, controller.bench.executor
+        self._ledger, self._note = controller.ledger, controller.reporter.note
         self._proposer, self._filler, self._pauses = proposer, filler, pauses
         self._tell, self._notifier = tell, notifier or Notifier(None, self._note)
         self._work: _Work | None = None
@@ -154,7 +153,7 @@ class Night:
                 self._close(stop := Stop(str(error), is_planned=False), cut_off=error.cause)
                 return stop
             except UsageError as error:
-                self._setup.cancel()  # what is damaged may not be read again: the next start closes the records
+                self._controller.cancel()  # what is damaged may not be read again: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
                 raise
             except Exception as error:  # a disk that is full from the start, or a bug: notify the user
@@ -165,22 +164,22 @@ class Night:
                     if self._work is not None:
                         self._work.proposing.close()
                 finally:
-                    self._setup.cancel()
+                    self._controller.cancel()
 
     def _certify(self) -> str:
         """Train baseline and incumbent afresh, as `nightshift certify` does. Returns the line with the result."""
-        setup, deadline = self._setup, self.state.deadline
+        controller, deadline = self._controller, self.state.deadline
         try:
-            tasks = certify.tasks(setup, self.state.request.certify)
+            tasks = certify.tasks(controller, self.state.request.certify)
         except (UsageError, EngineError) as error:
             return f"not certified: {error}"
         for comparison in certify.read_comparisons(self._ledger):  # a kill came after it, before night.json
             is_recent = datetime.fromisoformat(comparison.created) >= parse_time(self.state.started)
             if is_recent and comparison.plan.split == "test" and comparison.plan.configs == tasks[0].plan.configs:
                 return certified_line(comparison)
-        seconds = run_seconds(self._own(), setup.rules.budget_seconds)
+        seconds = run_seconds(self._own(), self._bench.rules.budget_seconds)
         needed = certificate_seconds(self.state, seconds) - seconds  # the last run of the night may have been slow
-        if deadline is not None and setup.now() + timedelta(seconds=needed) > deadline:
+        if deadline is not None and controller.now() + timedelta(seconds=needed) > deadline:
             return f"not certified: the hours left are too few for its {2 * (self.state.request.certify or 0)} runs"
         try:
             [comparison] = certify.certify(tasks)
@@ -202,7 +201,7 @@ class Night:
     @property
     def _signs(self) -> tuple[str, bool]:
         """Whether the user wants to stop: the first Ctrl-C, and the file STOP. A wait ends when this changes."""
-        return self._interrupted_by, (self._setup.root / STOP_NAME).exists()
+        return self._interrupted_by, (self._bench.root / STOP_NAME).exists()
 
     def _step_or_pause(self) -> Stop | None:
         if self._interrupted_by and not self._is_interrupt_noted:
@@ -220,28 +219,29 @@ class Night:
             self._pause(num_failures)
             self._note(f"{error} -- once more in {self._pause_seconds(num_failures):g} s")
         before = self._signs
-        while self._setup.clock() < self._begins_at and self._signs == before:
+        while self._controller.clock() < self._begins_at and self._signs == before:
             try:
                 self._advance()  # its time is bounded all the same
             except (EngineError, OSError) as error:
                 self._note(str(error))
-            self._setup.wait()  # a result that waits in its folder is safer than one whose record cannot be written
+            # A result that waits in its folder is safer than one whose record cannot be written.
+            self._controller.wait()
         return None
 
     def _step(self) -> Stop | None:
         """Do one thing: decide a run that has ended, start one that waits, or propose; then wait. Returns why the night
         is over, None to go on."""
-        setup, executor = self._setup, self._executor
-        require_branch(setup.repo, self.state.branch)
+        controller, executor = self._controller, self._executor
+        require_branch(controller.repo, self.state.branch)
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
-        for number in sorted(setup.experiments_in_flight()):
-            if (record := collect(number, setup)) is not None:
+        for number in self._bench.in_flight:
+            if (record := controller.collect(number)) is not None:
                 self._conclude(record)
                 return None
         if stop := self._why_stop():
             work, self._work = self._work, None
             if work is not None and work.answers is not None:  # they wait for another night
-                self._take(work, work.answers, setup.campaign())
+                self._take(work, work.answers, controller.campaign())
             elif work is not None:
                 try:
                     work.proposing.send(True)
@@ -250,13 +250,13 @@ class Night:
                     self._pay(end.value[0])
             if not executor.in_flight():
                 return stop
-            for record in setup.in_flight:  # a job that waits on a cluster would begin when the night is over
+            for record in controller.in_flight:  # a job that waits on a cluster would begin when the night is over
                 if not executor.has_begun(self._ledger.run_dir(record.number)):
-                    setup.cancel(record.number)
+                    controller.cancel(record.number)
                     cause = f"its job still waited when the night ended: {stop.cause}"
-                    conclude(crash(record, Failure.INTERRUPTED, cause), setup)
-        elif setup.clock() >= self._begins_at and self._has_something_to_do():
-            campaign = setup.campaign()
+                    controller.conclude(crash(record, Failure.INTERRUPTED, cause))
+        elif controller.clock() >= self._begins_at and self._has_something_to_do():
+            campaign = controller.campaign()
             if self._begin(campaign) or self._propose(campaign):
                 self._failures.clear()
                 return None
@@ -266,17 +266,17 @@ class Night:
     def _wait(self, is_stopping: bool) -> None:
         """Wait until a run has ended, a pause is over, the user wants to stop, or a job still waits while the night
         stops. Only for a moment while an agent works."""
-        setup, executor, before, began = self._setup, self._executor, self._signs, self._setup.clock()
+        controller, executor, before, began = self._controller, self._executor, self._signs, self._controller.clock()
         if self._has_news:  # a page takes a second: not before a run was started, and an agent asked
             self._write_summary()
-        due = [self._ledger.run_dir(number) for number in setup.experiments_in_flight()]
-        look_at = setup.clock() + _LOOK_SECONDS  # whether a run ends soon, so that a proposal is due
+        due = [self._ledger.run_dir(number) for number in self._bench.in_flight]
+        look_at = controller.clock() + _LOOK_SECONDS  # whether a run ends soon, so that a proposal is due
         pauses = (self._begins_at, self._proposes_at, self._fills_at, self._asks_at(), look_at)
         until = min(time for time in pauses if time > began)  # also one that passed while the page was written
         while self._signs == before:
-            setup.wait()
+            controller.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
-            is_over = setup.clock() >= until or any(map(executor.is_over, due))
+            is_over = controller.clock() >= until or any(map(executor.is_over, due))
             if self._advance() or is_queued or is_over or not (due or self._work or self.state.unavailable):
                 return
 
@@ -296,7 +296,7 @@ class Night:
             if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
                 self._over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
                 return False
-            self._launch(Request(), load(self._setup.root / CONFIG_NAME), campaign)
+            self._launch(Request(), load(self._bench.root / CONFIG_NAME), campaign)
             return True
         most = self.state.request.experiments
         if (most is not None and len(self._runs()) >= most) or not self._num_free():
@@ -323,11 +323,11 @@ class Night:
     def _num_ahead(self) -> int:
         """Return how many proposals to hold ready for slots that are not free yet. An agent works while runs train: for
         all runs that end before it could answer twice. A search is asked ahead at several slots only."""
-        setup, now, num_slots = self._setup, self._setup.now(), self._executor.num_slots
+        controller, now, num_slots = self._controller, self._controller.now(), self._executor.num_slots
         if self._proposer.is_instant:
             return 0 if num_slots == 1 else (num_slots + 1) // 2
-        seconds = run_seconds(self._own(), setup.rules.budget_seconds)
-        ages = [(now - datetime.fromisoformat(record.started)).total_seconds() for record in setup.in_flight]
+        seconds = run_seconds(self._own(), self._bench.rules.budget_seconds)
+        ages = [(now - datetime.fromisoformat(record.started)).total_seconds() for record in controller.in_flight]
         return max(sum(seconds - age < 2 * self._answer_seconds for age in ages), 1)
 
     def _num_wanted(self, num_ahead: int) -> int:
@@ -342,10 +342,10 @@ class Night:
 
     def _propose(self, campaign: Campaign) -> bool:
         """Begin the next proposals, or take those that are ready. Returns True if some were taken."""
-        setup, proposer = self._setup, self._proposer
+        controller, proposer = self._controller, self._proposer
         if campaign.baseline is None:
             return False
-        is_due = self._work is None and setup.clock() >= max(self._proposes_at, self._asks_at())
+        is_due = self._work is None and controller.clock() >= max(self._proposes_at, self._asks_at())
         if is_due and (num := self._num_wanted(self._num_ahead())):
             self._work = self._open(proposer, campaign, num)
             self._note(f"{proposer.name} proposes experiment {self._work.context.number:04d}")
@@ -354,7 +354,7 @@ class Night:
             work, self._work = self._work, None
             self._take(work, work.answers or (), campaign)
             return True
-        filler, now = self._filler, setup.clock()
+        filler, now = self._filler, controller.clock()
         if self.state.unavailable and filler and self._fills and now >= self._fills_at and self._num_wanted(0):
             work = self._open(filler, campaign, 1)
             self._take(work, complete(work.proposing), campaign)
@@ -381,48 +381,48 @@ class Night:
 
     def _runs(self) -> list[Record]:
         """Return the night's experiments that are decided or in flight."""
-        return [*decided(self._own()), *self._setup.in_flight]
+        return [*decided(self._own()), *self._controller.in_flight]
 
     def _stage(self, num_queued: int = 0) -> Stage:
         """Return the stage of the night's next run, after `num_queued` others."""
         runs = self._runs()
         num_last = sum(record.run.stage is not Stage.SEARCH for record in runs)
-        num_left = runs_left(self.state, self._own(), len(runs), self._setup) - num_queued
+        num_left = runs_left(self.state, self._own(), len(runs), self._controller) - num_queued
         return next_stage(len(runs) + num_queued, num_last, num_left, self._executor.num_slots)
 
     def _launch(self, request: Request, config: Config, campaign: Campaign) -> None:
         """Start an experiment, and conclude it if it ended at once."""
-        record = start(request, config, campaign, self._setup)
+        record = self._controller.start(request, config, campaign)
         if record.status != STARTED:
             self._conclude(record)
 
     def _tidy(self) -> None:
         """Close experiments that were cut off; forget decided proposals; write the incumbent's train.toml on its own
         branch. Text that the user wrote there is kept in a file of its own."""
-        setup, ledger = self._setup, self._ledger
-        resume(ledger, setup.repo, self._note, setup.experiments_in_flight())
+        controller, ledger = self._controller, self._ledger
+        resume(ledger, controller.repo, self._note, self._bench.in_flight)
         if (pending := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=pending, refusals=() if self._is_given_up else self.state.refusals)
             self._is_given_up = False
         first = baseline_of(ledger.records(), self.state.branch)
-        if first is None or setup.repo.head().branch != self.state.branch:
+        if first is None or controller.repo.head().branch != self.state.branch:
             return
-        path, source, present = setup.root / CONFIG_NAME, setup.repo.config_at("HEAD"), None
+        path, source, present = self._bench.root / CONFIG_NAME, controller.repo.config_at("HEAD"), None
         with suppress(ConfigError):
             present = read_source(path)
         if present == source or source is None:
             return
-        history = setup.repo.config_history(Head(self.state.branch, first.commit))
+        history = controller.repo.config_history(Head(self.state.branch, first.commit))
         earlier = {text for entry in history for text in (entry.before, entry.after)}
         if present is not None and present not in earlier:
-            aside = ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
+            aside = ledger.runs_dir / f"edited-{controller.now():%Y%m%dT%H%M%S}.toml"
             write_atomically(aside, present)
             self._note(f"train.toml was edited by somebody else: kept as {aside}")
         write_atomically(path, source)
 
     def _not_started(self) -> list[Answer]:
         """Return the pending answers that no run tests yet."""
-        running, waiting_answers = list(self._setup.in_flight), list[Answer]()
+        running, waiting_answers = list(self._controller.in_flight), list[Answer]()
         for pending in self.state.pending:
             record = next((record for record in running if _is_of(record, pending)), None)
             if record is None:
@@ -439,30 +439,30 @@ class Night:
         if has_file:
             return Stop(f"file {STOP_NAME} found", by_user=True)
         own = self._own()
-        seconds = run_seconds(own, self._setup.rules.budget_seconds)
-        return stop_rule(self.state, own, self._setup.now(), seconds, self._cost())
+        seconds = run_seconds(own, self._bench.rules.budget_seconds)
+        return stop_rule(self.state, own, self._controller.now(), seconds, self._cost())
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
-        setup, state, queued, last = self._setup, self.state, self._not_started(), campaign.decided[-1]
-        now, in_flight, plateau = setup.now(), setup.in_flight, state.request.plateau
+        controller, state, queued, last = self._controller, self.state, self._not_started(), campaign.decided[-1]
+        now, in_flight, plateau = controller.now(), controller.in_flight, state.request.plateau
         incumbent, rider = campaign.compose(campaign.incumbent), self._rider(campaign, queued)
         if rider is not None and any(decision.change.keys == rider.keys for decision in campaign.user_decisions):
             rider = None
-        committed = setup.repo.config_at("HEAD")
+        committed = controller.repo.config_at("HEAD")
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
-        admit(incumbent, Request(again=True), campaign, setup)  # no proposal is to blame for the set-up
+        controller.admit(incumbent, Request(again=True), campaign)  # no proposal is to blame for the set-up
         parent = next((record for record in campaign.decided if record.number == last.parent), None)
-        flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
+        flips = shown_examples(last.environments, self._bench.root).flips(last, parent) if parent else ()
         context = Context(
             number=self._ledger.next_number() + len(queued),
             source=incumbent.source,
             campaign=campaign,
-            rules=setup.rules,
+            rules=self._bench.rules,
             ledger=self._ledger,
             rider=rider,
-            used_keys=used_keys(setup.engine, incumbent),
+            used_keys=used_keys(self._bench.engine, incumbent),
             refusals=self._fill_refusals if proposer is self._filler else state.refusals,
             in_flight=in_flight,
             waiting=tuple(queued),
@@ -472,20 +472,20 @@ class Night:
             direction=self._direction(),
             num_proposals=num,
         )
-        return _Work(proposer.propose(context), proposer, context, setup.clock())
+        return _Work(proposer.propose(context), proposer, context, controller.clock())
 
     def _rider(self, campaign: Campaign, queued: Sequence[Answer]) -> Change | None:
         """Return the discarded change that the next run measures again; `queued` run before it."""
         if not self.state.request.riders or campaign.posterior is None:
             return None
-        runs = [record.run for record in self._setup.in_flight]
+        runs = [record.run for record in self._controller.in_flight]
         runs += [Run(kept=campaign.kept, rider=answer.rider, new=answer.change) for answer in queued]
         return campaign.posterior.rider(Change(), runs)
 
     def _direction(self) -> str:
         """Return the user's direction as it is now. One that cannot be read changes nothing."""
         try:
-            direction = read_direction(self._setup.root, self.state.request.direction)
+            direction = read_direction(self._bench.root, self.state.request.direction)
         except UsageError as error:
             self._note(f"the direction stays as it was: {error}")
             return self.state.direction
@@ -515,7 +515,7 @@ class Night:
             return
         if answers[0].unavailable is not None:  # the user is notified; nothing is refused
             before = self.state.unavailable
-            unavailable = unavailable_after(answers[0].unavailable, before, self._setup.now())
+            unavailable = unavailable_after(answers[0].unavailable, before, self._controller.now())
             self._update(unavailable=unavailable)
             text = unavailable.describe(self._proposer.name, self._fills)
             self._note(text)
@@ -523,7 +523,7 @@ class Night:
                 self._send(AGENT, text)
             return
         if not is_fill:
-            self._answer_seconds = self._setup.clock() - work.began
+            self._answer_seconds = self._controller.clock() - work.began
         if self.state.unavailable is not None and not is_fill:
             self._note(f"{proposer.name} answers again")
             self._update(unavailable=None)
@@ -549,7 +549,7 @@ class Night:
         """Return a proposal as a change of the incumbent, with its rider. UsageError if it cannot be run."""
         if answer.source is None or answer.cause is not None:
             raise UsageError(answer.cause or "no edit")
-        setup, context = self._setup, work.context
+        controller, context = self._controller, work.context
         keys = change_keys(parse(context.source), parse(answer.source))  # against what the agent was given
         if not keys:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
@@ -557,7 +557,7 @@ class Night:
         number, direction = self._ledger.next_number(), context.direction
         answer = replace(answer, number=number, change=change, kept=context.campaign.incumbent, direction=direction)
         run = Run(kept=campaign.incumbent, new=change)
-        admit(campaign.compose(run.changes), Request(run=run), campaign, setup)
+        controller.admit(campaign.compose(run.changes), Request(run=run), campaign)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):
             raise UsageError("this change waits for its turn already", "Change train.toml.")
         is_first = waiting_answers == self._not_started()
@@ -570,8 +570,8 @@ class Night:
         """Return when the agent is asked again, on the clock; 0 if it can be asked."""
         if self.state.unavailable is None:
             return 0.0
-        wait = parse_time(self.state.unavailable.asks_at) - self._setup.now()
-        return self._setup.clock() + wait.total_seconds()
+        wait = parse_time(self.state.unavailable.asks_at) - self._controller.now()
+        return self._controller.clock() + wait.total_seconds()
 
     def _pay(self, answer: Answer) -> None:
         """Log the cost of an agent's answers, which the first of them holds, taken or not. Note once that --max-cost
@@ -595,7 +595,7 @@ class Night:
         if is_fill:
             self._fill_refusals = (*self._fill_refusals, cause)
             if len(self._fill_refusals) % MAX_REFUSALS == 0:  # their number is part of the next draw's seed
-                self._fills_at = self._setup.clock() + _FILL_PAUSE_SECONDS
+                self._fills_at = self._controller.clock() + _FILL_PAUSE_SECONDS
             return
         refusals = (*self.state.refusals, cause)
         notes = (*self.state.notes, *notes, f"proposal {len(refusals)} refused: {cause}")
@@ -603,7 +603,7 @@ class Night:
         if len(refusals) >= MAX_REFUSALS:
             self._over = Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", False)
         elif not is_edited:
-            self._proposes_at = self._setup.clock() + self._pause_seconds(len(refusals))
+            self._proposes_at = self._controller.clock() + self._pause_seconds(len(refusals))
 
     def _drop(self, answer: Answer, cause: str) -> None:
         """Refuse a proposal that was taken before."""
@@ -632,11 +632,11 @@ class Night:
             run = Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
             try:
                 config = campaign.compose(run.changes)
-                self._setup.engine.validate(config)
+                self._bench.engine.validate(config)
             except UsageError:
                 run = structs.replace(run, rider=None)
                 config = campaign.compose(run.changes)
-            record = start(Request(answer.proposal, run=run), config, campaign, self._setup)
+            record = self._controller.start(Request(answer.proposal, run=run), config, campaign)
         except UsageError as error:
             self._drop(pending, str(error))
             return
@@ -659,7 +659,7 @@ class Night:
             causes = [r.why if r.failure is Failure.MACHINERY else None for r in last]
             is_retry = last[0].run.new is not None and last[0].config_hash == last[-1].config_hash
             if is_second(causes) and not is_retry and not any(each and each.num_steps for each in progress):
-                cause = "; ".join([f"two starts in a row failed: {record.why}", *warnings(self._setup)])
+                cause = "; ".join([f"two starts in a row failed: {record.why}", *self._bench.warnings()])
                 self._over = Stop(cause, is_planned=False)
                 return
             if record.run.new is None:
@@ -674,7 +674,7 @@ class Night:
 
     def _pause(self, num_failures: int) -> None:
         """Begin nothing new for a while, longer after more failures in a row."""
-        self._begins_at = self._setup.clock() + self._pause_seconds(num_failures)
+        self._begins_at = self._controller.clock() + self._pause_seconds(num_failures)
 
     def _pause_seconds(self, num_failures: int) -> float:
         return self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
@@ -684,7 +684,7 @@ class Night:
         were interrupted, None if none was. With `stop` None the night can be resumed: no notification is sent."""
         try:
             if cut_off is not None:
-                interrupt(cut_off, self._setup)
+                self._controller.interrupt(cut_off)
         finally:
             cause = None if stop is None else stop.cause
             is_planned = stop is None or stop.is_planned
@@ -699,11 +699,11 @@ class Night:
 
     def _write_summary(self) -> None:
         """Write and print the summary; its page takes a second."""
-        self._tell(write_summary(self.state, self._setup))
+        self._tell(write_summary(self.state, self._controller))
         self._has_news = False
 
     def _send(self, event: str, why: str, record: Record | None = None) -> None:
-        self._notifier.send(event, message(event, self.state, self._setup, why, record))
+        self._notifier.send(event, message(event, self.state, self._controller, why, record))
 
     def _send_end(self, cause: str) -> None:
         """Notify of the end once: a full disk does not prevent it."""

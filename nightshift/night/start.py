@@ -25,9 +25,9 @@ from nightshift.campaign.records import Unavailable
 from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
-from nightshift.experiment.admission import require_ready, warnings
+from nightshift.experiment.bench import sweep
 from nightshift.experiment.branch import checked_head
-from nightshift.experiment.setup import Reporter, Setup, open_setup, sweep
+from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night, undecided
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save, unavailable_after
@@ -56,51 +56,53 @@ def night(
     committed. Raises NightshiftError if it could not begin, and Interrupted.
     """
     ledger, notifier = Ledger(root), Notifier(notify, reporter.note)
-    with notifier.running(), ledger.controller():
+    with notifier.running(), ledger.lock():
         old = load(ledger)
         sweep(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
-        setup, proposer, direction = open_night(root, request, reporter, branch)
-        for warning in warnings(setup):
+        controller, proposer, direction = open_night(root, request, reporter, branch)
+        for warning in controller.bench.warnings():
             reporter.note(f"warning: {warning}")
-        setup.engine.prepare_at_start(reporter.note)
-        unavailable = ask_before(proposer, setup)
-        setup.begin(branch)
-        state = replace(begin(request, setup), sandbox=proposer.sandbox, direction=direction, unavailable=unavailable)
+        controller.bench.engine.prepare_at_start(reporter.note)
+        unavailable = ask_before(proposer, controller)
+        controller.begin(branch)
+        state = replace(
+            begin(request, controller), sandbox=proposer.sandbox, direction=direction, unavailable=unavailable
+        )
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
-        elif isinstance(setup.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
+        elif isinstance(controller.bench.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
             for folder, job in jobs.items():
-                setup.executor.take_over(folder, job)
+                controller.bench.executor.take_over(folder, job)
             numbers = ", ".join(sorted(folder.name for folder in jobs))
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
-            stop = Night(state, setup, proposer, tell, notifier=notifier, filler=filler).run()
-        missing = uncommitted(setup.ledger.records(), state.branch)
+            stop = Night(state, controller, proposer, tell, notifier=notifier, filler=filler).run()
+        missing = uncommitted(controller.ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
 
 
-def ask_before(proposer: Proposer, setup: Setup) -> Unavailable | None:
+def ask_before(proposer: Proposer, controller: Controller) -> Unavailable | None:
     """Ask each agent that is known by name one question. Returns what is waited for first, None if all of them answer.
 
     A command of your own is not asked: it may take any prompt for a proposal. Raises UsageError with the remedy if an
     agent needs the user, who is still there.
     """
-    folder, unavailable = setup.ledger.runs_dir / "agent", None
+    folder, unavailable = controller.ledger.runs_dir / "agent", None
     agents = proposer.agents if isinstance(proposer, AgentProposer) else ()
     for agent in {agent.command: agent for agent in agents if agent.name in PRESETS}.values():
         folder.mkdir(parents=True, exist_ok=True)
-        answer = agent.question(read_source(setup.root / CONFIG_NAME), folder)
+        answer = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder)
         if answer.waits:
             text = answer.text if agent.name == proposer.name else f"{agent.name}: {answer.text}"
-            unavailable = unavailable_after(replace(answer, text=text), None, setup.now())
-            setup.reporter.note(unavailable.describe(proposer.name, fills=False))
+            unavailable = unavailable_after(replace(answer, text=text), None, controller.now())
+            controller.reporter.note(unavailable.describe(proposer.name, fills=False))
         elif answer.meaning is not Meaning.OK:
             fix = _REMEDIES.get(answer.meaning, "uv run nightshift doctor --agent NAME asks it again.")
             raise UsageError(f"{agent.name}: {answer.meaning}: {answer.text}", fix)
         else:
-            setup.reporter.note(f"{agent.name} answers (sandbox: {agent.sandbox.name})")
+            controller.reporter.note(f"{agent.name} answers (sandbox: {agent.sandbox.name})")
     return unavailable
 
 
@@ -135,7 +137,7 @@ def inhibit_sleep(note: Callable[[str], None]) -> Iterator[None]:
 def stop_night(root: Path) -> str:
     """End a night that has no controller any more, and its jobs in SLURM. Returns what was done, in lines."""
     ledger, notes = Ledger(root), list[str]()
-    with ledger.controller():
+    with ledger.lock():
         sweep(root, notes.append)
         end_earlier(Clone(Repo(root)), notes.append)
         end_jobs(ledger, notes.append)
@@ -149,7 +151,7 @@ def stop_night(root: Path) -> str:
 
 def open_night(
     root: Path, request: NightRequest, reporter: Reporter, branch: str | None
-) -> tuple[Setup, Proposer, str]:
+) -> tuple[Controller, Proposer, str]:
     """Switch back to the branch of the night that was cut off, if it is the same night. Return the set-up, whose engine
     is ready, the proposer and the direction. Call as the controller."""
     if (root / STOP_NAME).exists():
@@ -161,12 +163,12 @@ def open_night(
         _require_switch(repo, head, old.branch)
         repo.switch(old.branch)
         reporter.note(f"switched from {head} back to {old.branch}, the branch of the night that was cut off")
-    setup = open_setup(root, request.request, reporter, branch)
-    require_ready(setup, setup.executor.free_slots)
-    proposer = proposer_of(request, setup)
+    controller = open_controller(root, request.request, reporter, branch)
+    controller.bench.require_ready(controller.bench.executor.free_slots)
+    proposer = proposer_of(request, controller)
     if request.agent in SEARCHES and request.direction is not None:
         raise UsageError(f"--direction: {request.agent} reads no text", "Leave --direction out, or name an agent.")
-    return setup, proposer, read_direction(root, request.direction)
+    return controller, proposer, read_direction(root, request.direction)
 
 
 def _require_switch(repo: Repo, head: Head, branch: str) -> None:
@@ -183,7 +185,7 @@ def _require_switch(repo: Repo, head: Head, branch: str) -> None:
 
 def create_branch(root: Path, request: NightRequest, reporter: Reporter, branch: str | None) -> None:
     """Check out the night's branch before a process of its own runs the night (--detach)."""
-    with Ledger(root).controller():
+    with Ledger(root).lock():
         open_night(root, request, reporter, branch)[0].begin(branch)
 
 
@@ -193,21 +195,21 @@ def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
     return old.cause is None and is_same and (old.deadline is None or now < old.deadline)
 
 
-def begin(request: NightRequest, setup: Setup) -> NightState:
+def begin(request: NightRequest, controller: Controller) -> NightState:
     """Return the state of the cut-off night, or of a new one on the branch that is checked out."""
-    old, now, branch = load(setup.ledger), setup.now(), setup.repo.head().branch
+    old, now, branch = load(controller.ledger), controller.now(), controller.repo.head().branch
     if old is not None and old.cause is None:
-        if _is_same(old, request, now) and (old.branch, old.rules_hash) == (branch, setup.rules_hash):
-            setup.reporter.note(f"going on with the night of {old.started}")
+        if _is_same(old, request, now) and (old.branch, old.rules_hash) == (branch, controller.bench.rules_hash):
+            controller.reporter.note(f"going on with the night of {old.started}")
             return replace(old, request=request, pid=os.getpid())
         why = "this is another one, or its hours passed"
-        setup.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
+        controller.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
     elif old is not None:
-        setup.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
+        controller.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
     started = now.isoformat(timespec="seconds")
-    state = NightState(request, setup.rules_hash, started, setup.ledger.next_number(), branch=branch)
+    state = NightState(request, controller.bench.rules_hash, started, controller.ledger.next_number(), branch=branch)
     if old is not None and (old.branch, old.rules_hash) == (state.branch, state.rules_hash):
-        answers = undecided(old, old.own(setup.ledger.records()))  # proposed, paid for, and never run
+        answers = undecided(old, old.own(controller.ledger.records()))  # proposed, paid for, and never run
         state = replace(state, pending=tuple(replace(answer, number=state.first) for answer in answers))
     return state
 
@@ -218,16 +220,18 @@ def search_of(name: str, request: NightRequest) -> Proposer:
     return SearchProposer(name, request.seed)
 
 
-def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
+def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
     """Return the proposer that --agent names. UsageError for a program that is not there."""
     if request.agent in SEARCHES:
         return search_of(request.agent, request)
-    clone, environ, seconds = Clone(setup.repo), dict(os.environ), request.agent_timeout_seconds
+    clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
     is_team = request.agent.startswith(PREFIX)
     names = members(request.agent) if is_team else [request.agent]
     access = (request.agent_env, request.agent_sees)
-    opened = (open_agent(name, request.sandbox, setup.root, environ, seconds, clone, *access) for name in names)
-    agents = tuple(replace(agent, clock=setup.clock) for agent in opened)
+    opened = (
+        open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *access) for name in names
+    )
+    agents = tuple(replace(agent, clock=controller.clock) for agent in opened)
     for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
-        setup.reporter.note(warning)
+        controller.reporter.note(warning)
     return TeamProposer(agents) if is_team else AgentProposer(agents)

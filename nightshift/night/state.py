@@ -22,7 +22,7 @@ from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import NIGHT_NAME, NOTHING, Cost, Failure, NightStatus, Record, Request, Unavailable
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.experiment import Controller
 from nightshift.files import read_json, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout's root
@@ -161,7 +161,7 @@ def decided(records: Sequence[Record]) -> list[Record]:
     return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
-def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup: Setup) -> float:
+def runs_left(state: NightState, own: Sequence[Record], num_started: int, controller: Controller) -> float:
     """Return how many runs the night can still start after `num_started`; infinite without --experiments and --hours.
 
     `own`: the night's closed experiments, whose last runs say how long a run takes.
@@ -170,10 +170,10 @@ def runs_left(state: NightState, own: Sequence[Record], num_started: int, setup:
     if state.request.experiments is not None:
         left = state.request.experiments - num_started
     if state.deadline is not None:
-        seconds = run_seconds(own, setup.rules.budget_seconds)
-        seconds_left = (state.deadline - setup.now()).total_seconds() - certificate_seconds(state, seconds)
+        seconds = run_seconds(own, controller.bench.rules.budget_seconds)
+        seconds_left = (state.deadline - controller.now()).total_seconds() - certificate_seconds(state, seconds)
         rounds = math.floor(max(seconds_left, 0.0) / max(seconds, 1.0))
-        left = min(left, rounds * setup.executor.num_slots)
+        left = min(left, rounds * controller.bench.executor.num_slots)
     return left
 
 

@@ -15,7 +15,7 @@ from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, PAGE_
 from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.certify import Comparison
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
 from nightshift.text import clean, local
@@ -26,23 +26,23 @@ _NUM_SHOWN = 5
 _MAX_DESCRIPTION = 160
 
 
-def write_summary(state: NightState, setup: Setup) -> str:
+def write_summary(state: NightState, controller: Controller) -> str:
     """Write the night's summary, and the page beside it. Returns the summary. UsageError if runs/ was moved away."""
     from nightshift.report.page import write_report
 
-    setup.ledger.require_in_place()
-    records = setup.ledger.records()
+    controller.ledger.require_in_place()
+    records = controller.ledger.records()
     campaign = Campaign.of(records, state.branch, state.rules_hash)
-    cost = night_cost(state, setup.ledger) + runs_cost(state.own(records))
-    text = summary(state, records, campaign, setup.now(), cost)
-    write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
-    write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
+    cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
+    text = summary(state, records, campaign, controller.now(), cost)
+    write_atomically(controller.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
+    write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
-        write_report(setup.root, setup.now(), branch=state.branch, is_live=state.cause is None)
+        write_report(controller.bench.root, controller.now(), branch=state.branch, is_live=state.cause is None)
     except Interrupted:
         raise
     except Exception as error:  # whatever it is, a page that cannot be written does not end the night
-        setup.reporter.note(f"the page cannot be written: {type(error).__name__}: {error}")
+        controller.reporter.note(f"the page cannot be written: {type(error).__name__}: {error}")
     return text
 
 
@@ -111,16 +111,18 @@ def certified_line(comparison: Comparison) -> str:
     return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}, p = {result.p_value:.2g})"
 
 
-def message(event: str, state: NightState, setup: Setup, why: str, record: Record | None = None) -> dict[str, Any]:
+def message(
+    event: str, state: NightState, controller: Controller, why: str, record: Record | None = None
+) -> dict[str, Any]:
     """Return what a notification says (`--notify`). `counts` is None if records cannot be read, which is noted."""
     counts = None
     try:
-        records = setup.ledger.records()
+        records = controller.ledger.records()
         counts = Counts.of(Campaign.of(records, state.branch, state.rules_hash).rows(state.own(records)))
     except Interrupted:
         raise
     except (NightshiftError, OSError, ValueError) as error:
-        setup.reporter.note(f"a notification without counts: {error}")
+        controller.reporter.note(f"a notification without counts: {error}")
     effect = record.decision.estimate if record and record.decision else None
     return {
         "version": MESSAGE_VERSION,
@@ -131,5 +133,5 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
         "effect_at_decision": effect.mean if effect else None,
         "why": clean(why),
         "counts": None if counts is None else {"line": str(counts), **msgspec.structs.asdict(counts)},
-        "page": str((setup.ledger.runs_dir / PAGE_NAME).absolute()),
+        "page": str((controller.ledger.runs_dir / PAGE_NAME).absolute()),
     }

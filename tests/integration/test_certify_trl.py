@@ -10,10 +10,9 @@ import pytest
 from nightshift.campaign.records import Request
 from nightshift.engines.trl.engine import TRAINER
 from nightshift.experiment.certify import certify, read_comparisons, tasks
-from nightshift.experiment.experiment import run_experiment
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import furnish, make_setup
+from tests.stand_in_controller import furnish, make_controller
 
 # Few examples and one step of training.
 RULES = replace(
@@ -27,22 +26,22 @@ CONFIG = "max_steps = 1\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[train
 @pytest.mark.slow
 def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     furnish(checkout)
-    setup = make_setup(checkout, RULES, monkeypatch)
+    controller = make_controller(checkout, RULES, monkeypatch)
     (checkout / "train.toml").write_text(CONFIG.format("6e-7"))
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    run_experiment(Request(), setup)
+    controller.run(Request())
     (checkout / "train.toml").write_text(CONFIG.format("3e-6"))
-    assert run_experiment(Request(), setup).status == "keep"
+    assert controller.run(Request()).status == "keep"
 
-    (made,) = certify(tasks(make_setup(checkout, RULES, monkeypatch, TRAINER), num_seeds=1))
+    (made,) = certify(tasks(make_controller(checkout, RULES, monkeypatch, TRAINER), num_seeds=1))
 
-    assert read_comparisons(setup.ledger) == [made]
+    assert read_comparisons(controller.ledger) == [made]
     assert made.num_seeds == {"baseline": 1, "incumbent": 1}
     assert made.num_examples == 32
     assert made.estimate.interval[0] < made.estimate.difference < made.estimate.interval[1]
     assert 0.1 < made.baseline_score < 0.9  # the base model scores 0.43 before any training
     assert "its prior was taken" in made.notes[0]
-    assert {access.number for access in setup.ledger.journal.accesses()} == {1}
-    weights = {path.parent.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/weights")}
+    assert {access.number for access in controller.ledger.journal.accesses()} == {1}
+    weights = {path.parent.parent.name for path in controller.ledger.runs_dir.glob("certify/*/*/weights")}
     assert weights == set()
     assert living_children() == []

@@ -18,13 +18,12 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl import served
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
-from nightshift.experiment.experiment import run_experiment
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children, slow
 from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run
-from tests.stand_in_setup import make_setup
+from tests.stand_in_controller import make_controller
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for
 
@@ -39,7 +38,7 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 
 
 @pytest.fixture
-def setup(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
@@ -49,36 +48,36 @@ def setup(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Se
     engine = PrimeRlEngine(RULES, checkout, environ, "none", installation=installation, timing=timing, reader=reader)
     (checkout / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    return make_setup(checkout, RULES, monkeypatch, engine=engine)
+    return make_controller(checkout, RULES, monkeypatch, engine=engine)
 
 
-def run_with(setup: Setup, fault: str | None, step: int = 2) -> Record:
-    assert isinstance(setup.engine, PrimeRlEngine)
-    stand_in_prime_rl.misbehave(setup.engine.installation.venv, fault, step)
-    run_experiment(Request(), setup)
-    (record,) = setup.ledger.records()
+def run_with(controller: Controller, fault: str | None, step: int = 2) -> Record:
+    assert isinstance(controller.bench.engine, PrimeRlEngine)
+    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, fault, step)
+    controller.run(Request())
+    (record,) = controller.ledger.records()
     assert living_children() == []
     return record
 
 
-def test_a_measured_experiment(setup: Setup) -> None:
-    record = run_with(setup, None)
+def test_a_measured_experiment(controller: Controller) -> None:
+    record = run_with(controller, None)
     assert (record.status, record.engine, record.hardware) == ("keep", "prime-rl", NO_GPU)
     run = record.result
     assert run is not None
     assert run.evaluation.weights.step == run.training.num_steps == 10
-    assert (setup.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
+    assert (controller.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
     proof = (record.health or "").splitlines()[0]
     assert proof.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert f"\nhealth:           {proof}\n" in summary(record)
-    page = render(view_of(setup.ledger, CAMPAIGN, setup.now()))
+    page = render(view_of(controller.ledger, CAMPAIGN, controller.now()))
     assert f"<li>{proof}</li>" in page
 
 
 @pytest.mark.slow
-def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(setup: Setup) -> None:
+def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(controller: Controller) -> None:
     """A baseline here."""
-    record = run_with(setup, "empty_batches", step=4)
+    record = run_with(controller, "empty_batches", step=4)
     run = record.result
     assert run is not None
     assert (record.status, run.training.outcome) == ("keep", Outcome.NO_GRADIENT)
@@ -88,13 +87,16 @@ def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(setup: Setup
     assert "\noutcome:          no_gradient: " in summary(record)
 
 
-def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(setup: Setup) -> None:
-    before = (setup.root / "train.toml").read_bytes(), git(setup.root, "rev-parse", "HEAD")
-    record = run_with(setup, "serves_the_start")
+def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(controller: Controller) -> None:
+    before = (controller.bench.root / "train.toml").read_bytes(), git(controller.bench.root, "rev-parse", "HEAD")
+    record = run_with(controller, "serves_the_start")
     assert (record.status, record.failure, record.decided) == ("crash", Failure.MACHINERY, None)
     assert "the server did not serve the file: its log-probabilities are 0." in record.judgement.why  # type: ignore[union-attr]
-    assert ((setup.root / "train.toml").read_bytes(), git(setup.root, "rev-parse", "HEAD")) == before
-    assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
+    assert (
+        (controller.bench.root / "train.toml").read_bytes(),
+        git(controller.bench.root, "rev-parse", "HEAD"),
+    ) == before
+    assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
 @pytest.mark.parametrize(
@@ -106,12 +108,14 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
         ("validator_dies", Failure.MACHINERY, "validator ended"),
     ],
 )
-def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str, failure: Failure, cause: str) -> None:
-    record = run_with(setup, fault)
+def test_a_failed_experiment_is_a_record_with_its_cause(
+    controller: Controller, fault: str, failure: Failure, cause: str
+) -> None:
+    record = run_with(controller, fault)
     assert (record.status, record.failure) == ("crash", failure)
     assert cause in record.judgement.why
     assert "incumbent" not in record.judgement.why, "a baseline has none whose start tells whose fault it is"
-    assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
+    assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
 @pytest.mark.slow
@@ -122,18 +126,18 @@ def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str
         ("trainer_exception", Failure.MACHINERY, "; the incumbent does not start either: trainer ended: exit code 1: "),
     ],
 )
-def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(setup, fault, failure, told):
-    assert run_with(setup, None).status == "keep"
-    stand_in_prime_rl.misbehave(setup.engine.installation.venv, fault)  # type: ignore[attr-defined]
-    (setup.root / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE.replace(b"3e-6", b"0.5"))
-    run_experiment(Request(), setup)
-    record = setup.ledger.record(2)
+def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(controller, fault, failure, told):
+    assert run_with(controller, None).status == "keep"
+    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, fault)  # type: ignore[attr-defined]
+    (controller.bench.root / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE.replace(b"3e-6", b"0.5"))
+    controller.run(Request())
+    record = controller.ledger.record(2)
     assert (record.status, record.failure) == ("crash", failure)
     why = record.judgement.why  # type: ignore[union-attr]
     assert why.startswith("trainer ended: exit code 1: ZeroDivisionError: division by zero")
     assert told in why
     assert bool(record.decided) is (failure is Failure.TRAINING)  # then it is not tried again
-    tried = setup.ledger.run_dir(2) / "incumbent"
+    tried = controller.ledger.run_dir(2) / "incumbent"
     assert b"Fatal error" in (tried / "trainer.log").read_bytes() or failure is Failure.TRAINING
     assert [path.name for path in tried.glob("prime-rl/*s") if path.is_dir()] == []
     assert living_children() == []

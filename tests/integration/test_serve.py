@@ -65,7 +65,7 @@ def test_who_does_not_know_the_token_gets_no_page(root, served, tmp_path):
 def test_the_page_is_current_and_reloads_itself_while_runs_are_in_flight(root, served):
     ledger, (_, url) = Ledger(root), served
     assert REFRESH not in fetch(url)
-    with ledger.controller():
+    with ledger.lock():
         ledger.write(replace(ledger.record(2), description="another idea"))
         page = fetch(url)
         assert REFRESH in page

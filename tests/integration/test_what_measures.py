@@ -45,7 +45,6 @@ EXCEPTIONS = {
     "nightshift/campaign/records.py": "holds values",
     "nightshift/config/rules.py": "its constants are hashed by value",
     "nightshift/config/rules_toml.py": "makes the rules, which are hashed by value",
-    "nightshift/experiment/admission.py": "refuses; takes over a run of the same rules and hardware",
     "nightshift/evaluation/scorer.py": "of tasksets, whose rules cover it",
     "nightshift/evaluation/test_split.py": "reads examples that decide nothing",
     "nightshift/cli/shell.py": "errors, exit codes, help",

@@ -1,7 +1,6 @@
 """certify, end to end on a real git checkout, with stand-ins for the executor and for the training process."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from nightshift.experiment.certify import (
     read_comparisons,
     tasks,
 )
-from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError
-from nightshift.experiment.setup import Setup
 from nightshift.files import remove_tree
 from nightshift.report.data import gather
 from nightshift.report.export.model import certified as card_line
@@ -29,43 +27,43 @@ from nightshift.report.export.story import Story
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import GOOD, POOR, keep, make_poor, write
+from tests.stand_in_controller import GOOD, POOR, keep, make_poor, with_bench, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
 
 
-def certified(setup: Setup, num_seeds: int | None = None) -> Comparison:
+def certified(controller: Controller, num_seeds: int | None = None) -> Comparison:
     """What `nightshift certify --seeds N` makes."""
-    (comparison,) = certify(tasks(setup, num_seeds))
+    (comparison,) = certify(tasks(controller, num_seeds))
     return comparison
 
 
 @pytest.fixture
-def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     """A campaign whose baseline is poor."""
     monkeypatch.setattr("secrets.randbelow", lambda number: 0)
-    setup = make_poor(checkout, RULES, monkeypatch)
-    run_experiment(Request(), setup)
-    return setup
+    controller = make_poor(checkout, RULES, monkeypatch)
+    controller.run(Request())
+    return controller
 
 
 @pytest.fixture
-def kept(setup: Setup) -> Setup:
-    return keep(setup)
+def kept(controller: Controller) -> Controller:
+    return keep(controller)
 
 
-def test_a_certificate_says_that_an_agent_was_not_isolated(setup: Setup) -> None:
-    write(setup, GOOD)
-    assert run_experiment(Request(Proposal(sandbox="none")), setup).status == "keep"
-    assert "agent: not isolated" in certified(setup, num_seeds=1).notes
+def test_a_certificate_says_that_an_agent_was_not_isolated(controller: Controller) -> None:
+    write(controller, GOOD)
+    assert controller.run(Request(Proposal(sandbox="none"))).status == "keep"
+    assert "agent: not isolated" in certified(controller, num_seeds=1).notes
 
 
-def run_names(setup: Setup) -> list[str]:
-    return sorted(path.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/run.json"))
+def run_names(controller: Controller) -> list[str]:
+    return sorted(path.parent.name for path in controller.ledger.runs_dir.glob("certify/*/*/run.json"))
 
 
-def test_a_certificate_from_new_seeds_on_the_test_split(kept: Setup) -> None:
+def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> None:
     kept.reporter.notes.clear()
     made = certified(kept)
     assert read_comparisons(kept.ledger) == [made]
@@ -88,7 +86,7 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Setup) -> None:
     assert living_children() == []
 
 
-def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(kept: Setup) -> None:
+def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(kept: Controller) -> None:
     """The stand-in answers by a digest of the question, so its score tells which questions it was asked."""
     certified(kept, num_seeds=1)
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
@@ -106,21 +104,23 @@ def test_the_scores_are_those_of_the_test_split_and_none_of_these_stays_in_runs(
 
 
 @pytest.mark.parametrize("gone", [slow("journal.jsonl"), "certify"])
-def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_certificate(kept: Setup, gone: str) -> None:
+def test_a_use_of_the_test_split_counts_without_its_journal_and_without_its_certificate(
+    kept: Controller, gone: str
+) -> None:
     certified(kept, num_seeds=1)
     remove_tree(kept.ledger.runs_dir / gone)
     assert certified(kept, num_seeds=1).access == 2
 
 
 @pytest.mark.slow
-def test_a_damaged_line_of_the_journal_is_noted(kept: Setup) -> None:
+def test_a_damaged_line_of_the_journal_is_noted(kept: Controller) -> None:
     with kept.ledger.journal.path.open("a") as journal:
         journal.write("no line\n")
     note = "journal.jsonl has damaged lines (1): uses of the test split in them are not counted"
     assert note in certified(kept, num_seeds=1).notes
 
 
-def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup) -> None:
+def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Controller) -> None:
 
     def interrupt(text: str) -> None:
         if "run 4 of 6" in text:
@@ -144,7 +144,7 @@ def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Setup) 
     assert {access.number for access in kept.ledger.journal.accesses()} == {made.access} == {1}
 
 
-def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(kept: Setup) -> None:
+def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(kept: Controller) -> None:
     kept.executor.wait, wait = (
         (lambda seconds: ((kept.root / MEASURING).write_text("MEASURES = 1"), wait(seconds))[1]),
         kept.executor.wait,
@@ -154,7 +154,9 @@ def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(
 
 
 @pytest.mark.slow
-def test_a_second_certificate_is_a_second_access_with_other_seeds(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_certificate_is_a_second_access_with_other_seeds(
+    kept: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certified(kept, num_seeds=1)
     monkeypatch.setattr("secrets.randbelow", lambda number: 1)
     second = certified(kept, num_seeds=1)
@@ -167,7 +169,7 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(kept: Setup, m
 
 
 @pytest.mark.slow
-def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
+def test_a_run_that_crashes_leaves_one_seed_less(kept: Controller) -> None:
     fault(kept.ledger.runs_dir, "error", once=True)
     made = certified(kept)
     assert made.num_seeds == {"baseline": 2, "incumbent": 3}
@@ -175,7 +177,7 @@ def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
 
 
 @pytest.mark.slow
-def test_broken_machinery_is_tried_once_more(kept: Setup) -> None:
+def test_broken_machinery_is_tried_once_more(kept: Controller) -> None:
     fault(kept.ledger.runs_dir, "sigkill", once=True)
     kept.reporter.notes.clear()
     made = certified(kept)
@@ -187,7 +189,7 @@ def test_broken_machinery_is_tried_once_more(kept: Setup) -> None:
 @pytest.mark.parametrize(
     ("name", "cause"), [slow("sigkill", "all runs were lost to infrastructure failures"), ("error", "loss is nan")]
 )
-def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: str) -> None:
+def test_a_side_without_a_run_is_no_certificate(kept: Controller, name: str, cause: str) -> None:
     fault(kept.ledger.runs_dir, name, once=False)
     with pytest.raises(EngineError, match=f"no run of the baseline was evaluated: {cause}"):
         certified(kept, num_seeds=1)
@@ -198,7 +200,7 @@ def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: s
         assert certified(kept).access == 1
 
 
-def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Setup) -> None:
+def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Controller) -> None:
     path = kept.ledger.run_dir(1) / "train.toml"
     path.write_text(path.read_text().replace(POOR, "1e-9"))
     with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
@@ -206,23 +208,23 @@ def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Setup) -> No
     assert kept.ledger.journal.accesses() == []
 
 
-def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup) -> None:
+def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(controller: Controller) -> None:
     with pytest.raises(UsageError, match="nothing was kept: the incumbent is the baseline"):
-        certified(setup)
+        certified(controller)
     with pytest.raises(UsageError, match=r"uses rules [0-9a-f]+ since its first experiment, this is other"):
-        certified(replace(setup, rules_hash="other"))
-    (setup.root / MEASURING).write_text("MEASURES = 'better'\n")
+        certified(with_bench(controller, rules_hash="other"))
+    (controller.bench.root / MEASURING).write_text("MEASURES = 'better'\n")
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
-        certified(setup)
-    git(setup.root, "switch", "--quiet", "--discard-changes", "main")
+        certified(controller)
+    git(controller.bench.root, "switch", "--quiet", "--discard-changes", "main")
     with pytest.raises(
         UsageError, match=r"main has no measured campaign\. Switch to the campaign: git switch autoresearch/test"
     ):
-        certified(setup)
-    assert setup.ledger.journal.accesses() == []
+        certified(controller)
+    assert controller.ledger.journal.accesses() == []
 
 
-def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_reads_nothing(kept: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     load = data.load
     monkeypatch.setattr(data, "load", lambda split, size: load(split, size) if split != "test" else pytest.fail("read"))
     (task,) = tasks(kept)
@@ -234,7 +236,7 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kept: Setup) -> None:
+def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kept: Controller) -> None:
     places = tasks(kept, 1, budget_seconds=2.0)
     (answer,) = certify(places)
     assert (answer.plan.split, answer.access, answer.level) == ("validation", None, 0.05)
@@ -253,7 +255,7 @@ def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(kept, mo
         tasks(kept, environments=["arithmetic"])
 
 
-def test_two_commits_are_compared(kept: Setup) -> None:
+def test_two_commits_are_compared(kept: Controller) -> None:
     revisions = {"baseline": "HEAD~1", "incumbent": "HEAD"}
     (answer,) = certify(tasks(kept, 1, revisions=revisions))
     assert answer.plan.names == revisions
@@ -272,7 +274,7 @@ def test_two_commits_are_compared(kept: Setup) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_certificate(kept: Setup) -> None:
+def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_certificate(kept: Controller) -> None:
     branch, path = kept.repo.head().branch, kept.root / "train.toml"
     good, incumbent = path.read_text(), kept.repo.head().commit
     path.write_text(good.replace(GOOD, "1e-7"))

@@ -21,7 +21,7 @@ import os, sys
 from pathlib import Path
 from nightshift.campaign.ledger import Ledger
 sys.argv = ["/somewhere/nightshift", "night", "--agent", "tpe"]
-with Ledger(Path(os.environ["ROOT"])).controller():
+with Ledger(Path(os.environ["ROOT"])).lock():
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -41,7 +41,7 @@ def another_controller(root: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def refusal(root: Path) -> str:
-    with pytest.raises(UsageError) as refused, Ledger(root).controller():
+    with pytest.raises(UsageError) as refused, Ledger(root).lock():
         pass
     return str(refused.value)
 
@@ -58,7 +58,7 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
             tmp_path
         )
     assert not Ledger(tmp_path).is_running()
-    with Ledger(tmp_path).controller():
+    with Ledger(tmp_path).lock():
         assert Ledger(tmp_path).is_running()
         assert f"process {os.getpid()} (" in refusal(tmp_path)
     assert not Ledger(tmp_path).is_running()
@@ -87,14 +87,14 @@ def test_a_start_waits_while_status_looks(tmp_path: Path, monkeypatch: pytest.Mo
         flock(descriptor, kind)
 
     monkeypatch.setattr(fcntl, "flock", meet)
-    with Ledger(tmp_path).controller():
+    with Ledger(tmp_path).lock():
         assert Ledger(tmp_path).is_running()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, replace_file], ids=["deleted", "replaced"])
 def test_a_lock_file_that_was_deleted_or_replaced_ends_the_controller(tmp_path, damage):
     ledger = Ledger(tmp_path)
-    with Ledger(tmp_path).controller():
+    with Ledger(tmp_path).lock():
         ledger.sweep()
         damage(tmp_path / "runs" / LOCK_NAME)
         with pytest.raises(UsageError, match="moved away or replaced"):
@@ -110,7 +110,7 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, number, 
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(NightshiftError, match=reason), Ledger(tmp_path).controller():
+    with pytest.raises(NightshiftError, match=reason), Ledger(tmp_path).lock():
         pass
     assert not Ledger(tmp_path).is_running()
 
@@ -120,10 +120,10 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     folder.mkdir()
     (tmp_path / "private").write_text("mine")
     (folder / HOLDER_NAME).symlink_to(tmp_path / "private")
-    with Ledger(tmp_path).controller():
+    with Ledger(tmp_path).lock():
         assert not (folder / HOLDER_NAME).is_symlink()
     (folder / LOCK_NAME).unlink()
     (folder / LOCK_NAME).symlink_to(tmp_path / "private")
-    with pytest.raises(NightshiftError, match=LOCK_NAME), Ledger(tmp_path).controller():
+    with pytest.raises(NightshiftError, match=LOCK_NAME), Ledger(tmp_path).lock():
         pass
     assert (tmp_path / "private").read_text() == "mine"

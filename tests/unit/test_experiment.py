@@ -19,13 +19,11 @@ from nightshift.cli.output import summary
 from nightshift.config.toml_edit import set_values
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import Interrupted, UsageError
-from nightshift.experiment import experiment
-from nightshift.experiment.experiment import run_experiment
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.experiment import Controller
 from tests.campaigns import judged, replace, stored
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import GOOD, POOR, during, furnish, make_setup, write
+from tests.stand_in_controller import GOOD, POOR, during, furnish, make_controller, with_bench, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
@@ -34,179 +32,179 @@ BAD = "3e-5"  # of GOOD, POOR and BAD the stand-in scores about 0.60, 0.35 and 0
 
 
 @pytest.fixture
-def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     furnish(checkout)
-    return make_setup(checkout, RULES, monkeypatch)
+    return make_controller(checkout, RULES, monkeypatch)
 
 
-def run(setup: Setup, again: bool = False, **proposal: Any) -> Record:
-    return run_experiment(Request(Proposal(**proposal), again=again), setup)
+def run(controller: Controller, again: bool = False, **proposal: Any) -> Record:
+    return controller.run(Request(Proposal(**proposal), again=again))
 
 
-def tried(setup: Setup, lr: str, **asked: Any) -> Record:
+def tried(controller: Controller, lr: str, **asked: Any) -> Record:
     """The experiment of a config that an agent put in place."""
-    write(setup, lr)
-    return run(setup, **asked)
+    write(controller, lr)
+    return run(controller, **asked)
 
 
 DECAY = "trainer.optim.weight_decay"
 
 
-def commit(setup: Setup, lr: str) -> bytes:
+def commit(controller: Controller, lr: str) -> bytes:
     """The config that a campaign begins with, committed by its user."""
-    source = write(setup, lr)
-    git(setup.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    source = write(controller, lr)
+    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "baseline config")
     return source
 
 
-def baseline(setup: Setup, lr: str = GOOD, then: str | None = None) -> bytes:
+def baseline(controller: Controller, lr: str = GOOD, then: str | None = None) -> bytes:
     """The config of a baseline that was measured; `then` is in place after it."""
-    source = commit(setup, lr)
-    assert run(setup).status == "keep"
+    source = commit(controller, lr)
+    assert run(controller).status == "keep"
     if then:
-        write(setup, then)
+        write(controller, then)
     return source
 
 
-def subjects(setup: Setup) -> list[str]:
-    return git(setup.root, "log", "--format=%s").splitlines()
+def subjects(controller: Controller) -> list[str]:
+    return git(controller.bench.root, "log", "--format=%s").splitlines()
 
 
 def interrupt() -> None:
     raise Interrupted("stopped by SIGINT")
 
 
-def test_the_baseline_is_recorded_as_it_was_and_makes_no_commit(setup, monkeypatch):
-    commit(setup, GOOD)
+def test_the_baseline_is_recorded_as_it_was_and_makes_no_commit(controller, monkeypatch):
+    commit(controller, GOOD)
     close, is_scored = TrlSession.close, list[bool]()
 
     def closing(session: TrlSession) -> None:
-        is_scored.append((setup.ledger.run_dir(1) / "evaluation.jsonl").exists())
+        is_scored.append((controller.ledger.run_dir(1) / "evaluation.jsonl").exists())
         close(session)
 
     monkeypatch.setattr(TrlSession, "close", closing)
-    record = run(setup, prediction="no change")
-    assert [setup.ledger.read(1)] == setup.ledger.records() == [record]
+    record = run(controller, prediction="no change")
+    assert [controller.ledger.read(1)] == controller.ledger.records() == [record]
     assert record.result.seed == 1000
     assert record.result.training.outcome is Outcome.FINISHED
     assert record.judgement.why == "baseline"
     assert record.decision is None
     assert record.git_action == "baseline: nothing to commit"
-    assert subjects(setup) == ["baseline config", "start"]
+    assert subjects(controller) == ["baseline config", "start"]
     assert record.proposal.prediction == "no change"
     assert record.health
     assert is_scored == [False]  # answers and result appear together, once the score is final
     evaluation = record.result.evaluation
-    lines = (setup.ledger.run_dir(1) / "evaluation.jsonl").read_text().splitlines()
+    lines = (controller.ledger.run_dir(1) / "evaluation.jsonl").read_text().splitlines()
     assert [json.loads(line)["score"] for line in lines] == list(evaluation.example_scores)
     assert len(lines) == NUM_VALIDATION
     assert evaluation.eval_score == pytest.approx(sum(evaluation.example_scores) / NUM_VALIDATION)
 
 
-def test_a_harmful_change_is_discarded_and_train_toml_restored(setup: Setup) -> None:
-    source = baseline(setup, then=BAD)
-    record = run(setup, description="lr x10")
+def test_a_harmful_change_is_discarded_and_train_toml_restored(controller: Controller) -> None:
+    source = baseline(controller, then=BAD)
+    record = run(controller, description="lr x10")
     assert record.status == "discard"
     assert record.diff == ("trainer.optim.lr 3e-6 -> 3e-5",)
-    assert (setup.root / "train.toml").read_bytes() == source
-    assert subjects(setup) == ["baseline config", "start"]
-    assert git(setup.root, "status", "--porcelain", "--untracked-files=no") == ""
+    assert (controller.bench.root / "train.toml").read_bytes() == source
+    assert subjects(controller) == ["baseline config", "start"]
+    assert git(controller.bench.root, "status", "--porcelain", "--untracked-files=no") == ""
 
 
-def test_a_helpful_change_is_kept_and_committed(setup: Setup) -> None:
-    baseline(setup, POOR)
-    write(setup, GOOD, "max_off_policy_steps = 2  # a key that only prime-rl reads")
-    record = run(setup, description="a higher rate: expect +20 pp")
+def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
+    baseline(controller, POOR)
+    write(controller, GOOD, "max_off_policy_steps = 2  # a key that only prime-rl reads")
+    record = run(controller, description="a higher rate: expect +20 pp")
     assert record.status == "keep"
     assert (record.decision.effect or 0) > 0.1
-    assert subjects(setup)[:2] == ["keep 0002: lr 6e-7 → 3e-6, max_off_policy_steps 8 → 2", "baseline config"]
-    body = git(setup.root, "log", "-1", "--format=%b")
+    assert subjects(controller)[:2] == ["keep 0002: lr 6e-7 → 3e-6, max_off_policy_steps 8 → 2", "baseline config"]
+    body = git(controller.bench.root, "log", "-1", "--format=%b")
     assert f"Evidence: effect {record.decision.estimate}, P(it helps) 99 %, measured by 0002" in body
     assert "Hypothesis: a higher rate: expect +20 pp" in body
-    assert f"\nNightshift-Experiment: 0002\nNightshift-Campaign: {setup.repo.head().branch}\n" in body
-    assert [(line.event, line.file.split("/")[0]) for line in setup.ledger.journal.lines()[0]] == [
+    assert f"\nNightshift-Experiment: 0002\nNightshift-Campaign: {controller.repo.head().branch}\n" in body
+    assert [(line.event, line.file.split("/")[0]) for line in controller.ledger.journal.lines()[0]] == [
         *((event, "0001") for event in ("begun", "submitted", "decided")),
         *((event, "0002") for event in ("begun", "submitted", "decided", "committed")),
     ]
     assert "train.toml:" not in summary(record)  # no other change left or joined
-    assert record.commits == {"keep 0002": setup.repo.head().commit}
-    assert (setup.root / "train.toml").read_bytes() == setup.repo.config_at("HEAD")
-    assert tomllib.loads((setup.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
-    assert setup.ledger.read(record.number) == record
+    assert record.commits == {"keep 0002": controller.repo.head().commit}
+    assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
+    assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
+    assert controller.ledger.read(record.number) == record
     # All that is not right says "#### no": the stand-in learns nothing but to write a number.
     assert record.judgement.why.endswith("P(it helps) 99 %: keep; a gain in form only")
     assert any(line.startswith("form: ") for line in (record.health or "").splitlines())
     assert record.evaluation.strict_score == record.score
 
 
-def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(setup: Setup) -> None:
-    baseline(setup, GOOD)
-    bad = write(setup, BAD)
-    git(setup.root, "commit", "--quiet", "--all", "-m", "I want this rate")
-    mine = setup.repo.head().commit
-    measured = run(setup)
+def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(controller: Controller) -> None:
+    baseline(controller, GOOD)
+    bad = write(controller, BAD)
+    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "I want this rate")
+    mine = controller.repo.head().commit
+    measured = run(controller)
     assert (measured.status, measured.commits) == ("measured", {})
     assert [(d.action, d.commit, d.change.keys) for d in measured.user_decisions] == [
         ("keep", mine, {"trainer.optim.lr": "3e-5"})
     ]
-    campaign = setup.campaign()
+    campaign = controller.campaign()
     assert campaign.incumbent == campaign.kept
     assert campaign.posterior.effect(campaign.kept[0]).p_helps < 0.05
-    assert setup.repo.config_at("HEAD") == bad == (setup.root / "train.toml").read_bytes()
+    assert controller.repo.config_at("HEAD") == bad == (controller.bench.root / "train.toml").read_bytes()
     with pytest.raises(UsageError, match="already tried in experiment 0002"):
-        run(setup)
+        run(controller)
 
 
 @pytest.mark.parametrize("command", [("revert", "--no-edit", "HEAD"), ("reset", "--quiet", "--hard", "HEAD~1")])
-def test_a_keep_that_the_user_takes_back_with_git_is_out(setup: Setup, command: tuple[str, ...]) -> None:
-    source = baseline(setup, POOR, then=GOOD)
-    kept = run(setup)
+def test_a_keep_that_the_user_takes_back_with_git_is_out(controller: Controller, command: tuple[str, ...]) -> None:
+    source = baseline(controller, POOR, then=GOOD)
+    kept = run(controller)
     assert kept.status == "keep"
-    git(setup.root, *command)
-    assert (setup.root / "train.toml").read_bytes() == source
-    record = tried(setup, BAD)
+    git(controller.bench.root, *command)
+    assert (controller.bench.root / "train.toml").read_bytes() == source
+    record = tried(controller, BAD)
     assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
     assert record.diff == ("trainer.optim.lr 6e-7 -> 3e-5",)
-    assert setup.campaign().kept == ()
+    assert controller.campaign().kept == ()
     # The change helps, and stays out all the same.
     assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
-    assert setup.repo.config_at("HEAD") == source
+    assert controller.repo.config_at("HEAD") == source
 
 
-def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says_so(setup, monkeypatch):
+def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says_so(controller, monkeypatch):
     """Runs are told to be so noisy that a single good one is doubted as soon as its config disappoints."""
     noisy = replace(RULES.decision, keep_at=0.5, revert_below=0.8, seed_sd=0.3, kinds=((0.0, 0.1, 1.0),))
-    setup = make_setup(setup.root, replace(RULES, decision=noisy), monkeypatch)
-    source = baseline(setup, POOR, then=GOOD)
-    assert run(setup).status == "keep"
-    record = tried(setup, BAD)
+    controller = make_controller(controller.bench.root, replace(RULES, decision=noisy), monkeypatch)
+    source = baseline(controller, POOR, then=GOOD)
+    assert run(controller).status == "keep"
+    record = tried(controller, BAD)
     assert [str(d.action) for d in record.judgement.decisions] == ["revert", "discard"]
     assert re.search(r"; 0002 reverted \(effect \S+ ± \S+ pp, P\(it helps\) \d+ %\)$", record.judgement.why)
     assert summary(record).rstrip().splitlines()[-1].split() == ["train.toml:", "0002", "reverted"]
-    assert setup.repo.config_at("HEAD") == source == (setup.root / "train.toml").read_bytes()
-    assert subjects(setup)[0].startswith("revert 0002: lr 3e-6 → 6e-7")
-    assert setup.campaign().rows([setup.ledger.record(2)])[0].now == "reverted"
-    assert tried(setup, "9e-5").parent == 1
+    assert controller.repo.config_at("HEAD") == source == (controller.bench.root / "train.toml").read_bytes()
+    assert subjects(controller)[0].startswith("revert 0002: lr 3e-6 → 6e-7")
+    assert controller.campaign().rows([controller.ledger.record(2)])[0].now == "reverted"
+    assert tried(controller, "9e-5").parent == 1
 
 
 @pytest.mark.slow
-def test_the_baseline_runs_once_more_whatever_train_toml_holds(setup: Setup) -> None:
-    baseline(setup, POOR, then=GOOD)
-    run(setup)
-    candidate = write(setup, BAD)
-    record = run_experiment(Request(baseline=True), setup)
+def test_the_baseline_runs_once_more_whatever_train_toml_holds(controller: Controller) -> None:
+    baseline(controller, POOR, then=GOOD)
+    run(controller)
+    candidate = write(controller, BAD)
+    record = controller.run(Request(baseline=True))
     assert (record.status, record.run.is_baseline, record.proposal.description) == ("measured", True, "baseline again")
-    assert record.effective == setup.ledger.record(1).effective
-    assert (setup.root / "train.toml").read_bytes() == candidate
+    assert record.effective == controller.ledger.record(1).effective
+    assert (controller.bench.root / "train.toml").read_bytes() == candidate
     assert record.git_action == UNTOUCHED
     assert "expected of the baseline" in record.judgement.why
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(setup, tmp_path, is_link):
-    baseline(setup)
-    path, outside = setup.root / "train.toml", tmp_path / "outside.toml"
-    candidate = write(setup, BAD)
+def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(controller, tmp_path, is_link):
+    baseline(controller)
+    path, outside = controller.bench.root / "train.toml", tmp_path / "outside.toml"
+    candidate = write(controller, BAD)
 
     def edit(folder: Path) -> None:
         if is_link:
@@ -215,77 +213,77 @@ def test_a_train_toml_that_was_edited_meanwhile_or_is_a_link_is_left_alone(setup
         else:
             path.write_bytes(b"lr = 9\n")
 
-    with during(setup, edit):
-        record = run(setup)
+    with during(controller, edit):
+        record = run(controller)
     assert (record.status, record.git_action) == ("discard", UNTOUCHED)
     assert path.read_bytes() == (candidate if is_link else b"lr = 9\n")
 
 
-def test_a_commit_of_the_users_during_a_run_leaves_no_old_train_toml_after_a_keep(setup: Setup) -> None:
-    baseline(setup, POOR, then=GOOD)
+def test_a_commit_of_the_users_during_a_run_leaves_no_old_train_toml_after_a_keep(controller: Controller) -> None:
+    baseline(controller, POOR, then=GOOD)
 
     def commit_decay(folder: Path) -> None:
-        (setup.root / "train.toml").write_bytes(set_values(setup.repo.config_at("HEAD"), {DECAY: 0.05}))
-        git(setup.root, "commit", "--quiet", "-m", "mine", "--", "train.toml")
+        (controller.bench.root / "train.toml").write_bytes(set_values(controller.repo.config_at("HEAD"), {DECAY: 0.05}))
+        git(controller.bench.root, "commit", "--quiet", "-m", "mine", "--", "train.toml")
 
-    with during(setup, commit_decay):
-        assert run(setup).status == "keep"
-    source = (setup.root / "train.toml").read_bytes()
-    assert source == setup.repo.config_at("HEAD")
+    with during(controller, commit_decay):
+        assert run(controller).status == "keep"
+    source = (controller.bench.root / "train.toml").read_bytes()
+    assert source == controller.repo.config_at("HEAD")
     assert tomllib.loads(source.decode())["trainer"]["optim"] == {"lr": 3e-6, "weight_decay": 0.05}
 
 
 @pytest.mark.slow
-def test_a_change_long_after_the_baseline_is_told_what_makes_its_effect_more_certain(setup: Setup) -> None:
-    baseline(setup, then=BAD)
-    first = setup.ledger.record(1)
+def test_a_change_long_after_the_baseline_is_told_what_makes_its_effect_more_certain(controller: Controller) -> None:
+    baseline(controller, then=BAD)
+    first = controller.ledger.record(1)
     for hours, is_told in ((1, False), (30, True)):
-        began = (setup.now() - timedelta(hours=hours)).isoformat()
-        setup.ledger.write(replace(first, result=replace(first.result, started=began)))
-        record = tried(setup, f"{hours}e-5")
+        began = (controller.now() - timedelta(hours=hours)).isoformat()
+        controller.ledger.write(replace(first, result=replace(first.result, started=began)))
+        record = tried(controller, f"{hours}e-5")
         line = f"the baseline ran {hours} h ago, and the machine may have drifted since: uv run run.py --baseline "
-        assert any(note.startswith(line) for note in setup.reporter.notes) == is_told
+        assert any(note.startswith(line) for note in controller.reporter.notes) == is_told
     assert record.decision.effect_stderr > 0.05
 
 
-def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> None:
-    baseline(setup, then=BAD)
-    discarded = run(setup)
-    write(setup, BAD)
+def test_a_decided_config_is_refused_and_again_takes_new_seeds(controller: Controller) -> None:
+    baseline(controller, then=BAD)
+    discarded = run(controller)
+    write(controller, BAD)
     with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d} \(discard"):
-        run(setup)
-    again = run(setup, again=True)
+        run(controller)
+    again = run(controller, again=True)
     assert (discarded.result.seed, again.result.seed) == (1001, 1002)
     assert (again.status, again.run.new, again.run.kept) == ("measured", None, (discarded.run.new,))
-    write(setup, GOOD)
-    itself = [run(setup, again=True) for _ in range(2)]
+    write(controller, GOOD)
+    itself = [run(controller, again=True) for _ in range(2)]
     assert [(record.status, record.result.seed) for record in itself] == [("measured", 1003), ("measured", 1004)]
 
 
 @pytest.mark.slow
-def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(setup):
+def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(controller):
     """No free redraw: whoever ends a run whose score is low gets the same seed, and readers see how often."""
-    baseline(setup)
+    baseline(controller)
     for starts in ("", "start 2 of this config"):
-        write(setup, BAD)
-        fault(setup.root, "short_answers")
-        lost = run(setup)
+        write(controller, BAD)
+        fault(controller.bench.root, "short_answers")
+        lost = run(controller)
         assert (lost.failure, lost.result.seed, lost.starts) == (Failure.MACHINERY, 1001, starts)
-        folder = setup.ledger.run_dir(lost.number)
+        folder = controller.ledger.run_dir(lost.number)
         assert [path.name for path in folder.iterdir() if "evaluation" in path.name] == []
-    measured = tried(setup, BAD)
+    measured = tried(controller, BAD)
     assert (measured.result.seed, measured.num_starts) == (1001, 3)
-    again = tried(setup, BAD, again=True)
+    again = tried(controller, BAD, again=True)
     assert (again.result.seed, again.num_starts) == (1002, 4)
     assert "\nstarts:           start 4 of this config\n" in summary(again)
 
 
-def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, GOOD, "max_off_policy_steps = 2")
+def test_a_change_to_unused_keys_only_is_refused(controller: Controller) -> None:
+    baseline(controller)
+    write(controller, GOOD, "max_off_policy_steps = 2")
     with pytest.raises(UsageError, match=r"does not use: .*max_off_policy_steps"):
-        run(setup)
-    assert len(setup.ledger.numbers()) == 1
+        run(controller)
+    assert len(controller.ledger.numbers()) == 1
 
 
 @pytest.mark.parametrize(
@@ -297,109 +295,114 @@ def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
         ("error", Failure.TRAINING, "loss is nan"),
     ],
 )
-def test_a_failed_run_is_a_recorded_crash(setup: Setup, name: str, failure: Failure, cause: str) -> None:
-    incumbent = baseline(setup)
-    candidate = write(setup, BAD)
-    fault(setup.root, name)
-    record = run(setup)
+def test_a_failed_run_is_a_recorded_crash(controller: Controller, name: str, failure: Failure, cause: str) -> None:
+    incumbent = baseline(controller)
+    candidate = write(controller, BAD)
+    fault(controller.bench.root, name)
+    record = run(controller)
     assert (record.status, record.failure) == ("crash", failure)
     assert cause in record.judgement.why
     assert record.result.evaluation is None
     assert living_children() == []
-    left = (setup.root / "train.toml").read_bytes()
+    left = (controller.bench.root / "train.toml").read_bytes()
     if failure is Failure.TRAINING:  # the config's own doing: undone, and not tried twice
         assert left == incumbent
-        write(setup, BAD)
+        write(controller, BAD)
         with pytest.raises(UsageError, match="already tried"):
-            run(setup)
+            run(controller)
     else:  # nothing was decided: the same config may be run again
         assert left == candidate
-        assert run(setup).status == "discard"
+        assert run(controller).status == "discard"
 
 
 @pytest.mark.parametrize("is_submitted", [True, False])
-def test_an_interruption_closes_the_record_and_decides_nothing(setup, is_submitted, monkeypatch):
-    baseline(setup)
-    candidate = write(setup, BAD)
-    with monkeypatch.context() as patch, during(setup, lambda folder: interrupt()):
+def test_an_interruption_closes_the_record_and_decides_nothing(controller, is_submitted, monkeypatch):
+    baseline(controller)
+    candidate = write(controller, BAD)
+    with monkeypatch.context() as patch, during(controller, lambda folder: interrupt()):
         if not is_submitted:
-            patch.setattr(experiment, "submit", lambda *_: interrupt())
+            patch.setattr(Controller, "submit", lambda *_: interrupt())
         with pytest.raises(Interrupted):
-            run(setup)
-    record = setup.ledger.records()[-1]
+            run(controller)
+    record = controller.ledger.records()[-1]
     assert (record.status, record.failure, record.decided) == ("crash", Failure.INTERRUPTED, None)
-    assert (setup.root / "train.toml").read_bytes() == candidate
-    assert setup.executor.in_flight() == {}
-    assert run(setup).status == "discard"
+    assert (controller.bench.root / "train.toml").read_bytes() == candidate
+    assert controller.bench.executor.in_flight() == {}
+    assert run(controller).status == "discard"
 
 
-def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Setup) -> None:
-    baseline(setup, POOR)
-    write(setup, GOOD)
-    record = run(setup)
-    good = setup.repo.config_at("HEAD")
-    parent = git(setup.root, "rev-parse", "HEAD~1").strip()
-    git(setup.root, "update-ref", "HEAD", parent)  # as if the power had failed between verdict and commit
-    setup.ledger.write(replace(record, commits={}, git_action=None))
-    setup.ledger.tsv_path.unlink()
-    assert tried(setup, BAD).status == "discard"
-    settled = setup.ledger.read(record.number)
-    assert setup.repo.config_at(settled.kept_commit) == good
-    assert len(setup.ledger.tsv_path.read_text().splitlines()) == 4
+def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(controller: Controller) -> None:
+    baseline(controller, POOR)
+    write(controller, GOOD)
+    record = run(controller)
+    good = controller.repo.config_at("HEAD")
+    parent = git(controller.bench.root, "rev-parse", "HEAD~1").strip()
+    git(controller.bench.root, "update-ref", "HEAD", parent)  # as if the power had failed between verdict and commit
+    controller.ledger.write(replace(record, commits={}, git_action=None))
+    controller.ledger.tsv_path.unlink()
+    assert tried(controller, BAD).status == "discard"
+    settled = controller.ledger.read(record.number)
+    assert controller.repo.config_at(settled.kept_commit) == good
+    assert len(controller.ledger.tsv_path.read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(
     ("name", "num_between"), [("index.lock", 1), slow("HEAD.lock", 0), slow("refs/heads/{branch}.lock", 0)]
 )
-def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(setup, num_between, name, monkeypatch):
+def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(controller, num_between, name, monkeypatch):
     """git leaves such a file when it is killed, and holds it while somebody else commits."""
     monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.2)
-    baseline(setup, POOR)
-    source, lock = write(setup, GOOD), setup.root / ".git" / name.format(branch=setup.repo.head().branch)
+    baseline(controller, POOR)
+    source, lock = (
+        write(controller, GOOD),
+        controller.bench.root / ".git" / name.format(branch=controller.repo.head().branch),
+    )
     lock.touch()
-    record = run(setup)
+    record = run(controller)
     assert (record.status, record.kept_commit) == ("keep", None)
     assert record.git_action.startswith(f"not done: git could not write: its lock file {lock} is ")
-    missing = uncommitted(setup.ledger.records(), record.branch)
+    missing = uncommitted(controller.ledger.records(), record.branch)
     assert missing.startswith("keep 0002: decided and not committed: git could not write")
-    assert (setup.root / "train.toml").read_bytes() == source
+    assert (controller.bench.root / "train.toml").read_bytes() == source
     for rate in ("4e-5", "5e-5")[:num_between]:  # discarded while the lock is still held
-        assert tried(setup, rate).status == "discard"
+        assert tried(controller, rate).status == "discard"
     lock.unlink()
-    assert tried(setup, BAD).status == "discard"
-    settled = setup.ledger.read(record.number)
-    assert setup.repo.config_at("HEAD") == (setup.root / "train.toml").read_bytes() == source
-    assert settled.kept_commit == setup.repo.head().commit
-    assert uncommitted(setup.ledger.records(), record.branch) is None
-    assert git(setup.root, "diff", "--cached", "--name-only") == ""  # else your next commit would take it back
-    assert subjects(setup)[0] == "keep 0002: lr 6e-7 → 3e-6"
-    assert [r.user_decisions for r in setup.ledger.records() if r.user_decisions] == []
+    assert tried(controller, BAD).status == "discard"
+    settled = controller.ledger.read(record.number)
+    assert controller.repo.config_at("HEAD") == (controller.bench.root / "train.toml").read_bytes() == source
+    assert settled.kept_commit == controller.repo.head().commit
+    assert uncommitted(controller.ledger.records(), record.branch) is None
+    assert (
+        git(controller.bench.root, "diff", "--cached", "--name-only") == ""
+    )  # else your next commit would take it back
+    assert subjects(controller)[0] == "keep 0002: lr 6e-7 → 3e-6"
+    assert [r.user_decisions for r in controller.ledger.records() if r.user_decisions] == []
 
 
 @pytest.mark.slow
-def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setup) -> None:
-    baseline(setup, POOR)
-    record = tried(setup, "1e-6")
+def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(controller: Controller) -> None:
+    baseline(controller, POOR)
+    record = tried(controller, "1e-6")
     assert record.status == "keep"
-    good = write(setup, GOOD)
-    assert run(setup).status == "keep"
+    good = write(controller, GOOD)
+    assert run(controller).status == "keep"
     for error in (None, "git update-ref failed"):
-        setup.ledger.write(replace(record, commits={}, git_action=error and f"not done: {error}", git_error=error))
-        tried(setup, BAD, again=True)
-        assert setup.repo.config_at("HEAD") == good
+        controller.ledger.write(replace(record, commits={}, git_action=error and f"not done: {error}", git_error=error))
+        tried(controller, BAD, again=True)
+        assert controller.repo.config_at("HEAD") == good
 
 
 @pytest.mark.slow
-def test_no_number_of_a_commit_is_given_again_after_runs_was_removed(setup: Setup) -> None:
-    baseline(setup, POOR, then=GOOD)
-    assert run(setup).status == "keep"
-    shutil.rmtree(setup.ledger.runs_dir)
-    assert run(replace(setup, ledger=Ledger(setup.root))).number == 3
+def test_no_number_of_a_commit_is_given_again_after_runs_was_removed(controller: Controller) -> None:
+    baseline(controller, POOR, then=GOOD)
+    assert run(controller).status == "keep"
+    shutil.rmtree(controller.ledger.runs_dir)
+    assert run(replace(controller, ledger=Ledger(controller.bench.root))).number == 3
 
 
 @pytest.mark.parametrize("victim", ["keep_model", "close"])
-def test_a_kill_after_the_commit_is_made_good_by_the_next_start(setup, victim, monkeypatch):
-    baseline(setup, POOR, then=GOOD)
+def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, victim, monkeypatch):
+    baseline(controller, POOR, then=GOOD)
 
     def killed(*arguments: object) -> None:
         if any(isinstance(argument, Record) and argument.number == 2 for argument in arguments):
@@ -408,84 +411,90 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(setup, victim, m
     with monkeypatch.context() as patch:
         patch.setattr(finish if victim == "keep_model" else Ledger, victim, killed)
         with pytest.raises(KeyboardInterrupt):
-            run(setup)
-    setup.ledger.sync_tsv()  # a row without the commit
-    tried(setup, BAD)
-    kept = setup.ledger.read(2)
-    assert f"\n{kept.kept_commit[:7]}\t" in setup.ledger.tsv_path.read_text()
-    assert (setup.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
-    assert list(setup.ledger.runs_dir.glob("*/weights")) == []
+            run(controller)
+    controller.ledger.sync_tsv()  # a row without the commit
+    tried(controller, BAD)
+    kept = controller.ledger.read(2)
+    assert f"\n{kept.kept_commit[:7]}\t" in controller.ledger.tsv_path.read_text()
+    assert (controller.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
+    assert list(controller.ledger.runs_dir.glob("*/weights")) == []
 
 
 @pytest.mark.slow
-def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup) -> None:
-    baseline(setup, then=BAD)
-    assert run(setup).status == "discard"
-    setup.ledger.run_dir(1).rename(setup.root.parent / "moved-out")
-    assert run(setup).git_action == "baseline: nothing to commit"
+def test_without_the_record_of_its_baseline_a_campaign_begins_anew(controller: Controller) -> None:
+    baseline(controller, then=BAD)
+    assert run(controller).status == "discard"
+    controller.ledger.run_dir(1).rename(controller.bench.root.parent / "moved-out")
+    assert run(controller).git_action == "baseline: nothing to commit"
 
 
 @pytest.mark.slow
-def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_the_baseline(setup: Setup) -> None:
-    baseline(setup, POOR, then=GOOD)
-    with during(setup, lambda folder: setup.ledger.run_dir(1).rename(setup.root.parent / "moved-out")):
-        record = run(setup)
+def test_a_baseline_that_is_moved_away_while_an_experiment_runs_makes_that_one_the_baseline(
+    controller: Controller,
+) -> None:
+    baseline(controller, POOR, then=GOOD)
+    with during(
+        controller, lambda folder: controller.ledger.run_dir(1).rename(controller.bench.root.parent / "moved-out")
+    ):
+        record = run(controller)
     assert (record.status, record.commits) == ("keep", {})
     assert record.git_action == "the baseline from now on, as the record of the first one is gone"
-    assert tried(setup, BAD).status == "discard"
-    assert subjects(setup) == ["baseline config", "start"]
+    assert tried(controller, BAD).status == "discard"
+    assert subjects(controller) == ["baseline config", "start"]
 
 
 @pytest.mark.parametrize(
     "damage", [b"\xff\x00", slow(b"max_steps = 3\n[orchestrator]\n"), slow(b"another learning rate")]
 )
-def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(setup: Setup, damage: bytes) -> None:
-    source = baseline(setup)
-    stored = setup.ledger.run_dir(1) / "train.toml"
+def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(controller: Controller, damage: bytes) -> None:
+    source = baseline(controller)
+    stored = controller.ledger.run_dir(1) / "train.toml"
     stored.write_bytes(source.replace(GOOD.encode(), b"1e-9") if damage == b"another learning rate" else damage)
-    write(setup, BAD)
+    write(controller, BAD)
     with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what .* Put it back: git show") as refused:
-        run(setup)
-    assert setup.ledger.numbers() == [1]
-    stored.write_bytes(git(setup.root, *refused.value.fix.partition("git ")[2].split()[:2]).encode())
-    assert run(setup).status == "discard"
-    assert (setup.root / "train.toml").read_bytes() == source
+        run(controller)
+    assert controller.ledger.numbers() == [1]
+    stored.write_bytes(git(controller.bench.root, *refused.value.fix.partition("git ")[2].split()[:2]).encode())
+    assert run(controller).status == "discard"
+    assert (controller.bench.root / "train.toml").read_bytes() == source
     stored.write_bytes(source + b"# a comment changes nothing\n")
-    assert tried(setup, POOR).status == "discard"
+    assert tried(controller, POOR).status == "discard"
 
 
-def test_nothing_is_settled_with_bytes_that_were_not_run(setup: Setup) -> None:
-    baseline(setup, POOR)
-    source = write(setup, GOOD)
-    stored = setup.ledger.run_dir(2) / "train.toml"
-    with during(setup, lambda folder: stored.write_bytes(source.replace(b"3e-6", b"9e-6"))):
-        record = run(setup)
+def test_nothing_is_settled_with_bytes_that_were_not_run(controller: Controller) -> None:
+    baseline(controller, POOR)
+    source = write(controller, GOOD)
+    stored = controller.ledger.run_dir(2) / "train.toml"
+    with during(controller, lambda folder: stored.write_bytes(source.replace(b"3e-6", b"9e-6"))):
+        record = run(controller)
     assert (record.status, record.kept_commit) == ("keep", None)
     assert record.git_action.startswith("not done: runs/0002/train.toml is not what experiment 0002 ran")
-    assert subjects(setup) == ["baseline config", "start"]
+    assert subjects(controller) == ["baseline config", "start"]
     stored.write_bytes(source)
-    tried(setup, BAD)
-    assert setup.ledger.record(2).kept_commit == setup.repo.head().commit
+    tried(controller, BAD)
+    assert controller.ledger.record(2).kept_commit == controller.repo.head().commit
 
 
-def test_a_campaign_stays_on_its_rules(setup: Setup) -> None:
-    baseline(setup, then=BAD)
+def test_a_campaign_stays_on_its_rules(controller: Controller) -> None:
+    baseline(controller, then=BAD)
     with pytest.raises(UsageError, match="uses rules "):
-        run_experiment(Request(), replace(setup, rules_hash="other"))
-    assert len(setup.ledger.numbers()) == 1
+        with_bench(controller, rules_hash="other").run(Request())
+    assert len(controller.ledger.numbers()) == 1
 
 
 @pytest.mark.slow
-def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(setup: Setup) -> None:
-    baseline(setup, then=BAD)
-    run(setup)
-    assert list(setup.ledger.runs_dir.glob("*/weights")) == []
+def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(
+    controller: Controller,
+) -> None:
+    baseline(controller, then=BAD)
+    run(controller)
+    assert list(controller.ledger.runs_dir.glob("*/weights")) == []
     for number, rate, lost in ((2, POOR, "job.json"), (3, "4e-5", "record.json")):
-        (setup.ledger.run_dir(number) / "weights").mkdir()  # could not be deleted
-        (setup.ledger.run_dir(number) / lost).unlink()  # at last, nothing says whose they were
-        tried(setup, rate)
-        assert list(setup.ledger.runs_dir.glob("*/weights")) == []
-    (model,) = setup.ledger.runs_dir.glob("*/model")
+        (controller.ledger.run_dir(number) / "weights").mkdir()  # could not be deleted
+        (controller.ledger.run_dir(number) / lost).unlink()  # at last, nothing says whose they were
+        tried(controller, rate)
+        assert list(controller.ledger.runs_dir.glob("*/weights")) == []
+    (model,) = controller.ledger.runs_dir.glob("*/model")
     assert model.parent.name == "0001"
     assert (model / "model.safetensors").is_file()
 
@@ -507,7 +516,7 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("*/model"))] == stay
 
 
-def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_written(setup: Setup) -> None:
+def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_written(controller: Controller) -> None:
     def edit(folder: Path) -> None:
         path = folder / "record.json"
         fields = json.loads(path.read_text())
@@ -515,22 +524,25 @@ def test_a_record_that_is_edited_while_its_run_is_in_flight_decides_as_it_was_wr
         rules["kinds"] = [[60.0, 0.5] for _ in rules["kinds"]]  # every idea is believed to help
         path.write_text(json.dumps({**fields, "diff": ["seq_len: 1 -> 2"]}))
 
-    baseline(setup, then=BAD)
-    with during(setup, edit):
-        record = run(setup)
+    baseline(controller, then=BAD)
+    with during(controller, edit):
+        record = run(controller)
     assert (record.status, record.decision_rules) == ("discard", RULES.decision)
     assert record.diff != ("seq_len: 1 -> 2",)
 
 
 @pytest.mark.slow
-def test_a_verdict_stays_without_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
-    baseline(setup, then=BAD)
-    with during(setup, lambda folder: (folder / "train.toml").unlink()):
-        record = run(setup)
+def test_a_verdict_stays_without_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(controller: Controller) -> None:
+    baseline(controller, then=BAD)
+    with during(controller, lambda folder: (folder / "train.toml").unlink()):
+        record = run(controller)
     assert record.status == "discard"
     assert "runs/0002/train.toml" in (record.health or "")
-    shutil.rmtree(setup.ledger.run_dir(2))
-    write(setup, POOR)
-    with during(setup, lambda folder: folder.rename(setup.root / "away")), pytest.raises(FileNotFoundError):
-        run(setup)
-    assert setup.executor.in_flight() == {}
+    shutil.rmtree(controller.ledger.run_dir(2))
+    write(controller, POOR)
+    with (
+        during(controller, lambda folder: folder.rename(controller.bench.root / "away")),
+        pytest.raises(FileNotFoundError),
+    ):
+        run(controller)
+    assert controller.bench.executor.in_flight() == {}

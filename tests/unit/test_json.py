@@ -107,7 +107,7 @@ def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.Monk
     ledger = Ledger(tmp_path / "copy")
     monkeypatch.setattr(command, "process_root", lambda: tmp_path / "copy")
     number = ledger.reserve(a_record(branch=BRANCH), {"train.toml": b""}).number
-    with ledger.controller():
+    with ledger.lock():
         found = answer("status")
     assert [(each["number"], each["progress"]) for each in found["running"]] == [(number, None)]
     assert isinstance(found["running"][0]["seconds"], float)

@@ -211,7 +211,7 @@ def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Led
 def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     ledger = Ledger(tmp_path)
-    with pytest.raises(NightshiftError, match="cannot write"), ledger.controller():
+    with pytest.raises(NightshiftError, match="cannot write"), ledger.lock():
         pass
 
 

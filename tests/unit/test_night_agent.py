@@ -17,15 +17,15 @@ from nightshift.agents.brief import compose
 from nightshift.campaign.records import Cost, Failure, Job, Outcome, Proposal, Record, Result, Training
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night, undecided
 from nightshift.night.start import begin
 from nightshift.night.state import FILL, NightRequest, NightState, Stop, Unavailable, load
 from tests.campaigns import a_result, replace
 from tests.conftest import CAMPAIGN
+from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
-from tests.stand_in_setup import make_poor
 from tests.unit.test_parallel import RULES, AnyOrder
 from tests.waiting import Clock
 
@@ -114,8 +114,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Setup:
-    monkeypatch.setattr(loop, "write_summary", lambda state, setup: "")  # a page for each takes a second
+def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
+    monkeypatch.setattr(loop, "write_summary", lambda state, controller: "")  # a page for each takes a second
     made = make_poor(checkout, RULES, monkeypatch)
     return replace(made, clock=clock, now=lambda: START + timedelta(seconds=clock.now))
 
@@ -131,12 +131,12 @@ class Sent:
 
 
 def a_night(
-    setup: Setup, executor: AnyOrder, proposer: StandInProposer, fills: bool = True, **asked: object
+    controller: Controller, executor: AnyOrder, proposer: StandInProposer, fills: bool = True, **asked: object
 ) -> tuple[Night, Stop, Sent]:
-    setup, sent = replace(setup, executor=executor), Sent()
-    state = begin(NightRequest("thinker", fill=fills, **asked), setup)
-    filler = Filler(setup.clock) if fills else None
-    night = Night(state, setup, proposer, lambda text: None, notifier=sent, filler=filler)
+    controller, sent = with_bench(controller, executor=executor), Sent()
+    state = begin(NightRequest("thinker", fill=fills, **asked), controller)
+    filler = Filler(controller.clock) if fills else None
+    night = Night(state, controller, proposer, lambda text: None, notifier=sent, filler=filler)
     return night, night.run(), sent
 
 
@@ -149,24 +149,24 @@ def busy_share(records: Sequence[Record], executor: Timed, seconds: float) -> fl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_slots", "answer_seconds", "hours"), [(1, 60.0, 1.5), (8, 180.0, 2.0)])
-def test_slots_train_while_an_agent_thinks(setup, clock, num_slots: int, answer_seconds: float, hours: float):
+def test_slots_train_while_an_agent_thinks(controller, clock, num_slots: int, answer_seconds: float, hours: float):
     executor = Level(num_slots, clock)
-    _, stop, _ = a_night(setup, executor, Thinker(clock, answer_seconds), hours=hours)
+    _, stop, _ = a_night(controller, executor, Thinker(clock, answer_seconds), hours=hours)
     assert stop.is_planned, stop
-    share = busy_share(setup.ledger.records(), executor, 600.0)
+    share = busy_share(controller.ledger.records(), executor, 600.0)
     print(f"{num_slots} slots, answers of {answer_seconds:.0f} s: {share:.1%}")
     assert share >= {1: 0.97, 8: 0.85}[num_slots]  # the first answers are waited for
 
 
 @pytest.mark.slow
-def test_a_wave_of_three_at_three_slots(setup: Setup, clock: Clock) -> None:
+def test_a_wave_of_three_at_three_slots(controller: Controller, clock: Clock) -> None:
     executor, proposer = Timed(3, clock), Thinker(clock, 15.0)
-    a_night(setup, executor, proposer, experiments=7)
+    a_night(controller, executor, proposer, experiments=7)
     assert [context.num_proposals for context in proposer.contexts][:2] == [3, 1]
-    ours = setup.ledger.records()
-    assert len({executor.begins[setup.ledger.run_dir(number)] for number in (2, 3, 4)}) == 1
+    ours = controller.ledger.records()
+    assert len({executor.begins[controller.ledger.run_dir(number)] for number in (2, 3, 4)}) == 1
     assert len({key for record in ours[1:4] for key in record.run.new.keys}) == 3
-    assert max(len(record.run.changes) for record in ours) <= 1 + len(setup.campaign().kept) + 1
+    assert max(len(record.run.changes) for record in ours) <= 1 + len(controller.campaign().kept) + 1
 
 
 class Rates(Thinker):
@@ -182,11 +182,11 @@ class Rates(Thinker):
         return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate}", prediction="+1 pp"))
 
 
-def test_a_proposal_whose_key_was_kept_meanwhile_replaces_the_value(setup: Setup, clock: Clock) -> None:
+def test_a_proposal_whose_key_was_kept_meanwhile_replaces_the_value(controller: Controller, clock: Clock) -> None:
     proposer = Rates(clock, (3e-6, 2.9e-6, 2.8e-6, 2.7e-6))
-    _, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=3)
+    _, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=3)
     assert stop.is_planned, stop
-    ours = setup.ledger.records()
+    ours = controller.ledger.records()
     assert ours[1].is_keep
     assert [record.proposal.description for record in ours[1:]] == ["lr 3e-06", "lr 2.9e-06"]
     assert ours[2].run.kept == (ours[1].run.new,)
@@ -196,32 +196,32 @@ def test_a_proposal_whose_key_was_kept_meanwhile_replaces_the_value(setup: Setup
     assert note in ours[2].proposal.notes
 
 
-def test_a_proposal_of_the_value_that_was_kept_meanwhile_is_dropped(setup: Setup, clock: Clock) -> None:
+def test_a_proposal_of_the_value_that_was_kept_meanwhile_is_dropped(controller: Controller, clock: Clock) -> None:
     proposer = Rates(clock, (3e-6, 3e-6, 2.8e-6, 2.7e-6))
-    a_night(setup, Timed(1, clock), proposer, experiments=3)
-    ours = setup.ledger.records()
+    a_night(controller, Timed(1, clock), proposer, experiments=3)
+    ours = controller.ledger.records()
     assert [record.proposal.description for record in ours[1:]] == ["lr 3e-06", "lr 2.8e-06"]
-    assert any("proposal refused: " in note and "0002" in note for note in setup.reporter.notes)
+    assert any("proposal refused: " in note and "0002" in note for note in controller.reporter.notes)
 
 
-def test_what_was_proposed_and_not_run_is_run_by_the_next_night(setup: Setup, clock: Clock) -> None:
+def test_what_was_proposed_and_not_run_is_run_by_the_next_night(controller: Controller, clock: Clock) -> None:
     proposer = Thinker(clock, 15.0)
 
     class Stopping(Timed):
         def result(self, folder: Path) -> Result:
             if folder.name == "0002":
-                (setup.root / "STOP").touch()
+                (controller.bench.root / "STOP").touch()
             return super().result(folder)
 
-    night, stop, _ = a_night(setup, Stopping(1, clock), proposer, experiments=9)
+    night, stop, _ = a_night(controller, Stopping(1, clock), proposer, experiments=9)
     assert (stop.cause, [answer.proposal.description for answer in night.state.pending]) == (
         "file STOP found",
         ["trainer.optim.lr 2"],
     )
-    (setup.root / "STOP").unlink()
+    (controller.bench.root / "STOP").unlink()
     num_asked = proposer.num
-    night, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=1)
-    assert setup.ledger.records()[2].proposal.description == "trainer.optim.lr 2"
+    night, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=1)
+    assert controller.ledger.records()[2].proposal.description == "trainer.optim.lr 2"
     assert proposer.num == num_asked
 
 
@@ -230,7 +230,7 @@ def hours(clock_seconds: float) -> float:
 
 
 @pytest.mark.slow
-def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: Setup, clock: Clock) -> None:
+def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(controller: Controller, clock: Clock) -> None:
     was_nonsense = list[float]()
 
     def says(now: float) -> Availability | str | None:
@@ -245,11 +245,11 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
         return None
 
     proposer, executor = Thinker(clock, 15.0, says), Timed(1, clock, 300.0)
-    night, stop, sent = a_night(setup, executor, proposer, hours=2.0, plateau=1000)
+    night, stop, sent = a_night(controller, executor, proposer, hours=2.0, plateau=1000)
     assert stop.is_planned, stop
-    ours = setup.ledger.records()
+    ours = controller.ledger.records()
     fills = [record for record in ours if record.proposal.proposer == FILL]
-    begins = [hours(executor.begins[setup.ledger.run_dir(record.number)]) for record in fills]
+    begins = [hours(executor.begins[controller.ledger.run_dir(record.number)]) for record in fills]
     assert len(fills) > 5
     assert 0.4 < min(begins) < 0.57
     assert 1.3 < max(begins) < 1.45
@@ -262,54 +262,58 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(setup: 
     ]
     assert "asked again at" in waits[0]
     assert "the slots run proposals of tpe meanwhile" in waits[0]
-    assert setup.reporter.notes.count("thinker answers again") >= 2
+    assert controller.reporter.notes.count("thinker answers again") >= 2
     assert night.state.unavailable is None
-    refused = [note for note in setup.reporter.notes if note.startswith("proposal refused")]
+    refused = [note for note in controller.reporter.notes if note.startswith("proposal refused")]
     assert [note for note in refused if "nonsense" in note] == ["proposal refused: nonsense"]
     assert all("limit" not in note and "logged" not in note for note in refused)
 
 
 @pytest.mark.slow
 def test_a_limit_before_the_night_is_notified_and_ends_in_time(
-    setup: Setup, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Priced(Thinker):
         def answer(self, context: Context) -> Answer:
             return super().answer(context).with_proposal(cost=Cost(dollars=0.01))
 
-    def write_slowly(state: NightState, setup: Setup) -> str:
+    def write_slowly(state: NightState, controller: Controller) -> str:
         clock.now += 70.0
         return ""
 
     monkeypatch.setattr(loop, "write_summary", write_slowly)
     monkeypatch.setattr(loop, "_LOOK_SECONDS", 600.0)
-    setup, sent = replace(setup, executor=Timed(1, clock, 150.0)), Sent()
+    controller, sent = with_bench(controller, executor=Timed(1, clock, 150.0)), Sent()
     away, asks_at = Availability(Meaning.LIMIT, "a limit"), START + timedelta(seconds=200)
     unavailable = Unavailable(away.meaning, away.text, START.isoformat(), asks_at.isoformat())
-    state = replace(begin(NightRequest("thinker", hours=0.5, max_cost=9.0), setup), unavailable=unavailable)
+    state = replace(begin(NightRequest("thinker", hours=0.5, max_cost=9.0), controller), unavailable=unavailable)
     proposer = Priced(clock, 15.0, lambda now: away if hours(now) < 0.2 else None)
-    night = Night(state, setup, proposer, lambda text: None, notifier=sent, filler=Filler(clock))
+    night = Night(state, controller, proposer, lambda text: None, notifier=sent, filler=Filler(clock))
     assert night.run().is_planned
     assert [why.split(";")[0] for event, why in sent.events if event == "agent unavailable"] == [
         "thinker: usage limit: a limit"
     ]
     assert 200.0 <= proposer.asked_at[0] < 290.0  # while the run that began at 150 s trains
-    assert [note for note in setup.reporter.notes if "dollars" in note] == []  # of tpe, or of an agent that was away
+    assert [
+        note for note in controller.reporter.notes if "dollars" in note
+    ] == []  # of tpe, or of an agent that was away
 
 
 @pytest.mark.parametrize("fills", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(setup: Setup, clock: Clock, fills: bool) -> None:
+def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(
+    controller: Controller, clock: Clock, fills: bool
+) -> None:
     away = Availability(Meaning.LOGIN, "Not logged in")
     proposer = Thinker(clock, 15.0, lambda now: away if hours(now) > 0.5 else None)
-    _, stop, _ = a_night(setup, Timed(1, clock), proposer, fills=fills, hours=1.0 + fills, plateau=4)
+    _, stop, _ = a_night(controller, Timed(1, clock), proposer, fills=fills, hours=1.0 + fills, plateau=4)
     assert " hours are over" in stop.cause, stop  # the experiments of tpe count for no plateau
-    num_fills = sum(record.proposal.proposer == FILL for record in setup.ledger.records())
+    num_fills = sum(record.proposal.proposer == FILL for record in controller.ledger.records())
     assert num_fills > 5 if fills else num_fills == 0
     assert len(proposer.asked_at) < 2 * 4 + 5  # every 15 minutes
 
 
 @pytest.mark.slow
-def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(setup: Setup, clock: Clock) -> None:
+def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(controller: Controller, clock: Clock) -> None:
     class Obedient(Thinker):
         """A stand-in that reads the brief, as an agent does, and changes what its first section allows."""
 
@@ -327,7 +331,7 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(setup: Setu
             )
             return Answer(set_values(context.source, values), Proposal(description=f"{key} {value}"))
 
-    path = setup.root.parent / "direction.md"
+    path = controller.bench.root.parent / "direction.md"
     path.write_text("only trainer.scheduler")
     edit_at = {"0005": "only trainer.optim"}
 
@@ -339,37 +343,39 @@ def test_proposals_stay_within_a_direction_and_an_edit_holds_at_once(setup: Setu
 
     proposer = Obedient(clock, 15.0)
     proposer.is_instant = True  # asked when the slot is free
-    night, _, _ = a_night(setup, Editing(1, clock), proposer, experiments=7, direction=str(path))
-    tables = [{key.rpartition(".")[0] for key in r.run.new.keys} for r in setup.ledger.records()[1:] if r.run.new]
+    night, _, _ = a_night(controller, Editing(1, clock), proposer, experiments=7, direction=str(path))
+    tables = [{key.rpartition(".")[0] for key in r.run.new.keys} for r in controller.ledger.records()[1:] if r.run.new]
     assert tables == [{"trainer.scheduler"}] * 4 + [{"trainer.optim"}] * 2
     assert night.state.direction == "only trainer.optim"
-    journal = (setup.ledger.runs_dir / "journal.jsonl").read_text()
+    journal = (controller.ledger.runs_dir / "journal.jsonl").read_text()
     assert journal.count('"event":"direction","file":"direction.txt"') == 2
-    assert load(setup.ledger).direction == "only trainer.optim"
+    assert load(controller.ledger).direction == "only trainer.optim"
 
 
 @pytest.mark.slow
-def test_refusals_of_a_filler_end_no_night(setup: Setup, clock: Clock) -> None:
+def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock) -> None:
     class Repeats(Filler):
         def answer(self, context: Context) -> Answer:
             return Answer(context.source)
 
     away = Availability(Meaning.OVERLOADED, "Overloaded")
     proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock, 60.0)
-    setup = replace(setup, executor=executor)
-    state = NightState(NightRequest("thinker", hours=0.1), setup.rules_hash, START.isoformat(), 1, branch=CAMPAIGN)
+    controller = with_bench(controller, executor=executor)
+    state = NightState(
+        NightRequest("thinker", hours=0.1), controller.bench.rules_hash, START.isoformat(), 1, branch=CAMPAIGN
+    )
     filler = Repeats(clock)
-    night = Night(state, setup, proposer, lambda text: None, notifier=Sent(), filler=filler)
+    night = Night(state, controller, proposer, lambda text: None, notifier=Sent(), filler=filler)
     stop = night.run()
     assert stop.cause.startswith("0.1 hours are over"), stop
-    assert len([note for note in setup.reporter.notes if note.startswith("proposal refused")]) > MAX_REFUSALS
+    assert len([note for note in controller.reporter.notes if note.startswith("proposal refused")]) > MAX_REFUSALS
     seeds = [len(context.refusals) for context in filler.contexts]
     assert seeds == [*range(len(seeds))]  # else tpe would draw the same proposals after each pause
-    assert undecided(night.state, setup.ledger.records()) == ()
+    assert undecided(night.state, controller.ledger.records()) == ()
 
 
 @pytest.mark.slow
-def test_an_answer_that_comes_in_a_pause_is_taken_after_it(setup: Setup, clock: Clock) -> None:
+def test_an_answer_that_comes_in_a_pause_is_taken_after_it(controller: Controller, clock: Clock) -> None:
     class Lost(Timed):
         def result(self, folder: Path) -> Result:
             made = super().result(folder)
@@ -379,14 +385,14 @@ def test_an_answer_that_comes_in_a_pause_is_taken_after_it(setup: Setup, clock: 
             return Result(seed=made.seed, training=training, total_seconds=100.0)
 
     proposer = Thinker(clock, 610.0)  # the second answer comes in the pause after the lost run
-    _, stop, _ = a_night(setup, Lost(1, clock), proposer, experiments=4)
+    _, stop, _ = a_night(controller, Lost(1, clock), proposer, experiments=4)
     assert stop.is_planned, stop
-    assert [record.proposal.description for record in setup.ledger.records()[1:]].count(f"{NORM} 1") == 2
+    assert [record.proposal.description for record in controller.ledger.records()[1:]].count(f"{NORM} 1") == 2
     assert len(proposer.asked_at) == 3
 
 
 def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_proposed(
-    setup: Setup, clock: Clock
+    controller: Controller, clock: Clock
 ) -> None:
     class Interrupting(Thinker):
         def propose(self, context: Context) -> Proposing:
@@ -394,9 +400,9 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
                 os.kill(os.getpid(), signal.SIGINT)
             return super().propose(context)
 
-    _, stop, _ = a_night(setup, Timed(1, clock), Interrupting(clock, 15.0), experiments=6)
+    _, stop, _ = a_night(controller, Timed(1, clock), Interrupting(clock, 15.0), experiments=6)
     assert (stop.cause, stop.by_user) == ("stopped by SIGINT", True)
-    assert [record.failure for record in setup.ledger.records()] == [None, None]
+    assert [record.failure for record in controller.ledger.records()] == [None, None]
 
     class AtTheEnd(Thinker):
         def propose(self, context: Context) -> Proposing:
@@ -406,13 +412,13 @@ def test_ctrl_c_while_a_question_is_prepared_ends_no_run_and_keeps_what_was_prop
 
     proposer = AtTheEnd(clock, 15.0)
     proposer.num = 50  # other changes than before
-    night, stop, _ = a_night(setup, Timed(1, clock), proposer, experiments=6)
+    night, stop, _ = a_night(controller, Timed(1, clock), proposer, experiments=6)
     assert stop.by_user
     assert len(night.state.pending) == 1
 
 
 @pytest.mark.slow
-def test_hours_that_are_too_short_for_a_certificate_are_said(setup: Setup, clock: Clock) -> None:
+def test_hours_that_are_too_short_for_a_certificate_are_said(controller: Controller, clock: Clock) -> None:
     class Slowing(Timed):
         """A stand-in for a machine whose last run is slow."""
 
@@ -421,6 +427,6 @@ def test_hours_that_are_too_short_for_a_certificate_are_said(setup: Setup, clock
             super().submit(folder, job, enter)
 
     proposer = Rates(clock, [3e-6, *(2e-6 - 1e-7 * number for number in range(9))])
-    night, stop, _ = a_night(setup, Slowing(1, clock), proposer, hours=1.0, certify=1)
+    night, stop, _ = a_night(controller, Slowing(1, clock), proposer, hours=1.0, certify=1)
     assert stop.is_planned
     assert night.state.certificate == "not certified: the hours left are too few for its 2 runs"

@@ -29,18 +29,16 @@ from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import parse
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide
-from nightshift.experiment.admission import admit, require_ready
-from nightshift.experiment.experiment import start
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from tests.campaigns import a_result, contradictions, replace
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
+from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_pool import StandInExecutor
 from tests.stand_in_proposer import StandInProposer
-from tests.stand_in_setup import make_poor
 from tests.stand_in_trainer import right_of
 from tests.stand_ins import small
 
@@ -114,25 +112,27 @@ class Rates(StandInProposer):
 
 
 @pytest.fixture
-def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    monkeypatch.setattr(loop, "write_summary", lambda state, setup: "")  # a page for each takes a second
+def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
+    monkeypatch.setattr(loop, "write_summary", lambda state, controller: "")  # a page for each takes a second
     return make_poor(checkout, RULES, monkeypatch)
 
 
-def night_of(setup: Setup, executor: AnyOrder, proposer: Rates | None = None, experiments: int | None = None) -> Night:
-    setup = replace(setup, executor=executor)
+def night_of(
+    controller: Controller, executor: AnyOrder, proposer: Rates | None = None, experiments: int | None = None
+) -> Night:
+    controller = with_bench(controller, executor=executor)
     request = NightRequest("rates", experiments=experiments)
-    state = NightState(request, setup.rules_hash, setup.now().isoformat(), 1, branch=CAMPAIGN)
-    return Night(state, setup, proposer or Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
+    state = NightState(request, controller.bench.rules_hash, controller.now().isoformat(), 1, branch=CAMPAIGN)
+    return Night(state, controller, proposer or Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
 
 
 def night(
-    setup: Setup, executor: AnyOrder, num_experiments: int, seed: int = 0, proposer: Rates | None = None
+    controller: Controller, executor: AnyOrder, num_experiments: int, seed: int = 0, proposer: Rates | None = None
 ) -> tuple[list[Record], Rates]:
     proposer = proposer or Rates(seed)
-    stop = night_of(setup, executor, proposer, num_experiments).run()
+    stop = night_of(controller, executor, proposer, num_experiments).run()
     assert stop.cause == f"{num_experiments} experiments are done", stop
-    return setup.ledger.records(), proposer
+    return controller.ledger.records(), proposer
 
 
 class EverySecond(Rates):
@@ -145,33 +145,35 @@ class EverySecond(Rates):
 
 
 @pytest.mark.slow
-def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(setup, monkeypatch):
+def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(controller, monkeypatch):
     monkeypatch.setattr(loop, "MAX_REFUSALS", 3)
     proposer = EverySecond(0)
-    night(setup, AnyOrder(num_slots=9, seed=0), 12, proposer=proposer)
+    night(controller, AnyOrder(num_slots=9, seed=0), 12, proposer=proposer)
     assert proposer.waiting[:10] == [0, *(0, 1) * 4, 0]  # and who is asked is told of those of its own only
     assert max(proposer.waiting) < 3
 
 
-def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(setup: Setup):
+def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_and_no_rider_replaces_it(
+    controller: Controller,
+):
     decay = "trainer.optim.weight_decay"
 
     class Slow(Rates):
         def answer(self, context: Context) -> Answer:
             answer = super().answer(context)
             if context.number == 3:
-                (setup.root / "train.toml").write_bytes(set_values(context.source, {decay: 0.5}))
-                git(setup.root, "commit", "--quiet", "--all", "-m", "mine")
+                (controller.bench.root / "train.toml").write_bytes(set_values(context.source, {decay: 0.5}))
+                git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")
             return answer
 
-    ours, _ = night(setup, AnyOrder(num_slots=1, seed=0), 5, proposer=Slow(1))
+    ours, _ = night(controller, AnyOrder(num_slots=1, seed=0), 5, proposer=Slow(1))
     assert [list(record.run.new.keys) for record in ours[1:]] == [[LR]] * 4
     assert [change.keys for change in ours[2].run.kept if change.commit] == [{decay: "0.5"}]
-    assert parse(setup.repo.config_at("HEAD")).get(decay) == 0.5
+    assert parse(controller.repo.config_at("HEAD")).get(decay) == 0.5
     executor = AnyOrder(num_slots=1, seed=0)
     answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
-    night_of(setup, executor)._start(answer, setup.campaign())
-    assert setup.ledger.records()[-1].run.rider is None
+    night_of(controller, executor)._start(answer, controller.campaign())
+    assert controller.ledger.records()[-1].run.rider is None
 
 
 class Full(AnyOrder):
@@ -192,17 +194,17 @@ class Full(AnyOrder):
             assert self.num_waits < 100, "the night waits for the queue"
 
 
-def test_a_job_that_is_heard_of_late_does_not_hold_up_the_end_of_a_night(setup: Setup) -> None:
+def test_a_job_that_is_heard_of_late_does_not_hold_up_the_end_of_a_night(controller: Controller) -> None:
     executor = Full(num_slots=1, seed=0)
-    executor.root = setup.root
-    assert night_of(setup, executor, experiments=8).run().cause == "file STOP found"
-    assert [r.failure for r in setup.ledger.records()] == [None, Failure.INTERRUPTED]
+    executor.root = controller.bench.root
+    assert night_of(controller, executor, experiments=8).run().cause == "file STOP found"
+    assert [r.failure for r in controller.ledger.records()] == [None, Failure.INTERRUPTED]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
-def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None:
+def test_whatever_ends_first_it_is_one_campaign(controller: Controller, seed: int) -> None:
     executor = AnyOrder(num_slots=(2, 3, 4, 8)[seed % 4], seed=seed, lost=0.08, crashed=0.08)
-    ours, proposer = night(setup, executor, num_experiments=16, seed=seed)
+    ours, proposer = night(controller, executor, num_experiments=16, seed=seed)
     decided = sorted((r for r in ours if r.decided), key=lambda r: r.decided or 0)
     assert [r.decided for r in decided] == [*range(1, 17)]
     assert [r.number for r in decided] != sorted(r.number for r in decided), "all ended in the order of their starts"
@@ -210,12 +212,12 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert max(proposer.in_flight) >= executor.num_slots - 1
     assert max(proposer.waiting) == (executor.num_slots + 1) // 2 - 1, "proposals are made ahead"
     assert len(set(executor.seen)) == len(executor.seen), "a config saw a seed twice"
-    campaign = setup.campaign()
-    assert campaign.standing == Campaign.of(ours, CAMPAIGN, setup.rules_hash).standing
-    baseline = setup.ledger.stored_config(ours[0])
-    assert incumbent_values(parse(setup.repo.config_at("HEAD"))) == incumbent_values(baseline, campaign.kept)
-    assert (setup.root / "train.toml").read_bytes() == setup.repo.config_at("HEAD")
-    assert contradictions(ours, setup.ledger.stored_config) == []
+    campaign = controller.campaign()
+    assert campaign.standing == Campaign.of(ours, CAMPAIGN, controller.bench.rules_hash).standing
+    baseline = controller.ledger.stored_config(ours[0])
+    assert incumbent_values(parse(controller.repo.config_at("HEAD"))) == incumbent_values(baseline, campaign.kept)
+    assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
+    assert contradictions(ours, controller.ledger.stored_config) == []
     assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
 
 
@@ -227,11 +229,11 @@ def after_a_kill(made: Night) -> None:
     """Step until the head is killed, then let the next one of the same command go on to the end."""
     with pytest.raises(Killed):
         any(made._step() for _ in itertools.count())  # `run` would end what is in flight
-    stop = Night(made.state, made._setup, Rates(1), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
+    stop = Night(made.state, made._controller, Rates(1), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
     assert stop.is_planned, stop
 
 
-def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(setup, monkeypatch):
+def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(controller, monkeypatch):
     executor = AnyOrder(num_slots=2, seed=0)
 
     def killed(record: Record, ledger: Ledger, repo: Repo) -> Record:
@@ -244,38 +246,38 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(setup,
 
     settle = finish._settle
     monkeypatch.setattr(finish, "_settle", killed)
-    after_a_kill(night_of(setup, executor, experiments=7))
-    ours = setup.ledger.records()
+    after_a_kill(night_of(controller, executor, experiments=7))
+    ours = controller.ledger.records()
     assert [r.number for r in ours if r.git_action is None] == []
-    assert [*setup.ledger.runs_dir.glob(f"*/{WEIGHTS_NAME}")] == []
+    assert [*controller.ledger.runs_dir.glob(f"*/{WEIGHTS_NAME}")] == []
 
 
-def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(setup: Setup) -> None:
+def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(controller: Controller) -> None:
     class Executor(AnyOrder):
         def result(self, folder: Path) -> Result:
             if folder.name == "0004":
-                git(setup.root, "checkout", "--quiet", "--force", "main")
-                (setup.root / "train.toml").write_text("# mine")
-                git(setup.root, "commit", "--quiet", "--all", "-m", "mine")
+                git(controller.bench.root, "checkout", "--quiet", "--force", "main")
+                (controller.bench.root / "train.toml").write_text("# mine")
+                git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")
             return super().result(folder)
 
-    stop = night_of(setup, Executor(num_slots=2, seed=0)).run()
+    stop = night_of(controller, Executor(num_slots=2, seed=0)).run()
     assert stop.cause == f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"
-    assert (setup.root / "train.toml").read_text() == "# mine"
+    assert (controller.bench.root / "train.toml").read_text() == "# mine"
 
 
-def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
+def test_a_config_that_is_in_flight_is_refused(controller: Controller) -> None:
     executor = AnyOrder(num_slots=2, seed=0)
-    night(setup, executor, num_experiments=1)
-    setup = replace(setup, executor=executor)
-    config = parse(set_values((setup.root / "train.toml").read_bytes(), {LR: 3e-6}))
-    record = start(Request(), config, setup.campaign(), setup)
+    night(controller, executor, num_experiments=1)
+    controller = with_bench(controller, executor=executor)
+    config = parse(set_values((controller.bench.root / "train.toml").read_bytes(), {LR: 3e-6}))
+    record = controller.start(Request(), config, controller.campaign())
     with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
-        admit(config, Request(), setup.campaign(), setup)
-    campaign, rider = setup.campaign(), Change(keys={"trainer.optim.weight_decay": "0.1"})
+        controller.admit(config, Request(), controller.campaign())
+    campaign, rider = controller.campaign(), Change(keys={"trainer.optim.weight_decay": "0.1"})
     run = replace(record.run, rider=rider, new=replace(record.run.new, experiment=0))
     with pytest.raises(UsageError, match="is in flight"):  # whatever it runs with
-        admit(campaign.compose(run.changes), Request(run=run), campaign, setup)
+        controller.admit(campaign.compose(run.changes), Request(run=run), campaign)
 
 
 def test_slots_divide_a_machine() -> None:
@@ -290,7 +292,7 @@ def test_slots_divide_a_machine() -> None:
     assert divide(0, [], 0, [0, 1]) == [Slot()]
 
 
-def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
+def test_each_slot_has_the_engine_that_holds_its_gpus(controller: Controller) -> None:
     class Card:
         """A stand-in for an engine: a problem as long as a run has its GPUs."""
 
@@ -307,37 +309,37 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
 
     taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
     engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
-    setup = replace(setup, executor=Executor(2, 0), engine_of=engines)
-    require_ready(setup)
+    controller = with_bench(controller, executor=Executor(2, 0), engine_of=engines)
+    controller.bench.require_ready()
     taken.add("0,1")
-    require_ready(setup)
+    controller.bench.require_ready()
     with pytest.raises(EngineError, match="GPUs 0,1 are in use"):
-        require_ready(setup, slots)
+        controller.bench.require_ready(slots)
 
 
-def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(setup: Setup) -> None:
+def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(controller: Controller) -> None:
     """pairs in slurm.toml may be lowered while jobs run."""
     executor = AnyOrder(num_slots=4, seed=0)
-    made = night_of(setup, executor)
+    made = night_of(controller, executor)
     while len(executor.in_flight()) < 3:
         made._step()
     executor.num_slots = 2
-    num_begun = len(setup.ledger.records())
+    num_begun = len(controller.ledger.records())
     made._wait = lambda is_stopping: None
     for _ in range(5):
         made._step()
     assert len(executor.in_flight()) >= 2
-    assert len(setup.ledger.records()) == num_begun
+    assert len(controller.ledger.records()) == num_begun
 
 
-def test_a_cluster_s_hardware_is_what_its_campaign_began_on(setup: Setup) -> None:
+def test_a_cluster_s_hardware_is_what_its_campaign_began_on(controller: Controller) -> None:
     executor = AnyOrder(num_slots=2, seed=0)
     executor.hardware = lambda of_engine: ""
-    setup = replace(setup, executor=executor)
-    assert setup.hardware(None) == ""
-    night(setup, executor, num_experiments=2)
-    first = setup.ledger.record(1)
+    controller = with_bench(controller, executor=executor)
+    assert controller.bench.hardware(None) == ""
+    night(controller, executor, num_experiments=2)
+    first = controller.ledger.record(1)
     assert (
-        setup.hardware(replace(first, hardware="cpu of the node, job of 2 CPUs, 2 GB"))
+        controller.bench.hardware(replace(first, hardware="cpu of the node, job of 2 CPUs, 2 GB"))
         == "cpu of the node, job of 2 CPUs, 2 GB"
     )

@@ -11,12 +11,11 @@ from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gra
 from nightshift.campaign.records import JOB_NAME, Job, Outcome, Phase, Progress, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
-from nightshift.experiment.experiment import run_experiment
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.experiment import Controller
 from nightshift.experiment.worker import ending
 from tests.conftest import git, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import furnish, make_setup
+from tests.stand_in_controller import furnish, make_controller
 from tests.stand_ins import fault, quick
 
 ALIVE, DEAD, UNKNOWN = Step(1, grad_norm=0.3), Step(1, grad_norm=0.0), Step(1)
@@ -24,22 +23,22 @@ CONFIG = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr
 
 
 @pytest.fixture
-def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     """Runs of about 50 stand-in steps."""
     furnish(checkout)
-    return make_setup(checkout, quick(ARITHMETIC_TRL), monkeypatch)
+    return make_controller(checkout, quick(ARITHMETIC_TRL), monkeypatch)
 
 
-def run(setup: Setup, lr: bytes, asked: str) -> Record:
-    (setup.root / "train.toml").write_bytes(CONFIG % lr)
-    fault(setup.root, asked, once=False)
-    return run_experiment(Request(), setup)
+def run(controller: Controller, lr: bytes, asked: str) -> Record:
+    (controller.bench.root / "train.toml").write_bytes(CONFIG % lr)
+    fault(controller.bench.root, asked, once=False)
+    return controller.run(Request())
 
 
-def baseline(setup: Setup, asked: str) -> Record:
-    (setup.root / "train.toml").write_bytes(CONFIG % b"3e-6")
-    git(setup.root, "commit", "--quiet", "--all", "-m", "baseline config")
-    return run(setup, b"3e-6", asked)
+def baseline(controller: Controller, asked: str) -> Record:
+    (controller.bench.root / "train.toml").write_bytes(CONFIG % b"3e-6")
+    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    return run(controller, b"3e-6", asked)
 
 
 def end_of(steps: list[Step], budget_seconds: float = 100.0) -> int | None:
@@ -100,9 +99,9 @@ def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_b
     assert end_of([DEAD] * 9, budget_seconds=10.0) is None
 
 
-def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(setup: Setup) -> None:
-    baseline(setup, "rewards")
-    record = run(setup, b"3e-5", "no_gradient")
+def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(controller: Controller) -> None:
+    baseline(controller, "rewards")
+    record = run(controller, b"3e-5", "no_gradient")
     result = record.result
     assert record.status in ("keep", "discard")
     assert result.training.outcome is Outcome.NO_GRADIENT
@@ -115,11 +114,11 @@ def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(setup: 
     )
 
 
-def test_a_baseline_is_never_ended(setup: Setup) -> None:
-    record = baseline(setup, "late_no_gradient")
+def test_a_baseline_is_never_ended(controller: Controller) -> None:
+    record = baseline(controller, "late_no_gradient")
     assert record.result.training.outcome is Outcome.BUDGET
     assert "outcome:" not in summary(record)
-    steps = read_steps(setup.ledger.run_dir(record.number) / "metrics.jsonl")
+    steps = read_steps(controller.ledger.run_dir(record.number) / "metrics.jsonl")
     assert len(steps) - num_without_gradient(steps) == 3
-    job = msgspec.json.decode((setup.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)
+    job = msgspec.json.decode((controller.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)
     assert job.incumbent is None

@@ -1,12 +1,12 @@
 """A set-up for experiments and certificates in this process: stand-ins for executor, terminal and trainer."""
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nightshift_arithmetic import data
@@ -18,8 +18,8 @@ from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.experiment import worker
-from nightshift.experiment.experiment import run_experiment
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.bench import Bench
+from nightshift.experiment.experiment import Controller
 from tests.conftest import git
 from tests.stand_in_pool import StandInExecutor
 
@@ -53,63 +53,64 @@ def furnish(checkout: Path) -> None:
     git(checkout, "branch", "--force", "main")
 
 
-def make_setup(
+def make_controller(
     checkout: Path,
     rules: Rules,
     monkeypatch: pytest.MonkeyPatch,
     trainer: Sequence[str] = TRAINER,
     engine: Engine | None = None,
-) -> Setup:
+) -> Controller:
     """`trainer`: words of its command; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power cut here
     monkeypatch.setattr(data, "load", LOAD)
-    return Setup(
+    bench = Bench(
         root=checkout,
         rules=rules,
         rules_hash=rules.hash(checkout),
         engine=engine,
-        ledger=Ledger(checkout),
-        repo=Repo(checkout),
         executor=StandInExecutor(checkout),
         variables={},
-        reporter=SilentReporter(),
         request=Request(),
-        now=lambda: datetime.now(UTC),
-        clock=time.monotonic,
     )
+    return Controller(bench, Ledger(checkout), Repo(checkout), SilentReporter())
 
 
-def write(setup: Setup, lr: str, extra: str = "") -> bytes:
+def with_bench(controller: Controller, **fields: Any) -> Controller:
+    """The same with another bench. `fields`: of Bench."""
+    return replace(controller, bench=replace(controller.bench, **fields))
+
+
+def write(controller: Controller, lr: str, extra: str = "") -> bytes:
     """Put a config in place, as an agent would; `extra` keys of the orchestrator."""
     orchestrator = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n"
     source = f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {lr}\n".encode()
-    (setup.root / "train.toml").write_bytes(source)
+    (controller.bench.root / "train.toml").write_bytes(source)
     return source
 
 
-def make_poor(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def make_poor(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Controller:
     """A set-up whose train.toml, as it is committed, is poor."""
     furnish(checkout)
-    setup = make_setup(checkout, rules, monkeypatch)
-    write(setup, POOR)
+    controller = make_controller(checkout, rules, monkeypatch)
+    write(controller, POOR)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    return setup
+    return controller
 
 
-def keep(setup: Setup) -> Setup:
+def keep(controller: Controller) -> Controller:
     """The same after one more experiment, which is kept."""
-    write(setup, GOOD)
-    assert run_experiment(Request(), setup).status == "keep"
-    return setup
+    write(controller, GOOD)
+    assert controller.run(Request()).status == "keep"
+    return controller
 
 
 @contextmanager
-def during(setup: Setup, act: Callable[[Path], object]) -> Iterator[None]:
-    assert isinstance(setup.executor, StandInExecutor)
-    setup.executor.during = act
+def during(controller: Controller, act: Callable[[Path], object]) -> Iterator[None]:
+    assert isinstance(controller.bench.executor, StandInExecutor)
+    controller.bench.executor.during = act
     try:
         yield
     finally:
-        setup.executor.during = lambda folder: None
+        controller.bench.executor.during = lambda folder: None

@@ -1,120 +1,69 @@
-"""The set-up that experiments run in: what this machine, this checkout and these flags mean."""
+"""Where experiments run: the rules, the engine and the executor that machine, checkout and flags mean."""
 
 import itertools
 import math
 import os
 import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.commits import user_decisions
-from nightshift.campaign.finish import uncommitted
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.journal import Access, Event
-from nightshift.campaign.ledger import Ledger, baseline_of, fixed_variables, read_progress
-from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request
+from nightshift.campaign.git import Repo
+from nightshift.campaign.ledger import baseline_of, fixed_variables
+from nightshift.campaign.records import LATE_SECONDS, Job, Record, Request
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
-from nightshift.config.train_toml import load as load_config
 from nightshift.engines.base import Engine, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.engines.prime_rl import remains
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.executors.leftovers import end_leftovers
 from nightshift.executors.local import LocalExecutor
-from nightshift.executors.slots import divide, num_slots_of, own_cores
+from nightshift.executors.slots import Slot, divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
-from nightshift.experiment.branch import continued, plan
-
-_TICK_SECONDS = 0.5
-
-
-class Reporter(Protocol):
-    """Where an experiment tells how it goes; cli/progress.py implements it."""
-
-    def note(self, text: str) -> None:
-        """One line of news."""
-
-    def show(self, readings: Mapping[Path, Progress | None]) -> None:
-        """How far the runs in these folders are, None where none has begun: the live line."""
+from nightshift.experiment.branch import continued
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """All that an experiment needs of the world."""
+class Bench:
+    """Where experiments run: the rules, the engine and the executor that machine, checkout and flags mean."""
 
     root: Path
     rules: Rules
     rules_hash: str
     engine: Engine
-    ledger: Ledger
-    repo: Repo
     executor: LocalExecutor | SlurmExecutor
     variables: dict[str, str]  # of this process, those that a campaign fixes
-    reporter: Reporter
     request: Request
-    now: Callable[[], datetime]  # aware, UTC
-    clock: Callable[[], float]  # monotonic seconds
-    is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
     # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
     engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
 
-    def campaign(self) -> Campaign:
-        """Return the campaign of the branch that is checked out, with what your own commits since its last experiment
-        decided. While git lacks a commit of ours, your changes cannot be told from ours, and are not read."""
-        records, branch = self.ledger.records(), self.repo.head().branch
-        campaign = Campaign.of(records, branch, self.rules_hash)
-        if campaign.baseline is None:
-            return campaign
-        campaign.config = self.ledger.stored_config(campaign.baseline)
-        if uncommitted(records, branch):
-            return campaign
-        ours = [record for record in records if record.branch == branch]
-        ids = {id for record in ours for id in record.commits.values()}
-        ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
-        decisions = user_decisions(self.repo, Head(branch, ours[-1].commit), campaign.config, campaign.kept, ids)
-        return campaign.with_user_decisions(decisions) if decisions else campaign
+    def require_ready(self, slots: Sequence[Slot] | None = None) -> None:
+        """Raise EngineError with the first problem of these slots; None: of the slot of the next run."""
+        for slot in self.executor.free_slots[:1] if slots is None else slots:
+            if problems := self.engine_of.get(slot.gpus, self.engine).check():
+                more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+                raise EngineError(problems[0] + more)
 
-    def begin(self, branch: str | None) -> None:
-        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch.
-
-        Call as the controller, when the engine was checked. After a kill the next start continues.
-        """
-        while True:
-            start = plan(self.repo, self.ledger.records(), self.now(), self.rules, self.rules_hash, branch)
-            if self.request.baseline and not start.num_experiments:
-                raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
-            if start.is_new or start.files:
-                self.engine.validate(load_config(self.root / CONFIG_NAME))
-            if start.is_switch:
-                self.repo.switch(start.head.branch)
-            if not start.is_new or self.repo.create_branch(start.head):
-                break  # else another worktree created the branch at this moment
-        if start.files:
-            self.repo.commit_blobs(start.head, self.repo.working_blobs(start.files), start.message)
-        if line := start.describe(is_done=True):
-            self.reporter.note(line)
+    def warnings(self) -> list[str]:
+        """Return what may make a run fail in the slots of this machine, each a line with its fix."""
+        engines = [self.engine_of.get(slot.gpus, self.engine) for slot in self.executor.free_slots]
+        return [*dict.fromkeys(str(check.problem) for engine in engines for check in engine.warnings())]
 
     def hardware(self, first: Record | None) -> str:
         """Return what a run has here, as records name it; of a cluster what the campaign's `first` experiment had."""
         return self.executor.hardware(self.engine.hardware()) or (first.hardware if first else "")
 
-    def experiments_in_flight(self) -> set[int]:
-        """The numbers of the experiments whose runs are in flight; a certificate's runs have other names."""
-        return {int(folder.name) for folder in self.executor.in_flight() if folder.name.isdigit()}
-
     @property
-    def in_flight(self) -> tuple[Record, ...]:
-        return tuple(map(self.ledger.record, sorted(self.experiments_in_flight())))
+    def in_flight(self) -> list[int]:
+        """The numbers of the experiments whose runs are in flight; a certificate's runs have other names."""
+        return sorted(int(folder.name) for folder in self.executor.in_flight() if folder.name.isdigit())
 
     def next_seed(self, campaign: Campaign) -> int:
         """Return the first seed that no scored and no running run of the campaign has: a lost run keeps its seed."""
@@ -123,7 +72,7 @@ class Setup:
         return next(seed for index in itertools.count() if (seed := self.rules.seed(index)) not in used)
 
     def job(self, settings: Mapping[str, Any], seed: int, hardware: str = "", **fields: Any) -> Job:
-        """Return the job of one run. `fields`: of Job, besides those of the set-up."""
+        """Return the job of one run. `fields`: of Job, besides those of the bench."""
         return Job(
             rules=self.rules,
             rules_hash=self.rules_hash,
@@ -137,25 +86,6 @@ class Setup:
             **fields,
         )
 
-    def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:
-        """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
-        event: Event = "access" if access else "submitted"
-        self.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access))
-
-    def cancel(self, number: int | None = None) -> None:
-        """Cancel the runs that were not collected; with `number` only the run of that experiment."""
-        in_flight = self.executor.in_flight()
-        self.executor.cancel([f for f in in_flight if number is None or f == self.ledger.run_dir(number)])
-
-    def wait(self) -> None:
-        """Wait until a run in flight ends, half a second at most; then report how far the others are."""
-        self.executor.wait(_TICK_SECONDS)
-        readings = dict[Path, Progress | None]()
-        for folder in self.executor.in_flight():
-            starting = Progress(Phase.STARTING, 0) if self.executor.has_begun(folder) else None
-            readings[folder] = read_progress(folder) or starting
-        self.reporter.show(readings)
-
 
 def sweep(root: Path, note: Callable[[str], None]) -> None:
     """End what a killed controller left running; delete its weights and rollouts. Call as the controller."""
@@ -163,11 +93,12 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
     remains.sweep(root / "runs")
 
 
-def open_setup(root: Path, request: Request, reporter: Reporter, branch: str | None = None) -> Setup:
-    """Return all that an experiment needs here. Engine and budget are those of the campaign that continues, unless a
-    flag names them. `branch`: --branch."""
-    ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
-    records, here = ledger.records(), repo.head().branch
+def open_bench(
+    repo: Repo, records: Sequence[Record], request: Request, note: Callable[[str], None], branch: str | None = None
+) -> Bench:
+    """Return where experiments of this checkout run. Engine and budget are those of the campaign that continues, unless
+    a flag names them. `branch`: --branch."""
+    root, environ, here = repo.root, dict(os.environ), repo.head().branch
     first = baseline_of(records, here)
     if first is None and (campaign := continued(repo, records, None)) is not None:
         first = baseline_of(records, campaign.branch)
@@ -201,7 +132,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter, branch: str | N
         if first is not None and num_slots_of(first.hardware) != num_slots:  # free memory changes, a campaign does not
             num_slots = num_slots_of(first.hardware)
             text += f"; {first.branch} began with {num_slots} and keeps to that: --branch NEW begins another campaign"
-        reporter.note(text)
+        note(text)
     executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
     if cluster is not None:
         executor = SlurmExecutor(root, environ, cluster)
@@ -213,18 +144,13 @@ def open_setup(root: Path, request: Request, reporter: Reporter, branch: str | N
         ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, tuple(divide(num_slots, ids, num_each, own_cores())))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
-    return Setup(
+    return Bench(
         root=root,
         rules=rules,
         rules_hash=rules_hash,
         engine=engine,
-        ledger=ledger,
-        repo=repo,
         executor=executor,
         variables=fixed_variables(environ),
-        reporter=reporter,
         request=request,
-        now=lambda: datetime.now(UTC),
-        clock=time.monotonic,
         engine_of={each: open_engine(rules, root, environ, each, request.keep_all, request.prime_rl) for each in gpus},
     )
