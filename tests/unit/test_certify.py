@@ -145,9 +145,9 @@ def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Control
 
 
 def test_a_harness_that_changes_under_a_run_on_the_test_split_certifies_nothing(kept: Controller) -> None:
-    kept.executor.wait, wait = (
-        (lambda seconds: ((kept.root / MEASURING).write_text("MEASURES = 1"), wait(seconds))[1]),
-        kept.executor.wait,
+    kept.bench.executor.wait, wait = (
+        (lambda seconds: ((kept.bench.root / MEASURING).write_text("MEASURES = 1"), wait(seconds))[1]),
+        kept.bench.executor.wait,
     )
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(kept, num_seeds=1)
@@ -265,23 +265,23 @@ def test_two_commits_are_compared(kept: Controller) -> None:
         tasks(kept, revisions={"baseline": "HEAD", "incumbent": "HEAD"})
     with pytest.raises(UsageError, match="--incumbent 1234567: no train"):
         tasks(kept, revisions={"baseline": "HEAD", "incumbent": "1234567"})
-    (kept.root / MEASURING).write_text("MEASURES = 'better'\n")
+    (kept.bench.root / MEASURING).write_text("MEASURES = 'better'\n")
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         tasks(kept, 1, revisions=revisions)
-    git(kept.root, "switch", "--quiet", "--detach")
+    git(kept.bench.root, "switch", "--quiet", "--detach")
     with pytest.raises(UsageError, match=f"{MEASURING} differ from the commit checked out"):
         tasks(kept, 1, revisions=revisions)
 
 
 @pytest.mark.slow
 def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_certificate(kept: Controller) -> None:
-    branch, path = kept.repo.head().branch, kept.root / "train.toml"
+    branch, path = kept.repo.head().branch, kept.bench.root / "train.toml"
     good, incumbent = path.read_text(), kept.repo.head().commit
     path.write_text(good.replace(GOOD, "1e-7"))
-    git(kept.root, "commit", "--quiet", "--all", "-m", "bad")
+    git(kept.bench.root, "commit", "--quiet", "--all", "-m", "bad")
     bad = kept.repo.head().commit
     path.write_text(good)
-    git(kept.root, "commit", "--quiet", "--all", "-m", "good again")
+    git(kept.bench.root, "commit", "--quiet", "--all", "-m", "good again")
     best = kept.campaign().parent
     assert best is not None
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))

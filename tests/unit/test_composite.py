@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import scores as composite
-from nightshift.campaign.records import Evaluation, Part, Record, Run, Verdict, packed
+from nightshift.campaign.records import Completion, Evaluation, Part, Record, Run, Verdict, packed
 from nightshift.campaign.scores import run_scores
 from nightshift.cli.output import summary
 from nightshift.config.rules import Rules
@@ -132,6 +132,23 @@ def test_an_evaluation_weighs_what_it_measures() -> None:
     assert found.strict_score == pytest.approx(0.25 * 0.25)
     assert found.eval_stderr == pytest.approx(math.hypot(0.25 * math.sqrt(0.1875 / 4), 0.75 * math.sqrt(0.25 / 2)))
     assert list(found.example_scores) == [1, 0, 0, 0, 1, 0]
+    other = [(first, replace(examples[0], answer="-1")), *posed[1:]]
+    assert evaluate(Parrot(answers), other, rules, None, lambda reading: None).examples_sha256 != found.examples_sha256
+
+
+def test_an_example_of_several_answers_is_cut_off_if_one_of_them_was_and_failed_rewards_stay_secret(tmp_path) -> None:
+    """`path`: of the answers; without it the text of an exception may hold a right answer of the test split."""
+    (first,) = load(ROOT, ARITHMETIC_TRL.environments)
+    scorer = SimpleNamespace(failures=lambda is_secret: "failed" if is_secret else "failed: 42", close=lambda: None)
+    twice = SimpleNamespace(
+        name=first.name, package=first.package, scorer=scorer, episodes=lambda example: 2 * first.episodes(example)
+    )
+    posed = [(twice, example) for example in first.examples("validation")[:2]]
+    session = Parrot(["#### 1"] * 4)
+    session.complete = lambda *asked: [Completion("#### 1", 1, index == 1) for index in range(4)]
+    for path, line in ((None, "failed"), (tmp_path / "answers", "failed: 42")):
+        found = evaluate(session, posed, ARITHMETIC_TRL, path, lambda reading: None)
+        assert (found.truncated_share, found.unscored) == (0.5, (line,))
 
 
 def test_a_certificate_has_an_estimate_for_each() -> None:
@@ -142,7 +159,7 @@ def test_a_certificate_has_an_estimate_for_each() -> None:
         return replace(evaluation, scores=packed([s for each in scores for s in each]), parts=parts)
 
     low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
-    task = SimpleNamespace(setup=SimpleNamespace(rules=ARITHMETIC_TRL))
+    task = SimpleNamespace(controller=SimpleNamespace(bench=SimpleNamespace(rules=ARITHMETIC_TRL)))
     a, b = (_estimate(task, [[evaluated(low, high)], [evaluated(high, high)]], index) for index in (0, 1))
     assert a.difference == pytest.approx(0.25)
     assert a.interval[0] < 0.25 < a.interval[1]
