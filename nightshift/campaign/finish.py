@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import commit
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
 from nightshift.campaign.records import MODEL_NAME, WEIGHTS_NAME, Failure, Judgement, Record, Verdict
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
@@ -26,6 +26,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     """Write a record with its verdict, commit its decisions, keep or delete the model, and add the row. Commits that
     failed for earlier experiments are made first. Return the record with what git did."""
     ledger.write(record)
+    ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
     for earlier in _owed(ledger.records(), record.branch):
         if earlier.number != record.number and (earlier.decided or 0) < (record.decided or 0):
             ledger.write(_settle(earlier, ledger, repo))
@@ -50,6 +51,8 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
         ids = commit(repo, head, steps, others)
         commits = {step.name: id for step, id in zip(steps, ids, strict=True) if id is not None}
+        if commits:
+            ledger.log("committed", ledger.run_dir(record.number) / RECORD_NAME, commits=commits)
         actions = [f"committed {id[:7]} ({name})" for name, id in commits.items()]
         left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]

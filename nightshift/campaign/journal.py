@@ -7,7 +7,7 @@ split, each decision, each commit, and the user's direction. A line names a file
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -30,12 +30,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. `event`: an `Event`; `file`: a path below runs/."""
+    """One line. `event`: an `Event`; `file`: a path below runs/; `commits`: the ids that git gave, by decision."""
 
     time: str  # ISO 8601, UTC
     event: str
     file: str
     access: Access | None = None  # of the event `access`
+    commits: dict[str, str] = {}  # of the event `committed`
 
 
 class Journal:
@@ -58,9 +59,9 @@ class Journal:
                 num_damaged += 1
         return lines, num_damaged
 
-    def add(self, event: Event, file: str, access: Access | None = None) -> None:
-        """Add a line and sync it to the disk. EngineError if the disk refuses."""
-        line = Line(time=datetime.now(UTC).isoformat(timespec="seconds"), event=event, file=file, access=access)
+    def add(self, event: Event, file: str, **facts: Any) -> None:
+        """Add a line and sync it to the disk. EngineError if the disk refuses. `facts`: other fields of Line."""
+        line = Line(time=datetime.now(UTC).isoformat(timespec="seconds"), event=event, file=file, **facts)
         try:
             with open_regular(self.path, "a+b") as journal:
                 journal.seek(0)

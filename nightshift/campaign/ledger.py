@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -26,7 +27,7 @@ from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
 from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.journal import Access, Event, Journal
+from nightshift.campaign.journal import Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
 from nightshift.campaign.records import Progress, Record
 from nightshift.campaign.results import results_tsv
@@ -202,17 +203,14 @@ class Ledger:
         write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._known.pop(record.number, None)
 
-    def log(self, event: Event, path: Path, access: Access | None = None) -> None:
-        """Add an event about a file in runs/ to the journal. EngineError if the disk refuses."""
+    def log(self, event: Event, path: Path, **facts: Any) -> None:
+        """Add an event about a file in runs/ to the journal. EngineError if the disk refuses. `facts`: of Line."""
         self.require_in_place()
-        self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), access)
+        self.journal.add(event, path.relative_to(self.runs_dir).as_posix(), **facts)
 
     def close(self, record: Record) -> None:
-        """Write the final record, events and row, when no run of it is left. EngineError if the disk refuses."""
+        """Write the final record and row, when no run of it is left. EngineError if the disk refuses."""
         self.write(record)
-        events: list[Event] = ["decided", "committed"] if record.commits else ["decided"]
-        for event in events:
-            self.log(event, self.run_dir(record.number) / RECORD_NAME)
         sweep_folder(self.run_dir(record.number), is_only_mine=True)
         self.sync_tsv()
 

@@ -233,7 +233,7 @@ class Controller:
     def submit(self, run_dir: Path, job: Job, access: Access | None = None) -> None:
         """Start a worker. The journal has its job, and its `access` to the test split, before the worker starts."""
         event: Event = "access" if access else "submitted"
-        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access))
+        self.bench.executor.submit(run_dir, job, lambda: self.ledger.log(event, run_dir / JOB_NAME, access=access))
 
     def collect(self, number: int) -> Record | None:
         """Judge and close an experiment whose run has ended. Return the closed record; None while the run is in flight.

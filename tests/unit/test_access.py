@@ -74,7 +74,7 @@ def root_with(tmp_path: Path) -> Path:
 def add(root: Path, access: Access) -> None:
     """The line of a job that reads the test split, as certify writes it."""
     name = f"certify/0001/baseline-{access.token}/job.json"
-    Journal(root / "runs").add("access", name, access)
+    Journal(root / "runs").add("access", name, access=access)
 
 
 def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> None:

@@ -127,7 +127,11 @@ def test_a_helpful_change_is_kept_and_committed(controller: Controller) -> None:
         *((event, "0002") for event in ("begun", "submitted", "decided", "committed")),
     ]
     assert "train.toml:" not in summary(record)  # no other change left or joined
-    assert record.commits == {"keep 0002": controller.repo.head().commit}
+    assert (
+        record.commits
+        == controller.ledger.journal.lines()[0][-1].commits
+        == {"keep 0002": controller.repo.head().commit}
+    )
     assert (controller.bench.root / "train.toml").read_bytes() == controller.repo.config_at("HEAD")
     assert tomllib.loads((controller.bench.root / "train.toml").read_text())["trainer"]["optim"]["lr"] == 3e-6
     assert controller.ledger.read(record.number) == record

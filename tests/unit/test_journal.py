@@ -15,7 +15,7 @@ ACCESS = Access(number=1, branch="autoresearch/x", rules_hash="abc", configs={"b
 def journal(tmp_path: Path) -> Journal:
     journal = Journal(tmp_path)
     journal.add("begun", "certify/0001/plan.json")
-    journal.add("access", "certify/0001/baseline-7/job.json", ACCESS)
+    journal.add("access", "certify/0001/baseline-7/job.json", access=ACCESS)
     return journal
 
 
