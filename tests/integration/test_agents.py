@@ -76,6 +76,7 @@ def test_an_agent_that_behaves_and_has_no_sandbox(root: Path) -> None:
 GOOD = ["edit", "answer"]
 
 
+@pytest.mark.slow
 def test_the_night_goes_on_whatever_the_agent_edits(root: Path) -> None:
     steps = [
         [*GOOD, "other files"],  # 0002

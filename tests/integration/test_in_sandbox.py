@@ -159,6 +159,7 @@ def burgled(user: User, sandbox: str) -> tuple[list[str], dict[str, Any], dict[s
     return hidden, json.loads(ended["log"]), ended
 
 
+@pytest.mark.slow
 def test_an_agent_that_has_read_the_sources_finds_no_way_out(user: User) -> None:
     _, found, ended = burgled(user, "bwrap")
     assert (ended["sandbox"], ended["warning"], ended["notes"]) == ("bwrap", "", [])

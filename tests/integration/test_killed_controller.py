@@ -99,6 +99,7 @@ def test_deleting_or_replacing_the_file_that_names_the_holder_lets_no_second_con
     assert nightshift(root, "status")[1].startswith("running:  nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "make_anew"), [("run.py", False), ("night", True)])
 def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, what: str, make_anew: bool) -> None:
     fault(root, "hold", once=False)

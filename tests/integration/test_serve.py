@@ -62,6 +62,7 @@ def test_who_does_not_know_the_token_gets_no_page(root, served, tmp_path):
     assert "run-0001" in fetch(url)
 
 
+@pytest.mark.slow
 def test_the_page_is_current_and_reloads_itself_while_runs_are_in_flight(root, served):
     ledger, (_, url) = Ledger(root), served
     assert REFRESH not in fetch(url)

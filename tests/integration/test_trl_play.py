@@ -71,6 +71,7 @@ def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: An
     assert not any(trace.truncated for trace in traces)
 
 
+@pytest.mark.slow
 def test_a_seat_that_was_never_asked_teaches_nothing(module: ModuleType, tokenizer: Any) -> None:
     def wins(prompts: list[list[int]]) -> list[Any]:
         return [module.Sample([*tokenizer("d")["input_ids"], tokenizer.eos_token_id], False) for _ in prompts]
@@ -152,6 +153,7 @@ def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tok
     assert 0 < sum(shares) * 32 == scorer.num_failed < 96
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_steps", "expected"), [slow(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
 def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, expected, tmp_path, tokenizer):
     import torch

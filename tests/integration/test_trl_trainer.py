@@ -393,6 +393,7 @@ def test_a_budget_of_cpu_seconds_waits_while_others_have_the_machine(make_traine
     assert 0 < rows[-1]["time"] < 600.0 < 3600.0 <= trained["training_seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
 def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
     """By a clock of its own the budget of 10 s ends behind a step, inside the sampling of the third, or at once."""
