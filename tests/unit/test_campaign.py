@@ -3,6 +3,7 @@
 import random
 import re
 import subprocess
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -227,6 +228,12 @@ def test_what_was_not_decided_counts_for_nothing(failure: Failure | None) -> Non
     campaign = folded([*records, record])
     assert campaign.standing == folded(records).standing
     assert already_tried(campaign.decided, record.run, "3") is None
+
+
+def test_the_time_of_a_run_is_in_hours_since_the_first_baseline() -> None:
+    records = judged(STORY[:2])
+    late = replace(records[1], started=(datetime.fromisoformat(records[0].started) + timedelta(hours=3)).isoformat())
+    assert folded(records).hours(replace(late, result=None)) == 3.0
 
 
 def test_a_config_is_known_by_its_changes_whatever_rider_it_had() -> None:

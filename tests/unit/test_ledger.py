@@ -293,3 +293,4 @@ def test_no_name_of_a_folder_makes_a_record_or_takes_the_last_number(ledger: Led
         return
     assert ledger.numbers() == [1, 2]
     assert ledger.next_number() == 3
+    assert ledger.next_number(last_committed=7) == 8  # its folder is gone

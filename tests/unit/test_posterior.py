@@ -200,12 +200,33 @@ def test_a_change_that_rides_in_a_run_in_flight_is_worth_less() -> None:
     assert posterior.rider(change(4), in_flight) == change(2)
 
 
-def test_no_kept_change_rides_and_none_that_would_replace_one() -> None:
+def test_a_change_joins_at_60_percent_and_leaves_below_50() -> None:
+    seen = set[str]()
+    for score in np.linspace(START - 0.06, START + 0.06, 241):
+        posterior = start()
+        posterior.observe(Run(new=change(1)), score, 0.1)
+        p_helps = posterior.effect(change(1)).p_helps
+        assert kept(posterior) == [1] * (p_helps > RULES.keep_at)
+        seen.add("joins" if p_helps > RULES.keep_at else "just not" if p_helps > 0.5 else "")
+        posterior = start()
+        posterior.observe(Run(new=change(1)), START + 0.04, 0.1)
+        posterior.observe(Run(kept=(change(1),)), score, 0.1)
+        p_helps = posterior.effect(change(1)).p_helps
+        assert kept(posterior) == [1] * (p_helps >= RULES.revert_below)
+        seen.add("stays" if RULES.revert_below <= p_helps < RULES.keep_at else "")
+    assert seen == {"joins", "just not", "stays", ""}
+
+
+def test_no_change_rides_that_is_kept_that_would_replace_one_or_that_the_user_took_out() -> None:
     posterior = start()
     posterior.observe(Run(new=change(1, lr="2")), 0.47, 0.1)
     posterior.observe(Run(new=change(2, lr="1")), 0.53, 0.1)
     assert kept(posterior) == [2]
     assert posterior.rider(change(3)) is None
+    by_user = discards({1: 0.478})
+    assert by_user.rider(change(4)) == change(1)
+    by_user.decide_for_user(change(1), False)
+    assert by_user.rider(change(4)) is None
 
 
 def test_a_run_in_flight_may_leave_a_rest_that_was_never_measured() -> None:
