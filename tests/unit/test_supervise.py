@@ -5,6 +5,7 @@ leftovers with psutil. Run alone: pytest tests/unit/test_supervise.py
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -529,6 +530,14 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+def stop(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal until the process says something, or ends: a wait that begins as a signal arrives does not end."""
+    while True:
+        process.send_signal(number)
+        if select.select([process.stdout], [], [], 10.0)[0]:
+            return
+
+
 def ended(process: subprocess.Popen[str]) -> list[str]:
     stdout, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
@@ -542,7 +551,7 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 def test_a_signal_ends_what_waits(wait: str, number: signal.Signals) -> None:
     process = program(WAITING.replace("WAIT", WAITS[wait]))
     assert first_line(process) == "ready"
-    process.send_signal(number)
+    stop(process, number)
     # The child ends when stdin is closed: without the first line that could be before the signal is received.
     lines = [first_line(process), *ended(process)]
     assert lines == [f"stopped by {number.name}"]
@@ -568,7 +577,7 @@ while not received:  # pause() would miss a signal that comes before it
 """
     with program(code) as process:
         assert first_line(process) == "ready"
-        process.send_signal(signal.SIGINT)
+        stop(process, signal.SIGINT)
         assert first_line(process) == "cleaning"
         for _ in range(5):
             process.send_signal(signal.SIGTERM)
@@ -605,7 +614,7 @@ def test_a_command_ends_in_one_line_whatever_threads_its_libraries_start(tmp_pat
     command = [sys.executable, str(tmp_path / "run.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert first_line(process) == "ready"
-        process.send_signal(signal.SIGINT)
+        stop(process, signal.SIGINT)
         _, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130
     assert stderr == "stopped by SIGINT\n"
