@@ -15,6 +15,7 @@ from msgspec import structs
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
 from nightshift.campaign.results import Row, last_campaign
@@ -238,13 +239,13 @@ def of_last_campaign(ledger: Ledger) -> Memory:
         UsageError: nothing was decided yet, or the baseline's train.toml is gone.
     """
     records, damaged = ledger.readable()
-    campaign = Campaign.of(records, *last_campaign(records))
+    campaign = Campaign.read(ledger, Repo(ledger.root), records, *last_campaign(records))
     if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     now = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     memory = history(campaign, load_configs(ledger, campaign.decided), now, used_keys)
-    return structs.replace(memory, damaged=tuple(damaged))
+    return structs.replace(memory, damaged=(*damaged, *filter(None, [campaign.unread])))
 
 
 def _setter(record: Record, key: str) -> Change | None:

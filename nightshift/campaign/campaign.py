@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 
 from msgspec.structs import replace
 
-from nightshift.campaign.commits import incumbent_config, plan
-from nightshift.campaign.git import EXPERIMENT_TRAILER
+from nightshift.campaign.commits import UNREAD, decisions_since, incumbent_config, plan
+from nightshift.campaign.git import EXPERIMENT_TRAILER, Repo
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import (
     NOT_ISOLATED,
@@ -31,7 +33,7 @@ from nightshift.campaign.records import (
 from nightshift.campaign.results import Row, changes_now, measured_text, row
 from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.text import clean
 
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
@@ -41,15 +43,15 @@ class Campaign:
     """The fold. `decided`: the decided experiments, in the order of their decisions. `posterior`: None before the
     baseline. `differences`: by number, the measured score of each later run minus the score that was expected, just
     before the run was observed, of its config without its new change. `user_decisions`: of commits that no record has
-    yet. `config`: the baseline's train.toml, if the campaign is to be run."""
+    yet. `config`: the baseline's train.toml. `unread`: why the user's own commits could not be read."""
 
     def __init__(self) -> None:
         self.decided: list[Record] = []
         self.differences: dict[int, Effect] = {}
         self.posterior: Posterior | None = None
         self.user_decisions: tuple[Decision, ...] = ()
-        self._incumbent: tuple[Change, ...] | None = None
         self.config: Config | None = None
+        self.unread: str | None = None
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str) -> Campaign:
@@ -59,14 +61,30 @@ class Campaign:
             campaign.step(is_start, record)
         return campaign
 
-    def with_user_decisions(self, decisions: Iterable[Decision]) -> Campaign:
-        """Return the campaign with the `incumbent` after decisions of the user that no record has yet."""
-        assert self.posterior is not None
-        known = tuple(replace(d, change=self.posterior.known(d.change) or d.change) for d in decisions)
+    @classmethod
+    def read(cls, ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
+        """Return a campaign for a command that only looks, with what your own commits decided since its last
+        experiment. If these cannot be read, the records alone count, and `unread` says why. UsageError as `of`."""
+        campaign = cls.of(records, branch, rules_hash)
+        try:
+            return campaign.with_user_commits(ledger, repo, records)
+        except (UsageError, EngineError) as error:
+            campaign.unread = f"{UNREAD}: {error}"
+            return campaign
+
+    def with_user_commits(self, ledger: Ledger, repo: Repo, records: Sequence[Record]) -> Campaign:
+        """Return the campaign with its `config` and with the decisions of `decisions_since`. Raises as that does."""
+        if self.posterior is None or self.baseline is None:
+            return self
+        self.config = ledger.stored_config(self.baseline)
+        decisions = decisions_since(ledger, repo, records, self.baseline.branch, self.config, self.kept)
+        if not decisions:
+            return self
         changed, posterior = copy.copy(self), self.posterior.copy()
+        known = tuple(replace(d, change=posterior.known(d.change) or d.change) for d in decisions)
         for decision in known:
             posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-        changed.user_decisions, changed._incumbent = known, posterior.kept
+        changed.user_decisions, changed.posterior = known, posterior
         return changed
 
     def step(self, is_start: bool, record: Record) -> None:
@@ -167,9 +185,11 @@ class Campaign:
         return self.posterior.kept if self.posterior else ()
 
     @property
-    def incumbent(self) -> tuple[Change, ...]:
-        """The kept changes, with what the user's own commits since the last experiment decided."""
-        return self.kept if self._incumbent is None else self._incumbent
+    def configs(self) -> tuple[Config, Config] | None:
+        """The train.toml of baseline and incumbent; None if the baseline's cannot be read."""
+        with suppress(UsageError):
+            return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))
+        return None
 
     def compose(self, changes: Iterable[Change]) -> Config:
         """Return the baseline's train.toml with these changes. UsageError without a baseline (--baseline), or if no

@@ -141,8 +141,9 @@ def changes_now(records: Iterable[Record], kept: Sequence[Change]) -> dict[Setti
     return {**now, **dict.fromkeys(map(settings_of, kept), "kept")}
 
 
-def incumbent_changes(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return the incumbent's changes of one campaign as its records have them, without a fold."""
+def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
+    """Return the incumbent's changes of one campaign as its records have them: `Campaign.kept` before your own commits
+    since the last experiment. For who does not fold: the fold of thousands of records takes seconds."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
     kept = list(last.judgement.kept) if last and last.judgement else []
     for decision in (d for r in records if last and r.decided_before >= _place(last) for d in r.user_decisions):
@@ -155,18 +156,14 @@ def _place(record: Record) -> int:
     return record.decided or 0
 
 
-def unfolded_rows(records: Sequence[Record]) -> list[Row]:
-    """Return the rows of experiments of any campaigns as `Campaign.rows` does, without a fold."""
+def results_tsv(records: Sequence[Record]) -> str:
+    """Return the text of results.tsv: a line an experiment that is not in flight, of all campaigns. An empty cell is
+    "not measured". `now` is what the records say: it follows a commit of yours when the next experiment starts."""
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
-    now = {name: changes_now(own, incumbent_changes(own)) for name, own in campaigns.items()}
-    return [row(record, now[record.branch, record.rules_hash]) for record in records]
-
-
-def results_tsv(records: Sequence[Record]) -> str:
-    """Return the text of results.tsv: a line an experiment, of all campaigns. An empty cell is "not measured"."""
-    table = unfolded_rows(records)
+    now = {name: changes_now(own, kept_by_records(own)) for name, own in campaigns.items()}
+    table = [row(r, now[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
     header = (*COLUMNS, *dict.fromkeys(name for row in table for name in row.environment_scores))
     lines = ["\t".join(header)]
     for row in table:

@@ -39,11 +39,10 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     free text and no path. model is the incumbent's weights with a card that says how they were made and what is
     certified of them. rl.toml is the config that the incumbent trained with on prime-rl, which prime-rl accepts.
     """
-    from nightshift.campaign.git import Repo
     from nightshift.report.export.story import Story
 
     root = run.process_root()
-    story = Story.of(Ledger(root), branch, Repo(root).head().branch)
+    story = Story.of(Ledger(root), branch)
     if experiment is not None and form not in _OF_ONE:
         raise UsageError(f"--experiment {experiment} is for --to {' and '.join(_OF_ONE)}", "Leave it out.")
     if output == "-":

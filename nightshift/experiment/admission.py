@@ -53,10 +53,10 @@ def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup)
     elif request.run is not None:
         run, before = request.run, campaign.compose(replace(request.run, new=None).changes)
     else:
-        before = campaign.compose(campaign.incumbent)
+        before = campaign.compose(campaign.kept)
         keys = change_keys(before, candidate)
         new = campaign.known(keys) if keys else None
-        run = Run(kept=campaign.incumbent, new=new)
+        run = Run(kept=campaign.kept, new=new)
         if request.again and new is not None and (new.experiment or new.commit):  # the same changes, none of them new
             run, before = Run(kept=run.changes), candidate
     changes = tuple(change.line for change in diff(before, candidate))

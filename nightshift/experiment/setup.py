@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.commits import user_decisions
-from nightshift.campaign.finish import uncommitted
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import Ledger, baseline_of, fixed_variables, read_progress
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Progress, Record, Request
@@ -70,19 +68,10 @@ class Setup:
 
     def campaign(self) -> Campaign:
         """Return the campaign of the branch that is checked out, with what your own commits since its last experiment
-        decided. While git lacks a commit of ours, your changes cannot be told from ours, and are not read."""
-        records, branch = self.ledger.records(), self.repo.head().branch
-        campaign = Campaign.of(records, branch, self.rules_hash)
-        if campaign.baseline is None:
-            return campaign
-        campaign.config = self.ledger.stored_config(campaign.baseline)
-        if uncommitted(records, branch):
-            return campaign
-        ours = [record for record in records if record.branch == branch]
-        ids = {id for record in ours for id in record.commits.values()}
-        ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
-        decisions = user_decisions(self.repo, Head(branch, ours[-1].commit), campaign.config, campaign.kept, ids)
-        return campaign.with_user_decisions(decisions) if decisions else campaign
+        decided."""
+        records = self.ledger.records()
+        campaign = Campaign.of(records, self.repo.head().branch, self.rules_hash)
+        return campaign.with_user_commits(self.ledger, self.repo, records)
 
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch.

@@ -17,6 +17,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.finish import uncommitted
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.next_run import settings_of
@@ -28,6 +29,7 @@ from nightshift.campaign.records import (
     Action,
     Change,
     Cost,
+    Decision,
     Effect,
     NightStatus,
     Record,
@@ -192,7 +194,8 @@ class Morning:
     @property
     def user_decisions(self) -> list[str]:
         """What the user's own commits decided, a line each, in their order."""
-        return [line for e in self.experiments for line in decided_by_user(e.record)]
+        decisions = [e.record.user_decisions for e in self.experiments] + [self.campaign.user_decisions]
+        return [line for each in decisions for line in decided_by_user(each)]
 
     @property
     def last_runs(self) -> str:
@@ -225,31 +228,34 @@ class Shown(NamedTuple):
     notes: tuple[str, ...]
 
 
-def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Shown:
+def shown_campaign(ledger: Ledger, branch: str | None) -> Shown:
     """Of one branch: the one named, else the one checked out, else that of the last experiment.
 
     Raises UsageError for a named branch without experiments.
     """
-    records, damaged = ledger.readable()
+    repo, (records, damaged) = Repo(ledger.root), ledger.readable()
     notes = [f"Not counted: {cause}." for cause in damaged]
     branches = list(dict.fromkeys(r.branch for r in records))
     if branch is not None and branch not in branches:
         known = ", ".join(branches) or "no experiment at all"
         raise UsageError(f"no experiment ran on {branch}", f"The ledger has: {known}.")
     if branch is None:
-        branch = head_branch if head_branch in branches or not records else records[-1].branch
+        branch = repo.head().branch
+        branch = branch if branch in branches or not records else records[-1].branch
     ours = [r for r in records if r.branch == branch]
     last = next((r for r in reversed(ours) if verdict_of(r) in MEASURED), ours[-1] if ours else None)
     rules_hash = last.rules_hash if last else ""
     shown = [r for r in ours if r.rules_hash == rules_hash]
     if others := len(ours) - len(shown):
         notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
-    return Shown(branch, rules_hash, tuple(shown), Campaign.of(shown, branch, rules_hash), tuple(notes))
+    campaign = Campaign.read(ledger, repo, records, branch, rules_hash)
+    notes += [f"{campaign.unread[:1].upper()}{campaign.unread[1:]}"] if campaign.unread else []
+    return Shown(branch, rules_hash, tuple(shown), campaign, tuple(notes))
 
 
-def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
+def gather(ledger: Ledger, branch: str | None) -> Morning:
     """What the page says of one branch. Damaged records become notes. UsageError as `shown_campaign`."""
-    branch, rules_hash, shown, campaign, notes = shown_campaign(ledger, branch, head_branch)
+    branch, rules_hash, shown, campaign, notes = shown_campaign(ledger, branch)
     standings = {record.number: record.judgement.standing for record in campaign.decided if record.judgement}
     experiments = tuple(
         Experiment(record, row, changes_of(record.diff), standings.get(record.number))
@@ -260,7 +266,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         comparisons = read_comparisons(ledger)
     except UsageError as error:
         damage = f"A certificate cannot be read: {error}"
-    configs = baseline_and_incumbent(ledger, campaign)
+    configs = campaign.configs
     on_test = [(c, _obsolete(c, branch, rules_hash, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, damage))[0])
     return Morning(
@@ -268,7 +274,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         shown[-1].environments if shown else (),
         campaign.standing,
         experiments,
-        tuple(kept_changes(campaign, experiments, configs)),
+        tuple(kept_changes(campaign, experiments)),
         certified,
         obsolete,
         campaign,
@@ -300,12 +306,11 @@ def counted(count: int, noun: str = "experiment") -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
-def kept_changes(
-    campaign: Campaign, experiments: Iterable[Experiment], configs: tuple[Config, Config] | None
-) -> list[Kept]:
-    """Return the incumbent's changes, the largest P(it helps) first. `configs`: see `baseline_and_incumbent`."""
+def kept_changes(campaign: Campaign, experiments: Iterable[Experiment]) -> list[Kept]:
+    """Return the incumbent's changes, the largest P(it helps) first."""
     by_number = {e.number: e for e in experiments}
-    by_user = {settings_of(d.change): d for e in by_number.values() for d in e.record.user_decisions}
+    decisions = [d for e in by_number.values() for d in e.record.user_decisions]
+    by_user = {settings_of(d.change): d for d in (*decisions, *campaign.user_decisions)}
     found = list[Kept]()
     for change in campaign.kept:
         assert campaign.posterior is not None
@@ -313,7 +318,7 @@ def kept_changes(
         found.append(
             Kept(
                 change=change,
-                changes=_keys_of(change, campaign, configs),
+                changes=_keys_of(change, campaign),
                 effect=campaign.posterior.effect(change),
                 is_confirmed=campaign.is_confirmed(change),
                 experiment=by_number.get(change.experiment),
@@ -323,38 +328,27 @@ def kept_changes(
     return sorted(found, key=lambda kept: -kept.effect.p_helps)
 
 
-def _keys_of(
-    change: Change, campaign: Campaign, configs: tuple[Config, Config] | None
-) -> tuple[train_toml.Change, ...]:
+def _keys_of(change: Change, campaign: Campaign) -> tuple[train_toml.Change, ...]:
     """By which keys the incumbent differs from the incumbent without a change; the change's own keys where no valid
     train.toml is without it."""
     with suppress(UsageError):
-        if configs is not None:
-            without = incumbent_config(configs[0], [kept for kept in campaign.kept if kept != change])
-            return diff(without, configs[1])
+        if campaign.configs is not None:
+            baseline, incumbent = campaign.configs
+            return diff(incumbent_config(baseline, [kept for kept in campaign.kept if kept != change]), incumbent)
     return tuple(
         train_toml.Change(key, "removed", "", None) if value is None else train_toml.Change(key, "added", None, value)
         for key, value in change.keys.items()
     )
 
 
-def decided_by_user(record: Record) -> list[str]:
-    """What the user's own commits before an experiment decided: `0012 kept by you in commit abc1234`."""
+def decided_by_user(decisions: Iterable[Decision]) -> list[str]:
+    """What the user's own commits decided: `0012 kept by you in commit abc1234`."""
     words = {Action.KEEP: "kept", Action.REVERT: "taken out"}
     return [
         f"{d.change.name if d.change.experiment else 'a change of your own'} {words.get(d.action, d.action)} by you"
         + (f" in commit {d.commit[:7]}" if d.commit else "")
-        for d in record.user_decisions
+        for d in decisions
     ]
-
-
-def baseline_and_incumbent(ledger: Ledger, campaign: Campaign) -> tuple[Config, Config] | None:
-    """The baseline's config, and the incumbent's, composed of it; None where the baseline's file is gone."""
-    with suppress(UsageError):
-        if campaign.baseline is not None:
-            baseline = ledger.stored_config(campaign.baseline)
-            return baseline, incumbent_config(baseline, campaign.kept)
-    return None
 
 
 def _obsolete(certified: Comparison, branch: str, rules_hash: str, configs: tuple[Config, Config] | None) -> str | None:

@@ -23,7 +23,6 @@ from markupsafe import Markup
 
 from nightshift.agents.history import load_configs
 from nightshift.agents.notebook import belied, compare_prediction, notebook
-from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import PAGE_NAME
 from nightshift.config.allowlist import BY_PRESET
@@ -187,7 +186,7 @@ def write_report(
     with _writable(folder):
         if folder.is_dir():
             tempfile.TemporaryFile(dir=folder).close()  # refused before the page is drawn
-    view = view_of(ledger, Repo(root).head().branch, now, branch)
+    view = view_of(ledger, now, branch)
     files = {
         PAGE_NAME: render(view, is_live).encode(),
         "report.md": summary(view.morning, view.headline, view.nights, view.chart is not None).encode(),
@@ -214,11 +213,11 @@ def _writable(folder: Path) -> Iterator[None]:
         raise EngineError(cause, fix) from None
 
 
-def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = None) -> View:
+def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     """Read the ledger and the files of its runs, and put together what is to be shown."""
-    morning = gather(ledger, branch, head_branch)
+    morning = gather(ledger, branch)
     shown = detailed(morning.experiments)
-    examples = shown_examples(morning.environments, ledger.tsv_path.parent)
+    examples = shown_examples(morning.environments, ledger.root)
     wanted = dividing(shown, examples)
     measured = {e.number: e.record for e in morning.experiments if e.standing}
     details = {e.number: with_details(e, ledger, measured, examples, wanted) for e in shown}
@@ -232,7 +231,7 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
         morning=morning,
         headline=text.headline(morning),
         panels=tuple(key_panels(morning.experiments, morning.campaign.kept)),
-        chart=progress_chart(morning.experiments),
+        chart=progress_chart(morning.experiments, morning.standing),
         nights=tuple(nights([(e.record, e.uses) for e in experiments])),
         compared=data_block(experiments, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
@@ -263,8 +262,7 @@ def _environment() -> jinja2.Environment:
 def draw_page(root: Path, branch: str | None) -> str:
     """Return the page of a checkout as HTML. Raises UsageError for a branch without experiments."""
     ledger = Ledger(root)
-    view = view_of(ledger, Repo(root).head().branch, datetime.now(UTC), branch)
-    return render(view, ledger.is_running())
+    return render(view_of(ledger, datetime.now(UTC), branch), ledger.is_running())
 
 
 def render(view: View, is_live: bool = False) -> str:

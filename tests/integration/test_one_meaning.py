@@ -89,7 +89,7 @@ class Seen:
         self.records = ledger.records()
         self.campaign = Campaign.of(self.records, *last_campaign(self.records))
         self.rows = self.campaign.rows(self.records)
-        self.view = view_of(ledger, BRANCH, NOW)
+        self.view = view_of(ledger, NOW)
         self.page = render(self.view)
         self.status = Status.of(ledger, NOW)
 
@@ -113,7 +113,7 @@ def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
 
 def test_every_view_prints_the_row(seen: Seen) -> None:
     tsv = list(csv.DictReader(io.StringIO(seen.ledger.tsv_path.read_text()), delimiter="\t"))
-    table = list(csv.DictReader(io.StringIO(as_csv(Story.of(seen.ledger, BRANCH, BRANCH)).decode())))
+    table = list(csv.DictReader(io.StringIO(as_csv(Story.of(seen.ledger, BRANCH)).decode())))
     found = Page(seen.page)
     bodies = [fields for tag, fields in found.elements if tag == "tbody" and "data-number" in fields]
     data = json.loads("".join(found.data))["experiments"]

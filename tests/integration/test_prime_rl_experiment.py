@@ -71,7 +71,7 @@ def test_a_measured_experiment(setup: Setup) -> None:
     proof = (record.health or "").splitlines()[0]
     assert proof.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert f"\nhealth:           {proof}\n" in summary(record)
-    page = render(view_of(setup.ledger, CAMPAIGN, setup.now()))
+    page = render(view_of(setup.ledger, setup.now()))
     assert f"<li>{proof}</li>" in page
 
 

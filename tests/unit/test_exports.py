@@ -35,7 +35,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 @pytest.fixture(scope="module")
 def story(ledger: Ledger) -> Story:
-    return Story.of(ledger, BRANCH, "main")
+    return Story.of(ledger, BRANCH)
 
 
 def rows_of(story: Story) -> list[dict[str, str]]:
@@ -118,7 +118,7 @@ def test_a_link_in_runs_is_not_followed(tmp_path: Path) -> None:
     path = ledger.run_dir(3) / "train.toml"
     path.unlink()
     path.symlink_to(tmp_path / "private")
-    story = Story.of(ledger, None, BRANCH)
+    story = Story.of(ledger, None)
     assert rows_of(story)[2]["trainer.optim.lr"] == ""
     assert b"a secret" not in as_csv(story)
 
@@ -167,7 +167,7 @@ def test_links_of_a_person_are_followed_and_those_in_runs_are_not(checkout: Ledg
 def test_texts_go_to_stdout_alone(checkout: Ledger) -> None:
     done = export("csv", "--output", "-")
     assert done.exit_code == 0
-    assert done.stdout == as_csv(Story.of(checkout, BRANCH, BRANCH)).decode()
+    assert done.stdout == as_csv(Story.of(checkout, BRANCH)).decode()
     for form in ("model", "wandb"):
         done = export(form, "--output", "-")
         assert (done.exit_code, done.stdout) == (2, "")

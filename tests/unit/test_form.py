@@ -92,7 +92,7 @@ def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
 
 def test_page_and_markdown_show_both_scores_and_the_headline_says_what_the_gain_is(tmp_path: Path) -> None:
     ledger = stored(tmp_path, pair(*ONLY_FORM[:2]))
-    view = view_of(ledger, BRANCH, NOW, None)
+    view = view_of(ledger, NOW)
     page, text = render(view), markdown(view.morning, view.headline, view.nights, False)
     assert (
         "strict score 0.100 \N{RIGHTWARDS ARROW} 0.450, score +10.0 pp: a gain in form only." in view.headline.sentence
@@ -102,7 +102,7 @@ def test_page_and_markdown_show_both_scores_and_the_headline_says_what_the_gain_
     assert "<td>0.500</td><td>0.450</td>" in page
     assert "| 0.500 | 0.450 |" in text
     plain = stored(tmp_path / "plain", pair((0.40, None, None), (0.50, None, None)))
-    assert "<td>0.500</td><td>not measured</td>" in render(view_of(plain, BRANCH, NOW, None))
+    assert "<td>0.500</td><td>not measured</td>" in render(view_of(plain, NOW))
 
 
 class Parrot:

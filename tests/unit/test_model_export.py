@@ -50,7 +50,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def exported(ledger: Ledger, target: Path, number: int | None = None) -> Path:
-    story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
+    story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH)
     return copy_model(story, number, target)
 
 

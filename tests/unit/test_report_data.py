@@ -35,7 +35,7 @@ SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 
 
 def morning(root: Path, records: list[Record], branch: str | None = None) -> Morning:
-    return gather(stored(root, records), branch, BRANCH)
+    return gather(stored(root, records), branch)
 
 
 def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
@@ -104,9 +104,9 @@ def test_experiments_of_other_branches_and_rules_are_not_mixed_in(tmp_path: Path
 
 def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     ledger = stored(tmp_path, judged(STORY[:2]))
-    assert gather(ledger, None, "main").branch == BRANCH
+    assert gather(ledger, None).branch == BRANCH
     with pytest.raises(UsageError, match="autoresearch/test"):
-        gather(ledger, "autoresearch/other", BRANCH)
+        gather(ledger, "autoresearch/other")
 
 
 # What the rule and the user decided
@@ -166,7 +166,7 @@ def certified_morning(
 ) -> Morning:
     ledger = stored(root, records)
     with_certificate(ledger, certificate_for(ledger, plan, **certified))
-    return gather(ledger, None, BRANCH)
+    return gather(ledger, None)
 
 
 def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: str) -> N
     path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
     path.parent.mkdir(parents=True)
     path.write_text(data)
-    found = gather(ledger, None, BRANCH)
+    found = gather(ledger, None)
     assert certificate_line(found).startswith(f"A certificate cannot be read: {path} is damaged")
 
 
@@ -212,7 +212,7 @@ def test_what_was_compared_elsewhere_has_a_line_of_its_own(tmp_path: Path) -> No
         ledger, {"split": "validation"}, environments=("countdown",), access=None, notes=("a note",)
     )
     with_certificate(ledger, elsewhere)
-    found = gather(ledger, None, BRANCH)
+    found = gather(ledger, None)
     assert certificate_line(found).startswith("Not certified yet")
     [line] = elsewhere_lines(found)
     assert line.startswith("Elsewhere: countdown, 60 s of training, models/arithmetic-base: better, experiment 0005")

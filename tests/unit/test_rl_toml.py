@@ -96,7 +96,7 @@ def story_of(root: Path, rules: Rules | None) -> Story:
         path = ledger.run_dir(record.number) / "job.json"
         seed = record.result.seed if record.result else 1
         write_json(path, Job(rules, rules_hash, {}, seed, 100.0, token="1f"))
-    return Story.of(ledger, BRANCH, "main")
+    return Story.of(ledger, BRANCH)
 
 
 def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

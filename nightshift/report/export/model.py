@@ -17,7 +17,7 @@ from nightshift.config.rules_toml import HUB_NAME
 from nightshift.config.train_toml import diff
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import nesting_limit, open_regular, whole_folder, write_atomically
-from nightshift.report.data import baseline_and_incumbent, gather
+from nightshift.report.data import gather
 from nightshift.report.export.story import Story
 from nightshift.report.markdown import markdown
 from nightshift.report.text import certificate_line
@@ -106,7 +106,7 @@ def card(story: Story, record: Record) -> str:
         low, high = (evaluation.eval_score + sign * 1.96 * evaluation.eval_stderr for sign in (-1, 1))
         score = f"{evaluation.eval_score:.4f}, 95 % interval over its examples {max(low, 0):.4f} to {min(high, 1):.4f}"
         steps = str(evaluation.weights.step)
-    configs, config = baseline_and_incumbent(story.ledger, story.shown.campaign), story.configs.get(record.number)
+    configs, config = story.shown.campaign.configs, story.configs.get(record.number)
     changes = diff(configs[0], config) if configs and config else None
     lines = "not recorded" if changes is None else "\n".join(f"    {change.line}" for change in changes) or "none"
     return f"""\
@@ -132,8 +132,7 @@ Changes to the baseline's train.toml:
 
 def certified(story: Story, record: Record) -> str:
     """What is certified, with its interval; else that nothing is."""
-    branch, configs = story.shown.branch, baseline_and_incumbent(story.ledger, story.shown.campaign)
-    page = gather(story.ledger, branch, branch)
+    page, configs = gather(story.ledger, story.shown.branch), story.shown.campaign.configs
     if page.obsolete or configs is None or record.config_hash != configs[1].hash:
         return "Not certified: its config was not compared with the baseline's on the test split."
     return markdown(certificate_line(page))

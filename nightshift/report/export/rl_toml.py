@@ -12,7 +12,6 @@ from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import ENGINE
 from nightshift.errors import UsageError
-from nightshift.report.data import baseline_and_incumbent
 from nightshift.report.export.story import Story
 from nightshift.text import clean
 
@@ -28,7 +27,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     Raises:
         UsageError: there is no such experiment, prime-rl did not train it, or the checkout's code is another by now.
     """
-    configs = baseline_and_incumbent(story.ledger, story.shown.campaign)
+    configs = story.shown.campaign.configs
     config = story.configs.get(number) if number is not None else configs and configs[1]
     name = "the incumbent" if number is None else f"experiment {number:04d}"
     if config is None:

@@ -69,9 +69,9 @@ class Story:
     configs: Mapping[int, Config]
 
     @classmethod
-    def of(cls, ledger: Ledger, branch: str | None, head_branch: str) -> Story:
+    def of(cls, ledger: Ledger, branch: str | None) -> Story:
         """Of a branch, as report chooses it. UsageError where there is no experiment."""
-        shown = shown_campaign(ledger, branch, head_branch)
+        shown = shown_campaign(ledger, branch)
         if not shown.records:
             raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
         experiments = tuple(shown.campaign.rows(shown.records))
