@@ -48,7 +48,7 @@ class RunRow(Row, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         verdict = self.status + (f" ({clean(self.why, 160)})" if self.verdict == "crash" else "")
-        change = "; ".join(self.changes) or ", ".join(("the baseline", *self.kept))
+        change = ", ".join(self.changes) or ", ".join(("the baseline", *self.kept))
         change += f" (also re-testing {self.rider})" if self.rider else ""
         change += f" [{self.starts}]" if self.starts else ""
         steps = "" if self.num_steps is None else self.num_steps

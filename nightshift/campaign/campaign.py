@@ -30,7 +30,7 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
 )
-from nightshift.campaign.results import Row, changes_now, measured_text, row
+from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
 from nightshift.errors import EngineError, UsageError
@@ -223,8 +223,8 @@ class Campaign:
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
-        now = changes_now(self.decided, self.kept)
-        return [row(record, now) for record in records]
+        fates = fates_of(self.decided, self.kept)
+        return [row(record, fates) for record in records]
 
     def is_kept(self, change: Change | None) -> bool:
         return change is not None and any(change.keys == kept.keys for kept in self.kept)

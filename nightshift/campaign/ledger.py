@@ -50,7 +50,6 @@ from nightshift.text import clean, local
 STARTED = "started"
 RECORD_NAME = "record.json"
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
-DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
 _RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")

@@ -23,7 +23,10 @@ from nightshift.files import Document
 from nightshift.text import clean, local
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
-ANSWERS_NAME, NIGHT_NAME, PAGE_NAME = "evaluation.jsonl", "night.json", "report.html"
+ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.svg"
+NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
+DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
+DETACHED_NAME = "detached.log"  # the output of a start with --detach
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
 LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
@@ -270,6 +273,28 @@ _SCORES = json.Decoder(tuple[Fraction, ...])
 
 def packed(scores: Sequence[float]) -> Raw:
     return Raw(json.encode(scores))
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
+
+    `environment`: its package. `problem`: the text, which the page adds; None without its data.
+    """
+
+    environment: str
+    key: str
+    score: float
+    answer: str
+    completion: str
+    num_tokens: int | None = None
+    truncated: bool = False
+    problem: str | None = None
+    games: tuple[dict[str, str], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 @dataclass(frozen=True, slots=True)

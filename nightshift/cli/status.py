@@ -19,11 +19,23 @@ from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import LOG_NAME, Change, Cost, Decision, Progress, Record, Standing, Verdict
+from nightshift.campaign.records import (
+    BLOCK_NAME,
+    DETACHED_NAME,
+    LOG_NAME,
+    NIGHT_NAME,
+    Change,
+    Cost,
+    Decision,
+    Progress,
+    Record,
+    Standing,
+    Verdict,
+)
 from nightshift.campaign.results import (
     Counts,
     Row,
-    changes_now,
+    fates_of,
     gain_text,
     kept_by_records,
     last_campaign,
@@ -99,7 +111,6 @@ def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
                 yield from (f"{head}{line}" for line in str(value).splitlines() or [""])
 
 
-DETACHED_NAME = "detached.log"  # in runs/: what --detach started prints there
 TIMED_OUT = 124  # as timeout(1)
 _NUM_LOG_LINES = 15  # of a crash
 _TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
@@ -162,7 +173,6 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     Returns: 0 if a stop rule or the user ended the night, 1 if it could not go on, 124 while it still runs.
     """
     from nightshift.night.state import load
-    from nightshift.night.summary import SUMMARY_NAME
 
     ledger, offset, has_followed = Ledger(root), None, False
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -188,13 +198,12 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     if state.cause is None:
         raise UsageError("the night was cut off", "Run the same command again to resume.")
     if not has_followed:  # else the summary was the last that the night printed
-        print_text(read_file(ledger.runs_dir / SUMMARY_NAME).decode(errors="replace").rstrip())
+        print_text(read_file(ledger.runs_dir / BLOCK_NAME).decode(errors="replace").rstrip())
     return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
 
 
 def is_under_way(ledger: Ledger, since: float) -> bool:
     """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
-    from nightshift.campaign.records import NIGHT_NAME
     from nightshift.night.state import load
 
     path = ledger.runs_dir / NIGHT_NAME
@@ -302,13 +311,13 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             )
             running.append(experiment)
         incumbent, unread = _incumbent(ledger, records, ours)
-        now_of = changes_now(ours, incumbent.kept if incumbent else ())
+        fates = fates_of(ours, incumbent.kept if incumbent else ())
         return cls(
             is_running=is_running,
             running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
-            counted=Counts.of([row(record, now_of) for record in ours]),
+            counted=Counts.of([row(record, fates) for record in ours]),
             cost=campaign_cost(ledger.runs_dir, ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),

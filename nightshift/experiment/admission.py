@@ -72,12 +72,12 @@ def admit(candidate: Config, request: Request, campaign: Campaign, setup: Setup)
             if is_same or other.config_hash == candidate.hash:
                 raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
         if changes and setup.engine.validate(before).settings == validated.settings:
-            text = shorten("; ".join(changes), _LONGEST)
+            text = shorten(", ".join(changes), _LONGEST)
             cause = f"the only changes are to keys that this engine does not use: {text}"
             raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
     name = "baseline" if run.is_baseline else "incumbent" if run.changes == campaign.kept else ""
     name = f"{name} again".lstrip() if campaign.baseline else "baseline"
-    description = request.proposal.description or "; ".join(changes) or name
+    description = request.proposal.description or ", ".join(changes) or name
     return Record(
         number=0,
         status=STARTED,

@@ -24,9 +24,9 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import crash, resume
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, baseline_of, read_progress
+from nightshift.campaign.ledger import STARTED, baseline_of, read_progress
 from nightshift.campaign.next_run import measuring_run, next_stage
-from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
+from nightshift.campaign.records import DIRECTION_NAME, Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import Config, load, parse
 from nightshift.engines.base import used_keys

@@ -33,6 +33,7 @@ from nightshift.campaign.records import (
     Effect,
     NightStatus,
     Record,
+    Rollout,
     Stage,
     Standing,
 )
@@ -61,28 +62,6 @@ _MAX_POINTS = 48
 # Of more experiments the details are those of keeps, of the last ones and of the largest differences: see page.py.
 _MAX_DETAILS = 150
 _NUM_LAST = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
-
-    `problem` is its text, None without its data.
-    """
-
-    environment: str
-    key: str
-    score: float
-    answer: str
-    completion: str
-    num_tokens: int | None = None
-    truncated: bool = False
-    problem: str | None = None
-    games: tuple[dict[str, str], ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +183,11 @@ class Morning:
         records = (e.record for e in reversed(self.experiments))
         scores = last_scores([*takewhile(lambda record: record.run.stage is not Stage.SEARCH, records)][::-1])
         return f"the last runs: {scores}" if scores else ""
+
+    @property
+    def without(self) -> str:
+        """What times and costs leave out, to follow them; empty without a comparison."""
+        return ", without certificates" if self.certificate or self.elsewhere else ""
 
     @property
     def isolation(self) -> str | None:

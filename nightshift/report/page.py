@@ -24,7 +24,7 @@ from markupsafe import Markup
 from nightshift.agents.history import load_configs
 from nightshift.agents.notebook import belied, compare_prediction, notebook
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import PAGE_NAME
+from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
 from nightshift.config.allowlist import BY_PRESET
 from nightshift.config.train_toml import Config
 from nightshift.config.values import Value, value_text
@@ -151,7 +151,6 @@ def _example_scores(e: Experiment) -> tuple[float, ...]:
     return e.record.evaluation.example_scores if e.record.evaluation else ()
 
 
-PICTURE_NAME = "progress.svg"
 TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("draw", "table", "compare", "start")
 _POLICY = (
@@ -189,7 +188,7 @@ def write_report(
     view = view_of(ledger, now, branch)
     files = {
         PAGE_NAME: render(view, is_live).encode(),
-        "report.md": summary(view.morning, view.headline, view.nights, view.chart is not None).encode(),
+        SUMMARY_NAME: summary(view.morning, view.headline, view.nights, view.chart is not None).encode(),
     }
     if view.chart is not None:
         files[PICTURE_NAME] = _environment().get_template("progress.svg.j2").render(_context(view)).encode()

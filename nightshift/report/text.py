@@ -54,7 +54,7 @@ def headline(morning: Morning) -> Headline:
         rows.append((True, "Nothing has been measured yet", "No experiment has its verdict yet.", "none"))
     else:
         baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
-        later = [e for e in morning.experiments if e.number > baseline and e.record.judgement]
+        later = [e for e in morning.experiments if e.number > baseline and e.record.decided]
         certificate = None if morning.obsolete else morning.certificate
         gain, remarks = _minus(gain_text(standing)), "".join(_remarks(morning))
         only = "Only the baseline has been measured; there is nothing to compare it with."

@@ -150,7 +150,6 @@ def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(setup: 
         ("keep", mine, {"trainer.optim.lr": "3e-5"})
     ]
     campaign = setup.campaign()
-    assert campaign.incumbent == campaign.kept
     assert campaign.posterior.effect(campaign.kept[0]).p_helps < 0.05
     assert setup.repo.config_at("HEAD") == bad == (setup.root / "train.toml").read_bytes()
     with pytest.raises(UsageError, match="already tried in experiment 0002"):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from nightshift.agents.history import load_configs
+from nightshift.agents.history import UNSET, load_configs
 from nightshift.campaign.git import CAMPAIGN_PREFIX
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
@@ -84,10 +84,14 @@ class Story:
         return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "campaign"
 
     def values(self, row: Row) -> dict[str, Value]:
-        """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B."""
+        """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B;
+        `unset` for none."""
         config = self.configs.get(row.number)
         values = config.resolved if config else {}
-        return {key: v if isinstance(v, bool | int | float) else spelled(v) for key, v in values.items()}
+        return {
+            key: UNSET if v is None else v if isinstance(v, bool | int | float) else spelled(v)
+            for key, v in values.items()
+        }
 
     def steps(self, record: Record) -> list[Step]:
         return read_steps(self.ledger.run_dir(record.number) / METRICS_NAME) if record.result else []

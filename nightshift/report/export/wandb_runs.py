@@ -54,7 +54,7 @@ def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row
         name=f"{row.number:04d} {row.status}",
         group=story.tag,
         tags=[*filter(None, (verdict, row.now))],
-        notes=clean("; ".join(row.changes)),
+        notes=clean(", ".join(row.changes)),
         dir=folder,
         config=story.values(row) | {"rules": clean(row.rules), "parent": row.parent},
         settings=settings,
