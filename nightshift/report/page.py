@@ -216,7 +216,7 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     """Read the ledger and the files of its runs, and put together what is to be shown."""
     morning = gather(ledger, branch)
     shown = detailed(morning.experiments)
-    examples = shown_examples(morning.environments, ledger.root)
+    examples = shown_examples(morning.story.records[-1].environments if morning.story.records else (), ledger.root)
     wanted = dividing(shown, examples)
     measured = {e.number: e.record for e in morning.experiments if e.standing}
     details = {e.number: with_details(e, ledger, measured, examples, wanted) for e in shown}
@@ -225,11 +225,11 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     )
     morning = replace(morning, experiments=experiments)
     configs = settings(load_configs(ledger, [e.record for e in shown]))
-    _, *entries = notebook(morning.campaign.decided).rstrip().split("\n")
+    _, *entries = notebook(morning.story.campaign.decided).rstrip().split("\n")
     return View(
         morning=morning,
         headline=text.headline(morning),
-        panels=tuple(key_panels(morning.experiments, morning.campaign.kept)),
+        panels=tuple(key_panels(morning.experiments, morning.story.campaign.kept)),
         chart=progress_chart(morning.experiments, morning.standing),
         nights=tuple(nights([(e.record, e.uses) for e in experiments])),
         compared=data_block(experiments, configs, examples),

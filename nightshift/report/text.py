@@ -81,7 +81,7 @@ def _remarks(morning: Morning) -> Iterator[str]:
     """Yield what the final check runs scored, and whether more than the answer format was learnt."""
     if runs := morning.last_runs:
         yield f" {runs[:1].upper()}{runs[1:]}."
-    campaign = morning.campaign
+    campaign = morning.story.campaign
     last = campaign.incumbent_run or campaign.parent
     form = compare(last, campaign.baseline) if last and morning.kept else None
     if form and form.conclusion:

@@ -45,7 +45,7 @@ from nightshift.night.summary import one_line
 from nightshift.report import diff as compare
 from nightshift.report import markdown, text
 from nightshift.report.data import gather
-from nightshift.report.export.story import Story, as_csv, cell
+from nightshift.report.export.table import as_csv, cell
 from nightshift.report.page import render, view_of
 from nightshift.text import clean
 from tests.campaigns import BRANCH, a_record, a_result, context_after, replace, tell
@@ -265,13 +265,13 @@ class Told:
         story = Story.of(ledger, None)
         table = list(csv.DictReader(io.StringIO(as_csv(story).decode())))
         assert self.status.incumbent
-        assert story.shown.campaign.configs
+        assert story.campaign.configs
         self.names = [
             [change.name for change in self.status.incumbent.kept],
             sorted(line.partition("  ")[0] for line in self.history.kept),
             sorted(kept.change.name for kept in self.page.kept),
         ]
-        self.rates = [incumbent.get(LR), story.shown.campaign.configs[1].get(LR)]
+        self.rates = [incumbent.get(LR), story.campaign.configs[1].get(LR)]
         self.nows = [self.history.runs[1].now, table[1]["now"], self.page.experiments[1].row.now]
         self.standings = [self.status.incumbent.standing, self.page.standing]
 
@@ -325,7 +325,7 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
     assert told.names == [["0002"]] * 3, "what cannot be read changes nothing"
     unread = f"{UNREAD}: git for-each-ref failed: fatal: not a git repository"
     assert [unread.lower() in line.lower() for line in (*told.status.damaged, *told.history.damaged, told.label)] == [True] * 3
-    assert any(unread.lower() in note.lower() for note in told.page.notes)
+    assert any(unread.lower() in note.lower() for note in told.page.story.notes)
     (checkout / "away").rename(checkout / ".git")
 
     table = setup.ledger.tsv_path

@@ -25,7 +25,7 @@ from nightshift.experiment.setup import Setup
 from nightshift.files import remove_tree
 from nightshift.report.data import gather
 from nightshift.report.export.model import certified as card_line
-from nightshift.report.export.story import Story
+from nightshift.report.data import Story
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL

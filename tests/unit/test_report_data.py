@@ -99,12 +99,12 @@ def test_experiments_of_other_branches_and_rules_are_not_mixed_in(tmp_path: Path
     records += [replace(crash(3), branch="main"), replace(crash(4), rules_hash="older")]
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2]
-    assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.notes)
+    assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.story.notes)
 
 
 def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     ledger = stored(tmp_path, judged(STORY[:2]))
-    assert gather(ledger, None).branch == BRANCH
+    assert gather(ledger, None).story.branch == BRANCH
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other")
 
