@@ -19,13 +19,12 @@ from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
 from nightshift.campaign.results import Row, last_campaign
-from nightshift.config.allowlist import BY_PRESET, KEYS
+from nightshift.config.allowlist import KEYS
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import UsageError
 from nightshift.files import Document
 from nightshift.text import clean
 
-UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
 run | score | difference | steps | verdict: change"""
@@ -181,18 +180,18 @@ def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> lis
     tried = dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number]))
     histories = []
     for key in tried if campaign.baseline.number in configs else ():
-        baseline = _value(key, configs[campaign.baseline.number])
+        baseline = spelled(configs[campaign.baseline.number].shown(key))
         groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(baseline, ()): []}
         for record in records:
             run, change, config = record.run, _setter(record, key), configs[record.number]
             if change is run.new if run.new else record.status != Verdict.CRASH:
                 keys = [other for other in _touched(change, config) if _setter(record, other) is change]
                 others = tuple(other for other in keys if other != key)
-                groups.setdefault((_value(key, config), others), []).append(record)
+                groups.setdefault((spelled(config.shown(key)), others), []).append(record)
         rows = [_value_row(campaign, key, *name, records_of) for name, records_of in groups.items()]
         rows[0] = dataclasses.replace(rows[0], difference=0.0, difference_halfwidth=0.0)  # of the baseline's value
         rows.sort(key=lambda row: (bool(row.others), *_order(row.value)))
-        histories.append(KeyHistory(key, baseline, _value(key, now), tuple(rows)))
+        histories.append(KeyHistory(key, baseline, spelled(now.shown(key)), tuple(rows)))
     return sorted(histories, key=lambda key: (-sum(len(row.numbers) for row in key.values if not row.others), key.key))
 
 
@@ -257,14 +256,6 @@ def _touched(change: Change | None, config: Config) -> Iterator[str]:
     """Yield the keys of a change that apply: what merely stopped to apply, because a variant changed, was not
     touched."""
     yield from (key for key in (change.keys if change else ()) if key in config.resolved)
-
-
-def _value(key: str, config: Config) -> str:
-    """Return the value of a key as a record's diff spells it; UNSET for a key without one."""
-    if key in BY_PRESET and key not in config.values:
-        return "by preset"
-    text = spelled(config.resolved[key]) if key in config.resolved else None
-    return UNSET if text in (None, "None", "off") else text
 
 
 def _order(value: str) -> tuple[float, str]:

@@ -20,6 +20,7 @@ from nightshift.config.values import Value, value_text
 from nightshift.errors import ConfigError
 
 MAX_SHOWN = 50  # problems that a message names
+UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
 
 
 class TrainTomlError(ConfigError):
@@ -60,6 +61,14 @@ class Config:
         if path not in self.resolved and find_key(path) is None:
             raise KeyError(path)
         return self.resolved.get(path)
+
+    def shown(self, path: str) -> bool | int | float | str:
+        """Return the value of a key as every view shows it: `unset` for none, `by preset` if the memory of the GPUs
+        decides it."""
+        if path in BY_PRESET and path not in self.values:
+            return "by preset"
+        value = self.resolved.get(path)
+        return UNSET if value is None else value if isinstance(value, bool | int | float) else spelled(value)
 
 
 def load(path: Path) -> Config:
@@ -157,7 +166,7 @@ def spelled(value: Value) -> str:
 
 
 def _text(value: Value | None) -> str:
-    return "unset" if value is None else spelled(value)
+    return UNSET if value is None else spelled(value)
 
 
 def _default_text(path: str, resolved: Mapping[str, Value]) -> str | None:

@@ -25,9 +25,7 @@ from nightshift.agents.history import load_configs
 from nightshift.agents.notebook import belied, compare_prediction, notebook
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
-from nightshift.config.allowlist import BY_PRESET
-from nightshift.config.train_toml import Config
-from nightshift.config.values import Value, value_text
+from nightshift.config.train_toml import Config, spelled
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text
@@ -64,7 +62,7 @@ _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
 FIGURES = ("verdict", "score", "strict score", "effect_at_decision")
 
 Keys = frozenset[tuple[str, str]]  # of examples: (package, key)
-Settings = Mapping[str, Value | None]  # by key; None: unset
+Settings = Mapping[str, str]  # by key
 
 
 def dividing(experiments: Sequence[Experiment], examples: SelectionSet) -> Keys:
@@ -81,14 +79,7 @@ def dividing(experiments: Sequence[Experiment], examples: SelectionSet) -> Keys:
 def settings(configs: Mapping[int, Config]) -> dict[int, Settings]:
     """The values of all keys that a config sets, by experiment."""
     keys = list(dict.fromkeys(key for config in configs.values() for key in config.values))
-    return {
-        number: {key: (config.values if key in BY_PRESET else config.resolved).get(key) for key in keys}
-        for number, config in configs.items()
-    }
-
-
-def _spelled(value: Value | None) -> str:
-    return "unset" if value is None else value_text(value)
+    return {number: {key: spelled(config.shown(key)) for key in keys} for number, config in configs.items()}
 
 
 def data_block(experiments: Sequence[Experiment], settings: Mapping[int, Settings], examples: SelectionSet) -> Markup:
@@ -101,7 +92,7 @@ def data_block(experiments: Sequence[Experiment], settings: Mapping[int, Setting
     block = {
         "figures": FIGURES,
         "curves": CURVES,
-        "settings": {key: _spelled(value) for key, value in first.items()},
+        "settings": first,
         "examples": {
             places[key]: [text.visible(text.cut(examples.texts[key], _MAX_PROBLEM))] for key in keys if key in places
         },
@@ -128,7 +119,7 @@ def _told(e: Experiment, first: Settings, own: Settings | None) -> dict[str, Any
     return {
         "title": text.visible(text.brief(e.record.proposal.description, 70)),
         "figures": (e.row.status, *scores, text.effect(e.effect)),
-        "settings": None if own is None else {key: _spelled(v) for key, v in own.items() if v != first.get(key)},
+        "settings": None if own is None else {key: v for key, v in own.items() if v != first.get(key)},
         "curves": e.curves or None,
     }
 

@@ -76,24 +76,6 @@ def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, se
     assert (found.standing is None) == title.startswith("Nothing")
 
 
-def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
-    records = judged(STORY)
-    unfolded = replace(records[4], number=7, decided=None)
-    found = morning(tmp_path, [*records, unfolded, crash(8, Failure.MACHINERY)])
-    assert [e.number for e in found.experiments] == list(range(1, 9))
-    assert found.standing == morning(tmp_path / "without", records).standing
-    assert (found.experiments[6].standing, found.experiments[6].kind) == (None, "keep")
-    assert {kept.change.name for kept in found.kept} == {"0003", "0005"}
-    assert found.left == ()
-
-
-def test_scores_that_fit_no_campaign_are_one_line(tmp_path: Path) -> None:
-    records = judged(STORY)
-    records[2] = replace(records[2], result=a_result(0.5, 3))
-    with pytest.raises(UsageError, match=r"experiment 0003 has 3 scores, the baseline 400\. Move runs/0003 out"):
-        morning(tmp_path, records)
-
-
 def test_experiments_of_other_branches_and_rules_are_not_mixed_in(tmp_path: Path) -> None:
     records = judged(STORY[:2])
     records += [replace(crash(3), branch="main"), replace(crash(4), rules_hash="older")]

@@ -6,11 +6,9 @@ import math
 
 import msgspec
 
-from nightshift.agents.history import UNSET
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import Row
-from nightshift.config.train_toml import spelled
 from nightshift.config.values import Value, number_text
 from nightshift.report.data import Story
 from nightshift.text import clean, escape_formula
@@ -45,14 +43,9 @@ def cell(value: Value | None) -> str:
 
 
 def values(story: Story, row: Row) -> dict[str, Value]:
-    """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B; `unset`
-    for none."""
+    """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B."""
     config = story.configs.get(row.number)
-    items = config.resolved.items() if config else ()
-    return {
-        key: UNSET if value is None else value if isinstance(value, bool | int | float) else spelled(value)
-        for key, value in items
-    }
+    return {key: config.shown(key) for key in config.resolved} if config else {}
 
 
 def steps(story: Story, record: Record) -> list[Step]:
