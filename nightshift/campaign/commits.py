@@ -138,12 +138,8 @@ def decisions_since(
     """Return what the user's own commits decided since the last experiment of a branch, also of one that is not checked
     out. Empty while git lacks a commit of Nightshift's: the user's changes cannot be told from Nightshift's then.
 
-    Args:
-        kept: the incumbent's changes by the records.
-
-    Raises:
-        UsageError: the branch is gone, or its train.toml is not valid.
-        EngineError: git failed.
+    `kept`: the incumbent's changes by the records. UsageError if the branch is gone or its train.toml is not valid,
+    EngineError if git fails.
     """
     ours = [record for record in records if record.branch == branch]
     open_records = [record for record in ours if record.git_action is None]

@@ -370,6 +370,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         """`trainer.optim.lr = 5e-6, max_steps = unset`."""
         return ", ".join(f"{key} = {'unset' if value is None else value}" for key, value in self.keys.items())
 
+    def __str__(self) -> str:
+        """`0003: trainer.optim.lr = 5e-6`."""
+        return f"{self.name}: {self.settings}"
+
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided about one change. `effect`: posterior mean of its effect on the score, less the effect of the
@@ -386,9 +390,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """The effect at the time of the decision."""
         return None if self.effect is None or not self.effect_stderr else Effect(self.effect, self.effect_stderr)
 
-    @property
-    def p_helps(self) -> float | None:
-        return self.estimate.p_helps if self.estimate else None
+    def __str__(self) -> str:
+        """`keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
+        return f"{self.action} {self.change}" + (f"; effect {self.estimate.with_p}" if self.estimate else "")
 
 
 class Stage(IntEnum):

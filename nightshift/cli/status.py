@@ -26,7 +26,6 @@ from nightshift.campaign.records import (
     NIGHT_NAME,
     Change,
     Cost,
-    Decision,
     Progress,
     Record,
     Standing,
@@ -68,28 +67,16 @@ def experiment_lines(ledger: Ledger, record: Record, row: Row) -> Iterator[str]:
     """`name: value`: the row, then what else the record has by the names of record.json, inner values indented."""
     fields, judged = shown(ledger, record, row), record.judgement
     cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
-    fields["user_decisions"] = [*map(_decided, record.user_decisions)]
-    fields["run"] = {"changes": [*map(_change, record.run.changes)], "stage": record.run.stage.name.lower()}
+    fields["user_decisions"] = record.user_decisions
+    fields["run"] = {"changes": record.run.changes, "stage": record.run.stage.name.lower()}
     del fields["proposal"]["description"]
     if judged is not None:
-        decisions = {"decisions": [*map(_decided, judged.decisions)], "refused": [*map(_decided, judged.refused)]}
-        fields["judgement"] |= {**decisions, "kept": [*map(_change, judged.kept)]}
+        fields["judgement"] |= {name: getattr(judged, name) for name in ("decisions", "refused", "kept")}
         del fields["judgement"]["why"]
     hidden = {*cells, *_LAST, "kind", "version", "status", "diff", "rules_hash", "row"}
     first = {name: value for name, value in cells.items() if name not in ("effect_at_decision_stderr", "p_helps")}
     first |= fields.pop("proposal") | {name: value for name, value in fields.items() if name not in hidden}
     return _lines({**first, **{name: fields[name] for name in _LAST}}, "")
-
-
-def _change(change: Change) -> str:
-    """A change in one line: `0003: trainer.optim.lr = 5e-6`."""
-    return f"{change.name}: {change.settings}"
-
-
-def _decided(decision: Decision) -> str:
-    """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
-    line, effect = f"{decision.action} {_change(decision.change)}", decision.estimate
-    return f"{line}; effect {effect.with_p}" if effect else line
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -256,7 +243,7 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
         lines, later = list[str](), set[str]()
         for change in reversed(self.kept):
             keys = {key: value for key, value in change.keys.items() if key not in later}
-            lines.append(_change(msgspec.structs.replace(change, keys=keys)))
+            lines.append(str(msgspec.structs.replace(change, keys=keys)))
             later |= keys.keys()
         return lines[::-1]
 

@@ -22,7 +22,7 @@ from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
-from tests.conftest import CAMPAIGN, git, living_children, slow
+from tests.conftest import git, living_children, slow
 from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules

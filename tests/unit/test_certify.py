@@ -23,9 +23,8 @@ from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.integrity import IntegrityError
 from nightshift.experiment.setup import Setup
 from nightshift.files import remove_tree
-from nightshift.report.data import gather
+from nightshift.report.data import Story, gather
 from nightshift.report.export.model import certified as card_line
-from nightshift.report.data import Story
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL

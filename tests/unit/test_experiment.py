@@ -156,22 +156,6 @@ def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(setup: 
         run(setup)
 
 
-@pytest.mark.parametrize("command", [("revert", "--no-edit", "HEAD"), ("reset", "--quiet", "--hard", "HEAD~1")])
-def test_a_keep_that_the_user_takes_back_with_git_is_out(setup: Setup, command: tuple[str, ...]) -> None:
-    source = baseline(setup, POOR, then=GOOD)
-    kept = run(setup)
-    assert kept.status == "keep"
-    git(setup.root, *command)
-    assert (setup.root / "train.toml").read_bytes() == source
-    record = tried(setup, BAD)
-    assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
-    assert record.diff == ("trainer.optim.lr 6e-7 -> 3e-5",)
-    assert setup.campaign().kept == ()
-    # The change helps, and stays out all the same.
-    assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
-    assert setup.repo.config_at("HEAD") == source
-
-
 def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says_so(setup, monkeypatch):
     """Runs are told to be so noisy that a single good one is doubted as soon as its config disappoints."""
     noisy = replace(RULES.decision, keep_at=0.5, revert_below=0.8, seed_sd=0.3, kinds=((0.0, 0.1, 1.0),))

@@ -18,8 +18,8 @@ from nightshift.campaign.records import Job, Weights
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
-from nightshift.report.export.model import copy_model
 from nightshift.report.data import Story
+from nightshift.report.export.model import copy_model
 from tests.campaigns import BRANCH, campaign, certificate_for, replace, with_certificate
 from tests.rules import ARITHMETIC_TRL
 

@@ -22,8 +22,8 @@ from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import UsageError
 from nightshift.files import write_json
-from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
 from nightshift.report.data import Story
+from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
 from tests.checkouts import ROOT
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
