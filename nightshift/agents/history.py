@@ -15,7 +15,6 @@ from msgspec import structs
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
 from nightshift.campaign.results import Row, last_campaign
@@ -238,7 +237,7 @@ def of_last_campaign(ledger: Ledger) -> Memory:
         UsageError: nothing was decided yet, or the baseline's train.toml is gone.
     """
     records, damaged = ledger.readable()
-    campaign = Campaign.read(ledger, Repo(ledger.root), records, *last_campaign(records))
+    campaign = Campaign.read(ledger, records, *last_campaign(records))
     if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     now = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)

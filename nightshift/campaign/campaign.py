@@ -62,12 +62,12 @@ class Campaign:
         return campaign
 
     @classmethod
-    def read(cls, ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
+    def read(cls, ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
         """Return a campaign for a command that only looks, with what your own commits decided since its last
         experiment. If these cannot be read, the records alone count, and `unread` says why. UsageError as `of`."""
         campaign = cls.of(records, branch, rules_hash)
         try:
-            return campaign.with_user_commits(ledger, repo, records)
+            return campaign.with_user_commits(ledger, Repo(ledger.root), records)
         except (UsageError, EngineError) as error:
             campaign.unread = f"{UNREAD}: {error}"
             return campaign

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from nightshift.campaign.next_run import Settings, settings_of
+from nightshift.campaign.next_run import Settings, remaining, settings_of
 from nightshift.campaign.records import Action, Change, Decision, Effect, Failure, Record, Stage, Standing, Verdict
 from nightshift.text import clean, escape_formula
 
@@ -164,7 +164,8 @@ def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     for decision in (d for r in records if last and r.decided_before >= _place(last) for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    return tuple(kept)
+    left = {settings for settings, rest in remaining(map(settings_of, kept)) if rest}  # the others are replaced
+    return tuple(change for change in kept if settings_of(change) in left)
 
 
 def _place(record: Record) -> int:

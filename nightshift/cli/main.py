@@ -368,10 +368,9 @@ def show(number: int, as_json: bool) -> None:
     from nightshift.campaign.campaign import Campaign
     from nightshift.cli.status import experiment_lines, shown
 
-    root = run.process_root()
-    ledger = Ledger(root)
+    ledger = Ledger(run.process_root())
     record, (records, _) = ledger.record(number), ledger.readable()
-    campaign = Campaign.read(ledger, Repo(root), records, record.branch, record.rules_hash)
+    campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
     [row] = campaign.rows([record])
     print_found(shown(ledger, record, row) if as_json else None, experiment_lines(ledger, record, row), as_json)
     if campaign.unread:

@@ -352,17 +352,17 @@ def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]
         return None, []
     last = max(judged, key=lambda record: record.decided or 0)
     assert last.judgement is not None
-    kept, standing, unread, repo = kept_by_records(ours), last.judgement.standing, list[str](), Repo(ledger.root)
+    kept, standing, unread = kept_by_records(ours), last.judgement.standing, list[str]()
     has_decisions = kept != last.judgement.kept
     try:
         config = ledger.stored_config(baseline)
-        has_decisions |= bool(decisions_since(ledger, repo, records, baseline.branch, config, kept))
+        has_decisions |= bool(decisions_since(ledger, Repo(ledger.root), records, baseline.branch, config, kept))
     except (UsageError, EngineError) as error:
         unread.append(f"{UNREAD}: {error}")
     if has_decisions:
         from nightshift.campaign.campaign import Campaign
 
-        campaign = Campaign.read(ledger, repo, records, last.branch, last.rules_hash)
+        campaign = Campaign.read(ledger, records, last.branch, last.rules_hash)
         kept, standing = campaign.kept, campaign.standing
     assert standing is not None
     measured = [record for record in ours if record.evaluation and record.status != Verdict.CRASH]

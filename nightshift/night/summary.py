@@ -41,7 +41,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
 
     setup.ledger.require_in_place()
     records = setup.ledger.records()
-    campaign = Campaign.read(setup.ledger, setup.repo, records, state.branch, state.rules_hash)
+    campaign = Campaign.read(setup.ledger, records, state.branch, state.rules_hash)
     cost = night_cost(state, setup.ledger) + runs_cost(state.own(records))
     text = summary(state, records, campaign, setup.now(), cost)
     write_atomically(setup.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
@@ -125,7 +125,7 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
     counts = None
     try:
         records = setup.ledger.records()
-        campaign = Campaign.read(setup.ledger, setup.repo, records, state.branch, state.rules_hash)
+        campaign = Campaign.read(setup.ledger, records, state.branch, state.rules_hash)
         counts = Counts.of(campaign.rows(state.own(records)))
     except Interrupted:
         raise

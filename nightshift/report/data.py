@@ -226,14 +226,14 @@ class Story:
 
         Raises UsageError for a named branch without experiments.
         """
-        repo, (records, damaged) = Repo(ledger.root), ledger.readable()
+        records, damaged = ledger.readable()
         notes = [f"Not counted: {cause}." for cause in damaged]
         branches = list(dict.fromkeys(r.branch for r in records))
         if branch is not None and branch not in branches:
             known = ", ".join(branches) or "no experiment at all"
             raise UsageError(f"no experiment ran on {branch}", f"The ledger has: {known}.")
         if branch is None:
-            branch = repo.head().branch
+            branch = Repo(ledger.root).head().branch
             branch = branch if branch in branches or not records else records[-1].branch
         ours = [r for r in records if r.branch == branch]
         last = next((r for r in reversed(ours) if verdict_of(r) in MEASURED), ours[-1] if ours else None)
@@ -241,7 +241,7 @@ class Story:
         shown = [r for r in ours if r.rules_hash == rules_hash]
         if others := len(ours) - len(shown):
             notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
-        campaign = Campaign.read(ledger, repo, records, branch, rules_hash)
+        campaign = Campaign.read(ledger, records, branch, rules_hash)
         notes += [f"{campaign.unread[:1].upper()}{campaign.unread[1:]}"] if campaign.unread else []
         return cls(ledger, branch, rules_hash, tuple(shown), campaign, tuple(campaign.rows(shown)), tuple(notes))
 
