@@ -75,8 +75,7 @@ def compare(night: str) -> dict[str, Any]:
 def decision_lines(campaign: Campaign) -> list[str]:
     """Return a line for each decision that changed the incumbent."""
     return [
-        f"after {number:04d}: {decision.action.value} {decision.change.experiment:04d}, "
-        f"effect {100 * (decision.effect or 0):+.1f} pp, P(it helps) {100 * (decision.p_helps or 0):.0f} %"
+        f"after {number:04d}: {decision}"
         for number, decisions in decisions_of(campaign).items()
         for decision in decisions
     ]

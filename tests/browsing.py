@@ -14,7 +14,7 @@ NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
 def written(root: Path) -> Path:
     """The page of the campaign in `root`, as a file there."""
     path = root / "report.html"
-    path.write_text(render(view_of(Ledger(root), "", NOW)), encoding="utf-8")
+    path.write_text(render(view_of(Ledger(root), NOW)), encoding="utf-8")
     return path
 
 

@@ -240,13 +240,13 @@ def _role_of(run: Record, campaign: Campaign) -> str:
 
 def describe(record: Record) -> str:
     """Describe an experiment in flight on one line: change and hypothesis."""
-    change = clean("; ".join(record.diff), 120) + record.run.with_rider
+    change = clean(", ".join(record.diff), 120) + record.run.with_rider
     return " | ".join(filter(None, (f"{record.number:04d} {record.status}: {change}", _thoughts(record))))
 
 
 def _thoughts(record: Record) -> str:
     """Return an experiment's hypothesis, prediction, lesson and reported outcome; empty without any."""
-    proposal, change, texts = record.proposal, "; ".join(record.diff), list[str]()
+    proposal, change, texts = record.proposal, ", ".join(record.diff), list[str]()
     description = proposal.description.partition(": ")[2] or proposal.description
     if not change or not change.startswith(description.removesuffix("...")):
         texts.append(clean(proposal.description, 120))  # a search's is its change: `tpe: trainer.optim.lr 3e-6 -> 5e-6`

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nightshift.agents.base import Context
-from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
+from nightshift.agents.notebook import notebook
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import NOTEBOOK_NAME, Record
 from nightshift.executors.process import tail
 from nightshift.files import read_rows
 from nightshift.text import clean

@@ -18,13 +18,12 @@ from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
 from nightshift.campaign.results import Row, last_campaign
-from nightshift.config.allowlist import BY_PRESET, KEYS
+from nightshift.config.allowlist import KEYS
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import UsageError
 from nightshift.files import Document
 from nightshift.text import clean
 
-UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
 run | score | difference | steps | verdict: change"""
@@ -47,7 +46,7 @@ class RunRow(Row, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         verdict = self.status + (f" ({clean(self.why, 160)})" if self.verdict == "crash" else "")
-        change = "; ".join(self.changes) or ", ".join(("the baseline", *self.kept))
+        change = ", ".join(self.changes) or ", ".join(("the baseline", *self.kept))
         change += f" (also re-testing {self.rider})" if self.rider else ""
         change += f" [{self.starts}]" if self.starts else ""
         steps = "" if self.num_steps is None else self.num_steps
@@ -180,18 +179,18 @@ def _keys(campaign: Campaign, configs: Mapping[int, Config], now: Config) -> lis
     tried = dict.fromkeys(key for record in records for key in _touched(record.run.new, configs[record.number]))
     histories = []
     for key in tried if campaign.baseline.number in configs else ():
-        baseline = _value(key, configs[campaign.baseline.number])
+        baseline = spelled(configs[campaign.baseline.number].shown(key))
         groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {(baseline, ()): []}
         for record in records:
             run, change, config = record.run, _setter(record, key), configs[record.number]
             if change is run.new if run.new else record.status != Verdict.CRASH:
                 keys = [other for other in _touched(change, config) if _setter(record, other) is change]
                 others = tuple(other for other in keys if other != key)
-                groups.setdefault((_value(key, config), others), []).append(record)
+                groups.setdefault((spelled(config.shown(key)), others), []).append(record)
         rows = [_value_row(campaign, key, *name, records_of) for name, records_of in groups.items()]
         rows[0] = dataclasses.replace(rows[0], difference=0.0, difference_halfwidth=0.0)  # of the baseline's value
         rows.sort(key=lambda row: (bool(row.others), *_order(row.value)))
-        histories.append(KeyHistory(key, baseline, _value(key, now), tuple(rows)))
+        histories.append(KeyHistory(key, baseline, spelled(now.shown(key)), tuple(rows)))
     return sorted(histories, key=lambda key: (-sum(len(row.numbers) for row in key.values if not row.others), key.key))
 
 
@@ -238,13 +237,13 @@ def of_last_campaign(ledger: Ledger) -> Memory:
         UsageError: nothing was decided yet, or the baseline's train.toml is gone.
     """
     records, damaged = ledger.readable()
-    campaign = Campaign.of(records, *last_campaign(records))
+    campaign = Campaign.read(ledger, records, *last_campaign(records))
     if campaign.baseline is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     now = incumbent_config(ledger.stored_config(campaign.baseline), campaign.kept)
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     memory = history(campaign, load_configs(ledger, campaign.decided), now, used_keys)
-    return structs.replace(memory, damaged=tuple(damaged))
+    return structs.replace(memory, damaged=(*damaged, *filter(None, [campaign.unread])))
 
 
 def _setter(record: Record, key: str) -> Change | None:
@@ -256,14 +255,6 @@ def _touched(change: Change | None, config: Config) -> Iterator[str]:
     """Yield the keys of a change that apply: what merely stopped to apply, because a variant changed, was not
     touched."""
     yield from (key for key in (change.keys if change else ()) if key in config.resolved)
-
-
-def _value(key: str, config: Config) -> str:
-    """Return the value of a key as a record's diff spells it; UNSET for a key without one."""
-    if key in BY_PRESET and key not in config.values:
-        return "by preset"
-    text = spelled(config.resolved[key]) if key in config.resolved else None
-    return UNSET if text in (None, "None", "off") else text
 
 
 def _order(value: str) -> tuple[float, str]:

@@ -11,7 +11,6 @@ from nightshift.campaign.records import POINTS, Z95, Effect, Record
 from nightshift.campaign.results import UNDECIDED, num_since_keep, verdict_of
 from nightshift.text import clean
 
-NOTEBOOK_NAME = "notebook.md"
 MAX_BYTES = 60_000  # of the file: the latest entries
 _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
 _CLAIMS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}

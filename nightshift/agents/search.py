@@ -68,7 +68,7 @@ class SearchProposer:
                 cause = str(error)
                 continue
             if changes := diff(space.base, parse(source)):
-                description = f"{self.name}: {'; '.join(change.line for change in changes)}"
+                description = f"{self.name}: {', '.join(change.line for change in changes)}"
                 return Answer(source, Proposal(description=shorten(description, _MAX_HYPOTHESIS)))
         return Answer(b"", cause=cause)
 

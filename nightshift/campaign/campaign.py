@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 
 from msgspec.structs import replace
 
-from nightshift.campaign.commits import incumbent_config, plan
-from nightshift.campaign.git import EXPERIMENT_TRAILER
+from nightshift.campaign.commits import UNREAD, decisions_since, incumbent_config, plan
+from nightshift.campaign.git import EXPERIMENT_TRAILER, Repo
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import (
     NOT_ISOLATED,
@@ -28,10 +30,10 @@ from nightshift.campaign.records import (
     Standing,
     Verdict,
 )
-from nightshift.campaign.results import Row, changes_now, measured_text, row
+from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.campaign.scores import compare, remarks, run_scores, without
 from nightshift.config.train_toml import Config
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.text import clean
 
 Event = tuple[bool, Record]  # True and the record of a start, or False and the record of a decision
@@ -41,7 +43,8 @@ class Campaign:
     """The fold. `records`: all of the checkout. `decided`: the decided experiments, in the order of their decisions.
     `posterior`: None before the baseline. `differences`: by number, the measured score of each later run minus the
     score that was expected, just before the run was observed, of its config without its new change. `user_decisions`:
-    of commits that no record has yet. `config`: the baseline's train.toml, if the campaign is to be run."""
+    of commits that no record has yet. `config`: the baseline's train.toml. `unread`: why the user's own commits could
+    not be read."""
 
     def __init__(self, branch: str = "", rules_hash: str = "") -> None:
         self.branch, self.rules_hash = branch, rules_hash
@@ -51,8 +54,8 @@ class Campaign:
         self.differences: dict[int, Effect] = {}
         self.posterior: Posterior | None = None
         self.user_decisions: tuple[Decision, ...] = ()
-        self._incumbent: tuple[Change, ...] | None = None
         self.config: Config | None = None
+        self.unread: str | None = None
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
@@ -73,15 +76,36 @@ class Campaign:
         campaign.records, campaign._folded = records, names
         return campaign
 
-    def with_user_decisions(self, decisions: Iterable[Decision]) -> Campaign:
-        """Return the campaign with the `incumbent` after decisions of the user that no record has yet."""
-        assert self.posterior is not None
-        known = tuple(replace(d, change=self.posterior.known(d.change) or d.change) for d in decisions)
+    @classmethod
+    def read(cls, ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
+        """Return a campaign for a command that only looks, with what your own commits decided since its last
+        experiment. If these cannot be read, the records alone count, and `unread` says why. UsageError as `of`."""
+        campaign = cls.of(records, branch, rules_hash)
+        try:
+            return campaign.with_user_commits(ledger, Repo(ledger.root))
+        except (UsageError, EngineError) as error:
+            campaign.unread = f"{UNREAD}: {error}"
+            return campaign
+
+    def with_user_commits(self, ledger: Ledger, repo: Repo) -> Campaign:
+        """Return the campaign with its `config` and with the decisions of `decisions_since`. Raises as that does."""
+        self.read_config(ledger)
+        if self.posterior is None or self.baseline is None or self.config is None:
+            return self
+        decisions = decisions_since(ledger, repo, self.records, self.baseline.branch, self.config, self.kept)
+        if not decisions:
+            return self
         changed, posterior = copy.copy(self), self.posterior.copy()
+        known = tuple(replace(d, change=posterior.known(d.change) or d.change) for d in decisions)
         for decision in known:
             posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-        changed.user_decisions, changed._incumbent = known, posterior.kept
+        changed.user_decisions, changed.posterior = known, posterior
         return changed
+
+    def read_config(self, ledger: Ledger) -> None:
+        """Read the baseline's train.toml into `config`, once. UsageError if it was changed."""
+        if self.config is None and self.baseline is not None:
+            self.config = ledger.stored_config(self.baseline)
 
     def _copy(self) -> Campaign:
         copied = copy.copy(self)
@@ -192,9 +216,11 @@ class Campaign:
         return self.posterior.kept if self.posterior else ()
 
     @property
-    def incumbent(self) -> tuple[Change, ...]:
-        """The kept changes, with what the user's own commits since the last experiment decided."""
-        return self.kept if self._incumbent is None else self._incumbent
+    def configs(self) -> tuple[Config, Config] | None:
+        """The train.toml of baseline and incumbent; None if the baseline's cannot be read."""
+        with suppress(UsageError):
+            return None if self.config is None else (self.config, incumbent_config(self.config, self.kept))
+        return None
 
     def compose(self, changes: Iterable[Change]) -> Config:
         """Return the baseline's train.toml with these changes. UsageError without a baseline (--baseline), or if no
@@ -228,8 +254,8 @@ class Campaign:
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
-        now = changes_now(self.decided, self.kept)
-        return [row(record, now) for record in records]
+        fates = fates_of(self.decided, self.kept)
+        return [row(record, fates) for record in records]
 
     @property
     def num_decided(self) -> int:

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
-from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Action, Change, Decision, PlannedCommit, Record
 from nightshift.config.allowlist import KEYS, find_key
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, changed_keys, diff, parse, spelled
@@ -20,6 +21,7 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.text import clean
 
 MAX_SUBJECT = 71  # characters
+UNREAD = "your own commits to train.toml since the last experiment are not read"  # by a command that only looks
 _PATHS = {key.path for key in KEYS}
 Values = dict[str, Value]  # by dotted key
 
@@ -128,6 +130,33 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
         ids.append(None if edited is config else tip.commit)
         config = edited
     return ids
+
+
+def decisions_since(
+    ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
+) -> tuple[Decision, ...]:
+    """Return what the user's own commits decided since the last experiment of a branch, also of one that is not checked
+    out. Empty while git lacks a commit of Nightshift's: the user's changes cannot be told from Nightshift's then.
+
+    `kept`: the incumbent's changes by the records. UsageError if the branch is gone or its train.toml is not valid,
+    EngineError if git fails.
+    """
+    ours = [record for record in records if record.branch == branch]
+    open_records = [record for record in ours if record.git_action is None]
+    owed = [record for record in ours if record in open_records or record.git_error]
+    if any(record.judgement and record.judgement.steps for record in owed):
+        return ()
+    head = repo.head()
+    if head.branch != branch:
+        head = Head(branch, repo.branches().get(branch))
+    if head.commit is None:
+        raise UsageError(f"git has no branch {branch or 'of a detached HEAD'}")
+    ids = {id for record in ours for id in record.commits.values()}
+    ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
+    decisions = user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
+    # Decided since `records` were read: then the commit is Nightshift's.
+    is_old = bool(decisions) and any(ledger.read(record.number) != record for record in open_records)
+    return () if is_old else decisions
 
 
 def user_decisions(

@@ -103,7 +103,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
         if record.status == STARTED:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
-            note(f"experiment {record.number:04d} was interrupted; recorded as crash")
+            note(f"experiment {record.number:04d} was interrupted")
         elif record.judgement is not None:
             git_action = close(record, ledger, repo).git_action
             if git_action != record.git_action:

@@ -51,7 +51,6 @@ from nightshift.text import clean, local
 STARTED = "started"
 RECORD_NAME = "record.json"
 PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
-DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
 _RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
@@ -89,6 +88,7 @@ class Ledger:
 
     def __init__(self, root: Path) -> None:
         """`root` is the checkout. Nothing is created before a write."""
+        self.root = root
         self.runs_dir = root / "runs"
         self.tsv_path = root / "results.tsv"
         self.journal = Journal(self.runs_dir)
@@ -259,7 +259,7 @@ class Ledger:
     def sweep(self, in_flight: Collection[int] = ()) -> None:
         """Delete temporary files of killed writers, except in folders `in_flight`. Call as the controller."""
         self.require_in_place()
-        sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # the checkout has files of the user's
+        sweep_folder(self.root, (self.tsv_path.name, CONFIG_NAME))  # the checkout has files of the user's
         sweep_folder(self.runs_dir)
         for number in [number for number in self.numbers() if number not in in_flight][-1:]:
             sweep_folder(self.run_dir(number), is_only_mine=True)
@@ -286,9 +286,8 @@ class Ledger:
 
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
-        decided = [record for record in self.records() if record.status != STARTED]
         try:
-            write_atomically(self.tsv_path, results_tsv(decided).encode())
+            write_atomically(self.tsv_path, results_tsv(self.records()).encode())
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
 

@@ -23,7 +23,10 @@ from nightshift.files import Document
 from nightshift.text import clean, local
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
-ANSWERS_NAME, NIGHT_NAME, PAGE_NAME = "evaluation.jsonl", "night.json", "report.html"
+ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.svg"
+NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
+DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
+DETACHED_NAME = "detached.log"  # the output of a start with --detach
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
 LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
@@ -273,6 +276,28 @@ def packed(scores: Sequence[float]) -> Raw:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollout:
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
+
+    `environment`: its package. `problem`: the text, which the page adds; None without its data.
+    """
+
+    environment: str
+    key: str
+    score: float
+    answer: str
+    completion: str
+    num_tokens: int | None = None
+    truncated: bool = False
+    problem: str | None = None
+    games: tuple[dict[str, str], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What a worker returns of one run: `result.json`. `evaluation` is None unless training succeeded."""
 
@@ -345,6 +370,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         """`trainer.optim.lr = 5e-6, max_steps = unset`."""
         return ", ".join(f"{key} = {'unset' if value is None else value}" for key, value in self.keys.items())
 
+    def __str__(self) -> str:
+        """`0003: trainer.optim.lr = 5e-6`."""
+        return f"{self.name}: {self.settings}"
+
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided about one change. `effect`: posterior mean of its effect on the score, less the effect of the
@@ -361,9 +390,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """The effect at the time of the decision."""
         return None if self.effect is None or not self.effect_stderr else Effect(self.effect, self.effect_stderr)
 
-    @property
-    def p_helps(self) -> float | None:
-        return self.estimate.p_helps if self.estimate else None
+    def __str__(self) -> str:
+        """`keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
+        return f"{self.action} {self.change}" + (f"; effect {self.estimate.with_p}" if self.estimate else "")
 
 
 class Stage(IntEnum):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from nightshift.campaign.next_run import Settings, settings_of
+from nightshift.campaign.next_run import Settings, remaining, settings_of
 from nightshift.campaign.records import Action, Change, Decision, Effect, Failure, Record, Stage, Standing, Verdict
 from nightshift.text import clean, escape_formula
 
@@ -36,7 +36,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictName | None
     now: Now
     failure: Failure | None
-    commit: str | None  # of the keep
+    commit: str | None  # that kept its change: of the keep, or else of the last adoption
     description: str
     change: str | None  # the name of its new change: of the experiment that proposed it first
     changes: tuple[str, ...]  # the new change, key by key
@@ -77,7 +77,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> dict[str, Any]:
         """The row on one level: tuples joined, and a column for each environment."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "environment_scores"}
-        joined = {name: "; ".join(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+        joined = {name: ", ".join(v) if isinstance(v, tuple) else v for name, v in fields.items()}
         return joined | self.environment_scores
 
 
@@ -91,19 +91,20 @@ def verdict_of(record: Record) -> VerdictName | None:
     return words.get(record.status)
 
 
-def row(record: Record, now: Mapping[Settings, Now]) -> Row:
-    """Return the row of one experiment. `now`: see `changes_now`."""
+def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
+    """Return the row of one experiment. `fates`: see `fates_of`."""
     verdict, evaluation = verdict_of(record), record.evaluation
     effect = record.decision.estimate if record.decision else None
     training = record.result.training if record.result else None
     standing = record.judgement.standing if record.judgement else None
     new = record.run.new if verdict in ("keep", "discard") else None
+    now, commit = fates.get(settings_of(new), _NEVER_KEPT) if new else _NEVER_KEPT
     return Row(
         number=record.number,
         verdict=verdict,
-        now=now.get(settings_of(new), "") if new else "",
+        now=now,
         failure=record.failure,
-        commit=record.kept_commit[:7] if record.kept_commit else None,
+        commit=(record.kept_commit or commit or "")[:7] or None,
         description=record.proposal.description,
         change=record.run.new.name if record.run.new else None,
         changes=record.diff,
@@ -132,41 +133,53 @@ def row(record: Record, now: Mapping[Settings, Now]) -> Row:
     )
 
 
-def changes_now(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings, Now]:
-    """Return what each change that was kept once is now. `kept`: the incumbent's changes."""
-    keys = {key for change in kept for key in change.keys}
+class Fate(NamedTuple):
+    """What a change is now, and the commit that kept it last."""
+
+    now: Now
+    commit: str | None
+
+
+_NEVER_KEPT = Fate("", None)
+
+
+def fates_of(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings, Fate]:
+    """Return the fate of each change that was kept once. `kept`: the incumbent's changes."""
+    keys, changes, commits = {key for change in kept for key in change.keys}, list[Change](), dict[str, str]()
+    for record in sorted(records, key=_place):
+        changes += record.judgement.kept if record.judgement else ()
+        commits |= {name.partition(" ")[2]: id for name, id in record.commits.items()}
     now: dict[Settings, Now] = {}
-    for change in (change for record in records if record.judgement for change in record.judgement.kept):
+    for change in changes:
         now[settings_of(change)] = "replaced" if change.keys.keys() <= keys else "reverted"
-    return {**now, **dict.fromkeys(map(settings_of, kept), "kept")}
+    now |= dict.fromkeys(map(settings_of, kept), "kept")
+    return {settings_of(c): Fate(now[settings_of(c)], commits.get(c.name)) for c in (*changes, *kept)}
 
 
-def incumbent_changes(records: Sequence[Record]) -> tuple[Change, ...]:
-    """Return the incumbent's changes of one campaign as its records have them, without a fold."""
+def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
+    """Return the incumbent's changes of one campaign as its records have them: `Campaign.kept` before your own commits
+    since the last experiment. For who does not fold: the fold of thousands of records takes seconds."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
     kept = list(last.judgement.kept) if last and last.judgement else []
     for decision in (d for r in records if last and r.decided_before >= _place(last) for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    return tuple(kept)
+    left = {settings for settings, rest in remaining(map(settings_of, kept)) if rest}  # the others are replaced
+    return tuple(change for change in kept if settings_of(change) in left)
 
 
 def _place(record: Record) -> int:
     return record.decided or 0
 
 
-def unfolded_rows(records: Sequence[Record]) -> list[Row]:
-    """Return the rows of experiments of any campaigns as `Campaign.rows` does, without a fold."""
+def results_tsv(records: Sequence[Record]) -> str:
+    """Return the text of results.tsv: a line an experiment that is not in flight, of all campaigns. An empty cell is
+    "not measured". `now` is what the records say: it follows a commit of yours when the next experiment starts."""
     campaigns: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
-    now = {name: changes_now(own, incumbent_changes(own)) for name, own in campaigns.items()}
-    return [row(record, now[record.branch, record.rules_hash]) for record in records]
-
-
-def results_tsv(records: Sequence[Record]) -> str:
-    """Return the text of results.tsv: a line an experiment, of all campaigns. An empty cell is "not measured"."""
-    table = unfolded_rows(records)
+    fates = {name: fates_of(own, kept_by_records(own)) for name, own in campaigns.items()}
+    table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
     header = (*COLUMNS, *dict.fromkeys(name for row in table for name in row.environment_scores))
     lines = ["\t".join(header)]
     for row in table:
@@ -211,14 +224,14 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 def measured_text(record: Record, score: float) -> str:
-    """Return `measured 51.2 %, expected of the incumbent 50.4 %; effect +0.9 ± 2.0 pp, P(it helps) 81 %: keep`.
-    `score`: of the run, as it decides."""
+    """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, P(it helps) 81 %:
+    keep`. `score`: of the run, as it decides."""
     judged, run, decision = record.judgement, record.run, record.decision
     assert judged is not None
     text = f"measured {100 * score:.1f} %{run.with_rider}"
     if judged.expected_score is not None:
         name = "incumbent" if run.new or run.kept else "baseline"
-        text += f", expected of the {name} {100 * judged.expected_score:.1f} %"
+        text += f", expected of the {name} before the run {100 * judged.expected_score:.1f} %"
     if decision is not None and decision.estimate is not None:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text

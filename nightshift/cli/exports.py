@@ -17,7 +17,7 @@ from nightshift.errors import UsageError
 from nightshift.files import disk_error, remove_tree, write_atomically
 
 if TYPE_CHECKING:
-    from nightshift.report.export.story import Story
+    from nightshift.report.data import Story
 
 _FORMS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
 _TEXTS = ("csv", "rl.toml")  # that go to stdout
@@ -39,11 +39,12 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     free text and no path. model is the incumbent's weights with a card that says how they were made and what is
     certified of them. rl.toml is the config that the incumbent trained with on prime-rl, which prime-rl accepts.
     """
-    from nightshift.campaign.git import Repo
-    from nightshift.report.export.story import Story
+    from nightshift.report.data import Story
 
     root = run.process_root()
-    story = Story.of(Ledger(root), branch, Repo(root).head().branch)
+    story = Story.of(Ledger(root), branch)
+    if not story.records:
+        raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
     if experiment is not None and form not in _OF_ONE:
         raise UsageError(f"--experiment {experiment} is for --to {' and '.join(_OF_ONE)}", "Leave it out.")
     if output == "-":
@@ -63,9 +64,9 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
             remove_tree(path)
             fresh.rename(path)
         of_one = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
-        what = of_one.get(form, f"{len(story.experiments)} experiments")
-        print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch}"])
-    for note in story.shown.notes:
+        what = of_one.get(form, f"{len(story.rows)} experiments")
+        print_lines([f"{os.fspath(path)}: {what} of {story.branch}"])
+    for note in story.notes:
         print_error(note)
 
 
@@ -90,6 +91,6 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
 
 def _text(form: str, story: Story, root: Path, experiment: int | None) -> bytes:
     from nightshift.report.export.rl_toml import as_rl_toml
-    from nightshift.report.export.story import as_csv
+    from nightshift.report.export.table import as_csv
 
     return as_rl_toml(story, experiment, root, os.environ) if form == "rl.toml" else as_csv(story)

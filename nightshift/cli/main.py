@@ -20,7 +20,7 @@ from nightshift.campaign.records import Request
 from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.imports import import_command
-from nightshift.cli.output import print_found, print_json, print_lines, print_text
+from nightshift.cli.output import print_error, print_found, print_json, print_lines, print_text
 from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import (
     AGENT_ENV,
@@ -368,8 +368,13 @@ def diff(old: str | None, new: str | None, as_json: bool) -> None:
 @reporting("reading the records")
 def show(number: int, as_json: bool) -> None:
     """Print everything that is known of one experiment."""
+    from nightshift.campaign.campaign import Campaign
     from nightshift.cli.status import experiment_lines, shown
 
     ledger = Ledger(run.process_root())
-    record = ledger.record(number)
-    print_found(shown(ledger, record) if as_json else None, experiment_lines(ledger, record), as_json)
+    record, (records, _) = ledger.record(number), ledger.readable()
+    campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
+    [row] = campaign.rows([record])
+    print_found(shown(ledger, record, row) if as_json else None, experiment_lines(ledger, record, row), as_json)
+    if campaign.unread:
+        print_error(campaign.unread)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from nightshift.agents.notebook import compare_prediction
-from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record
+from nightshift.campaign.records import NOT_ISOLATED, Outcome, Record, percent
 from nightshift.campaign.results import UNDECIDED, column_of, decisions_text, row
 from nightshift.errors import NightshiftError
 from nightshift.text import ANSI
@@ -44,7 +44,7 @@ def summary(record: Record) -> str:
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         *figures("incumbent_score"),
         *figures("effect_at_decision", spec="+.6f"),
-        *figures("p_helps", spec=".2f"),
+        ("p_helps", "" if values["p_helps"] is None else f"{percent(values['p_helps']) / 100:.2f}"),
         ("verdict", values["verdict"] or UNDECIDED),
         *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
         ("why", record.why),

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Request
+from nightshift.campaign.records import DETACHED_NAME, Request
 from nightshift.cli.output import print_error, print_lines, print_text
 from nightshift.cli.progress import reporting
-from nightshift.cli.status import DETACHED_NAME, print_verdict
+from nightshift.cli.status import print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load, parse

@@ -14,14 +14,36 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
+from nightshift.campaign.commits import UNREAD, decisions_since
 from nightshift.campaign.cost import campaign_cost
-from nightshift.campaign.ledger import STARTED, Ledger, read_progress
+from nightshift.campaign.git import Repo
+from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import LOG_NAME, Change, Cost, Decision, Progress, Record, Standing, Verdict
-from nightshift.campaign.results import Counts, Row, gain_text, last_campaign, standing_text, unfolded_rows
+from nightshift.campaign.records import (
+    BLOCK_NAME,
+    DETACHED_NAME,
+    LOG_NAME,
+    NIGHT_NAME,
+    Change,
+    Cost,
+    Progress,
+    Record,
+    Standing,
+    Verdict,
+)
+from nightshift.campaign.results import (
+    Counts,
+    Row,
+    fates_of,
+    gain_text,
+    kept_by_records,
+    last_campaign,
+    row,
+    standing_text,
+)
 from nightshift.cli.output import print_error, print_lines, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
-from nightshift.errors import ExitCode, UsageError
+from nightshift.errors import EngineError, ExitCode, UsageError
 from nightshift.files import Document, open_regular, read_file
 from nightshift.text import ANSI, clean, local
 from nightshift.waiting import lasted
@@ -32,50 +54,29 @@ _LAST = (  # what programs compare and people hardly read
 )
 
 
-def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
+def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
     """`nightshift show --json`: the record, its `row` as every view prints it, and `files`, its folder."""
-    return {**_fields(ledger, record), "row": msgspec.to_builtins(_row(ledger, record))}
-
-
-def _fields(ledger: Ledger, record: Record) -> dict[str, Any]:
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "files": ledger.run_dir(record.number).relative_to(ledger.runs_dir.parent).as_posix(),
+        "files": ledger.run_dir(record.number).relative_to(ledger.root).as_posix(),
+        "row": msgspec.to_builtins(row),
     }
 
 
-def _row(ledger: Ledger, record: Record) -> Row:
-    from nightshift.campaign.campaign import Campaign
-
-    return Campaign.of(ledger.readable()[0], record.branch, record.rules_hash).rows([record])[0]
-
-
-def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
+def experiment_lines(ledger: Ledger, record: Record, row: Row) -> Iterator[str]:
     """`name: value`: the row, then what else the record has by the names of record.json, inner values indented."""
-    fields, judged, row = _fields(ledger, record), record.judgement, _row(ledger, record)
+    fields, judged = shown(ledger, record, row), record.judgement
     cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
-    fields["user_decisions"] = [*map(_decided, record.user_decisions)]
-    fields["run"] = {"changes": [*map(_change, record.run.changes)], "stage": record.run.stage.name.lower()}
+    fields["user_decisions"] = record.user_decisions
+    fields["run"] = {"changes": record.run.changes, "stage": record.run.stage.name.lower()}
     del fields["proposal"]["description"]
     if judged is not None:
-        decisions = {"decisions": [*map(_decided, judged.decisions)], "refused": [*map(_decided, judged.refused)]}
-        fields["judgement"] |= {**decisions, "kept": [*map(_change, judged.kept)]}
+        fields["judgement"] |= {name: getattr(judged, name) for name in ("decisions", "refused", "kept")}
         del fields["judgement"]["why"]
-    hidden = {*cells, *_LAST, "kind", "version", "status", "diff", "rules_hash"}
+    hidden = {*cells, *_LAST, "kind", "version", "status", "diff", "rules_hash", "row"}
     first = {name: value for name, value in cells.items() if name not in ("effect_at_decision_stderr", "p_helps")}
     first |= fields.pop("proposal") | {name: value for name, value in fields.items() if name not in hidden}
     return _lines({**first, **{name: fields[name] for name in _LAST}}, "")
-
-
-def _change(change: Change) -> str:
-    """A change in one line: `0003: trainer.optim.lr = 5e-6`."""
-    return f"{change.name}: {change.settings}"
-
-
-def _decided(decision: Decision) -> str:
-    """A decision in one line: `keep 0003: trainer.optim.lr = 5e-6; effect +2.0 ± 4.0 pp, P(it helps) 84 %`."""
-    line, effect = f"{decision.action} {_change(decision.change)}", decision.estimate
-    return f"{line}; effect {effect.with_p}" if effect else line
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -97,7 +98,6 @@ def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
                 yield from (f"{head}{line}" for line in str(value).splitlines() or [""])
 
 
-DETACHED_NAME = "detached.log"  # in runs/: what --detach started prints there
 TIMED_OUT = 124  # as timeout(1)
 _NUM_LOG_LINES = 15  # of a crash
 _TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
@@ -147,7 +147,7 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
     if name := record.result.training.log if record.result else LOG_NAME:
         path = ledger.run_dir(record.number) / name
         if lines := tail(path, 4 * _NUM_LOG_LINES):
-            title = f"--- last lines of {path.relative_to(ledger.runs_dir.parent).as_posix()}"
+            title = f"--- last lines of {path.relative_to(ledger.root).as_posix()}"
             end = next((at for at, line in enumerate(lines) if at and _TORCHRUN.match(line)), len(lines))
             print_error("\n".join([title, *(f"  {line}" for line in lines[:end][-_NUM_LOG_LINES:])]))
     return ExitCode.CRASH
@@ -160,7 +160,6 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     Returns: 0 if a stop rule or the user ended the night, 1 if it could not go on, 124 while it still runs.
     """
     from nightshift.night.state import load
-    from nightshift.night.summary import SUMMARY_NAME
 
     ledger, offset, has_followed = Ledger(root), None, False
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -186,13 +185,12 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     if state.cause is None:
         raise UsageError("the night was cut off", "Run the same command again to resume.")
     if not has_followed:  # else the summary was the last that the night printed
-        print_text(read_file(ledger.runs_dir / SUMMARY_NAME).decode(errors="replace").rstrip())
+        print_text(read_file(ledger.runs_dir / BLOCK_NAME).decode(errors="replace").rstrip())
     return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
 
 
 def is_under_way(ledger: Ledger, since: float) -> bool:
     """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
-    from nightshift.campaign.records import NIGHT_NAME
     from nightshift.night.state import load
 
     path = ledger.runs_dir / NIGHT_NAME
@@ -245,7 +243,7 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
         lines, later = list[str](), set[str]()
         for change in reversed(self.kept):
             keys = {key: value for key, value in change.keys.items() if key not in later}
-            lines.append(_change(msgspec.structs.replace(change, keys=keys)))
+            lines.append(str(msgspec.structs.replace(change, keys=keys)))
             later |= keys.keys()
         return lines[::-1]
 
@@ -264,7 +262,8 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
     `next_start`: what run.py or a night would do with branches here; None on a campaign's branch.
     `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
     campaign's. `damaged`: what could not be read.
-    Everything is read from the records: folding thousands of them takes seconds.
+    Everything is read from the records, unless a commit of yours changed the incumbent since: folding thousands of them
+    takes seconds.
     """
 
     is_running: bool
@@ -298,21 +297,18 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
                 phase=describe_run(folder, progress, "run"),
             )
             running.append(experiment)
-        (kept, standing), incumbent = _believed(ledger, ours, *whose), None
-        if standing is not None:
-            measured = [record for record in ours if record.evaluation and record.status != Verdict.CRASH]
-            num_baseline_runs = sum(record.run.is_baseline for record in measured)
-            incumbent = Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs)
+        incumbent, unread = _incumbent(ledger, records, ours)
+        fates = fates_of(ours, incumbent.kept if incumbent else ())
         return cls(
             is_running=is_running,
             running=tuple(running),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
-            counted=Counts.of(unfolded_rows(ours)),
+            counted=Counts.of([row(record, fates) for record in ours]),
             cost=campaign_cost(ledger.runs_dir, ours),
             incumbent=incumbent,
             night=_night(ledger, records, is_running, now),
-            damaged=tuple(damaged),
+            damaged=(*damaged, *unread),
             next_start=next_start,
         )
 
@@ -347,22 +343,31 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         return [*lines, f"stops:    {night.next_stop}"]
 
 
-def _believed(
-    ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
-) -> tuple[tuple[Change, ...], Standing | None]:
-    """The incumbent's changes and what is believed of it, as the last measured experiment of the campaign left them.
-    Commits of the user's since then need a fold."""
-    judged = [record for record in records if record.decided and record.judgement and record.judgement.standing]
-    if not judged:
-        return (), None
+def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:
+    """Return the incumbent of one campaign, `ours`, and why your own commits could not be read. What the last measured
+    experiment left is right as long as you decided nothing since."""
+    judged = [record for record in ours if record.decided and record.judgement and record.judgement.standing]
+    baseline = baseline_of(ours, ours[-1].branch) if ours else None
+    if not judged or baseline is None:
+        return None, []
     last = max(judged, key=lambda record: record.decided or 0)
     assert last.judgement is not None
-    if any(record.user_decisions and record.decided_before >= (last.decided or 0) for record in records):
+    kept, standing, unread = kept_by_records(ours), last.judgement.standing, list[str]()
+    has_decisions = kept != last.judgement.kept
+    try:
+        config = ledger.stored_config(baseline)
+        has_decisions |= bool(decisions_since(ledger, Repo(ledger.root), records, baseline.branch, config, kept))
+    except (UsageError, EngineError) as error:
+        unread.append(f"{UNREAD}: {error}")
+    if has_decisions:
         from nightshift.campaign.campaign import Campaign
 
-        campaign = Campaign.of(records, branch, rules_hash)
-        return campaign.kept, campaign.standing
-    return last.judgement.kept, last.judgement.standing
+        campaign = Campaign.read(ledger, records, last.branch, last.rules_hash)
+        kept, standing = campaign.kept, campaign.standing
+    assert standing is not None
+    measured = [record for record in ours if record.evaluation and record.status != Verdict.CRASH]
+    num_baseline_runs = sum(record.run.is_baseline for record in measured)
+    return Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs), unread
 
 
 def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:

@@ -16,10 +16,11 @@ from typing import Any, Literal
 from nightshift.config.allowlist import ANY, BY_PRESET, default, find_key, resolve
 from nightshift.config.checks import MAX_PROBLEMS, Problem, read_values, rule_problems
 from nightshift.config.toml_text import MAX_LINE, document, line_numbers, read_source
-from nightshift.config.values import Kind, Value, value_text
+from nightshift.config.values import Value, value_text
 from nightshift.errors import ConfigError
 
 MAX_SHOWN = 50  # problems that a message names
+UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
 
 
 class TrainTomlError(ConfigError):
@@ -60,6 +61,14 @@ class Config:
         if path not in self.resolved and find_key(path) is None:
             raise KeyError(path)
         return self.resolved.get(path)
+
+    def shown(self, path: str) -> bool | int | float | str:
+        """Return the value of a key as every view shows it: `unset` for none, `by preset` if the memory of the GPUs
+        decides it."""
+        if path in BY_PRESET and path not in self.values:
+            return "by preset"
+        value = self.resolved.get(path)
+        return UNSET if value is None else value if isinstance(value, bool | int | float) else spelled(value)
 
 
 def load(path: Path) -> Config:
@@ -142,8 +151,8 @@ def diff(old: Config, new: Config) -> tuple[Change, ...]:
     """Return the changes: changed, then added, then removed keys. Empty if both files train the same."""
     changes = []
     for path in changed_keys(old, new):
-        before = spelled(old.values[path]) if path in old.values else _default_text(path, new.resolved)
-        after = spelled(new.values[path]) if path in new.values else _default_text(path, old.resolved)
+        before = _text(old.values[path]) if path in old.values else _default_text(path, new.resolved)
+        after = _text(new.values[path]) if path in new.values else _default_text(path, old.resolved)
         kind: ChangeKind = "removed" if path not in new.values else "changed" if path in old.values else "added"
         changes.append(Change(path, kind, before, after))
     return tuple(sorted(changes, key=lambda change: list(_FORMS).index(change.kind)))
@@ -156,6 +165,10 @@ def spelled(value: Value) -> str:
     return "None" if value is None else value if isinstance(value, str) else value_text(value, 200)
 
 
+def _text(value: Value | None) -> str:
+    return UNSET if value is None else spelled(value)
+
+
 def _default_text(path: str, resolved: Mapping[str, Value]) -> str | None:
     """Return prime-rl's default in words; None for an entry that the user named."""
     if path in BY_PRESET:
@@ -163,6 +176,4 @@ def _default_text(path: str, resolved: Mapping[str, Value]) -> str | None:
     key, value = find_key(path), default(path, resolved)
     if key is None or ANY in key.path:
         return None
-    if value is None:
-        return "off" if key.kind is Kind.TABLE else "unset"
-    return spelled(value)
+    return _text(value)

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.journal import JOURNAL_NAME, Access
 from nightshift.campaign.ledger import COMPARISON_NAME, PLAN_NAME, RUN_NAME, Ledger, baseline_of, require_same_setup
@@ -210,7 +209,7 @@ def _contenders(
         branch, _ = last_campaign(records)
         fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else "Run one first: uv run run.py"
         raise UsageError(f"{head} has no measured campaign", fix)
-    campaign = Campaign.of(records, head.branch, controller.bench.rules_hash)
+    campaign = controller.campaign()
     if not campaign.kept and not configs:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
     baseline = controller.ledger.stored_config(first)

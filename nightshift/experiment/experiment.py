@@ -19,9 +19,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.commits import change_keys, user_decisions
-from nightshift.campaign.finish import close, crash, resume, uncommitted
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo
+from nightshift.campaign.commits import change_keys
+from nightshift.campaign.finish import close, crash, resume
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
@@ -72,24 +72,14 @@ class Controller:
 
     def folded(self) -> Campaign:
         """Return the campaign of the branch that is checked out, as its records have it. Only new ones are folded."""
-        campaign = Campaign.of(self.ledger.records(), self.repo.head().branch, self.bench.rules_hash, self._folded)
-        if campaign.config is None and campaign.baseline is not None:
-            campaign.config = self.ledger.stored_config(campaign.baseline)
-        self._folded = campaign
-        return campaign
+        records, branch = self.ledger.records(), self.repo.head().branch
+        self._folded = Campaign.of(records, branch, self.bench.rules_hash, self._folded)
+        self._folded.read_config(self.ledger)
+        return self._folded
 
     def campaign(self) -> Campaign:
-        """Return the same with what your own commits since the last experiment decided. While git lacks a commit of
-        ours, your changes cannot be told from ours, and are not read."""
-        campaign = self.folded()
-        if campaign.config is None or uncommitted(campaign.records, campaign.branch):
-            return campaign
-        ours = [record for record in campaign.records if record.branch == campaign.branch]
-        ids = {id for record in ours for id in record.commits.values()}
-        ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
-        head = Head(campaign.branch, ours[-1].commit)
-        decisions = user_decisions(self.repo, head, campaign.config, campaign.kept, ids)
-        return campaign.with_user_decisions(decisions) if decisions else campaign
+        """Return the same with what your own commits since its last experiment decided."""
+        return self.folded().with_user_commits(self.ledger, self.repo)
 
     def begin(self, branch: str | None) -> None:
         """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch.
@@ -147,10 +137,10 @@ class Controller:
         elif request.run is not None:
             run, before = request.run, campaign.compose(replace(request.run, new=None).changes)
         else:
-            before = campaign.compose(campaign.incumbent)
+            before = campaign.compose(campaign.kept)
             keys = change_keys(before, candidate)
             new = campaign.known(keys) if keys else None
-            run = Run(kept=campaign.incumbent, new=new)
+            run = Run(kept=campaign.kept, new=new)
             if (
                 request.again and new is not None and (new.experiment or new.commit)
             ):  # the same changes, none of them new
@@ -168,12 +158,12 @@ class Controller:
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")
             if changes and bench.engine.validate(before).settings == validated.settings:
-                text = shorten("; ".join(changes), _LONGEST)
+                text = shorten(", ".join(changes), _LONGEST)
                 cause = f"the only changes are to keys that this engine does not use: {text}"
                 raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
         name = "baseline" if run.is_baseline else "incumbent" if run.changes == campaign.kept else ""
         name = f"{name} again".lstrip() if campaign.baseline else "baseline"
-        description = request.proposal.description or "; ".join(changes) or name
+        description = request.proposal.description or ", ".join(changes) or name
         return Record(
             number=0,
             status=STARTED,

@@ -24,9 +24,9 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import crash, resume
 from nightshift.campaign.git import CONFIG_NAME, Head
-from nightshift.campaign.ledger import DIRECTION_NAME, STARTED, baseline_of, read_progress
+from nightshift.campaign.ledger import STARTED, baseline_of, read_progress
 from nightshift.campaign.next_run import measuring_run, next_stage
-from nightshift.campaign.records import Change, Cost, Failure, Record, Request, Run, Stage
+from nightshift.campaign.records import DIRECTION_NAME, Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.toml_text import read_source
 from nightshift.config.train_toml import Config, load, parse
 from nightshift.engines.base import used_keys
@@ -306,7 +306,7 @@ class Night:
         is_old = last is not None and datetime.fromisoformat(self.state.started) - last > _BASELINE_HOLDS
         needs_baseline = is_old and not any(record.run.is_baseline for record in self._runs())
         if needs_baseline or stage is not Stage.SEARCH:  # nothing is proposed
-            run = Run() if needs_baseline else measuring_run(campaign.incumbent, stage)
+            run = Run() if needs_baseline else measuring_run(campaign.kept, stage)
             self._launch(Request(run=run), campaign.compose(run.changes), campaign)
         elif queued and queued[0].direction != self._direction():
             self._note(f"proposed again: the direction changed after {queued[0].proposal.description!r}")
@@ -446,9 +446,7 @@ class Night:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
         controller, state, queued, last = self._controller, self.state, self._not_started(), campaign.decided[-1]
         now, in_flight, plateau = controller.now(), controller.in_flight, state.request.plateau
-        incumbent, rider = campaign.compose(campaign.incumbent), self._rider(campaign, queued)
-        if rider is not None and any(decision.change.keys == rider.keys for decision in campaign.user_decisions):
-            rider = None
+        incumbent, rider = campaign.compose(campaign.kept), self._rider(campaign, queued)
         committed = controller.repo.config_at("HEAD")
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
@@ -555,8 +553,8 @@ class Night:
             raise UsageError("no key of train.toml trains otherwise than the incumbent's", "Change one.")
         change = campaign.known(keys)
         number, direction = self._ledger.next_number(), context.direction
-        answer = replace(answer, number=number, change=change, kept=context.campaign.incumbent, direction=direction)
-        run = Run(kept=campaign.incumbent, new=change)
+        answer = replace(answer, number=number, change=change, kept=context.campaign.kept, direction=direction)
+        run = Run(kept=campaign.kept, new=change)
         controller.admit(campaign.compose(run.changes), Request(run=run), campaign)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):
             raise UsageError("this change waits for its turn already", "Change train.toml.")
@@ -619,7 +617,7 @@ class Night:
         answer = pending.with_proposal(cost=None) if attempts(pending, self._own()) else pending
         assert pending.change is not None
         try:
-            kept = campaign.incumbent
+            kept = campaign.kept
             before, now = ({k: v for c in changes for k, v in c.keys.items()} for changes in (answer.kept, kept))
             keys = [key for key in pending.change.keys if before.get(key) != now.get(key)]
             if keys and answer.proposal.prediction is not None:  # made against another value of its keys

@@ -6,12 +6,22 @@ from typing import Any
 
 import msgspec
 
-from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
+from nightshift.agents.notebook import notebook
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.next_run import next_stage
-from nightshift.campaign.records import NO_SANDBOX, NOT_ISOLATED, NOTHING, PAGE_NAME, Cost, Record, Stage
+from nightshift.campaign.records import (
+    BLOCK_NAME,
+    NO_SANDBOX,
+    NOT_ISOLATED,
+    NOTEBOOK_NAME,
+    NOTHING,
+    PAGE_NAME,
+    Cost,
+    Record,
+    Stage,
+)
 from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.certify import Comparison
@@ -20,7 +30,6 @@ from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
 from nightshift.text import clean, local
 
-SUMMARY_NAME = "night.txt"
 MESSAGE_VERSION = 2  # of what --notify gets
 _NUM_SHOWN = 5
 _MAX_DESCRIPTION = 160
@@ -32,10 +41,10 @@ def write_summary(state: NightState, controller: Controller) -> str:
 
     controller.ledger.require_in_place()
     records = controller.ledger.records()
-    campaign = Campaign.of(records, state.branch, state.rules_hash)
+    campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
     cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
     text = summary(state, records, campaign, controller.now(), cost)
-    write_atomically(controller.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
+    write_atomically(controller.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
     write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
         write_report(controller.bench.root, controller.now(), branch=state.branch, is_live=state.cause is None)
@@ -118,7 +127,8 @@ def message(
     counts = None
     try:
         records = controller.ledger.records()
-        counts = Counts.of(Campaign.of(records, state.branch, state.rules_hash).rows(state.own(records)))
+        campaign = Campaign.read(controller.ledger, records, state.branch, state.rules_hash)
+        counts = Counts.of(campaign.rows(state.own(records)))
     except Interrupted:
         raise
     except (NightshiftError, OSError, ValueError) as error:

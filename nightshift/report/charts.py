@@ -238,14 +238,14 @@ class Chart:
     x_ticks: tuple[Text, ...]
 
 
-def progress_chart(experiments: Sequence[Experiment]) -> Chart | None:
-    """The chart of all experiments with a verdict; None if none was measured."""
+def progress_chart(experiments: Sequence[Experiment], standing: Standing | None) -> Chart | None:
+    """The chart of all experiments with a verdict; None if none was measured. `standing`: of now."""
     shown = [e for e in experiments if e.is_crash or e.has_score]
     if not any(e.has_score for e in shown):
         return None
     pitch = (RIGHT - LEFT) / len(shown)
     xs = [LEFT + (i + 0.5) * pitch for i in range(len(shown))]
-    axis = Axis(*_range(shown), top=0.0, bottom=_HEIGHT)
+    axis = Axis(*_range(shown, standing), top=0.0, bottom=_HEIGHT)
     crash_y = axis.bottom + _CRASH_HEIGHT / 2 + 2
     dots = [
         axis.dot(e, e.kind, _title(e, len(shown)), x, None if e.is_crash else e.record.score, e.spread, crash_y)
@@ -254,8 +254,7 @@ def progress_chart(experiments: Sequence[Experiment]) -> Chart | None:
     has_crash = any(e.is_crash for e in shown)
     kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.row.now == "kept"]
     labels = _labels(kept)
-    line, band = _steps(shown, xs, axis)
-    standing = next((e.standing for e in reversed(shown) if e.standing), None)
+    line, band = _steps([(x, e.standing) for e, x in zip(shown, xs, strict=True)] + [(RIGHT, standing)], axis)
     top = min((label.y for label in labels), default=0.0) - 20
     bottom = axis.bottom + _CRASH_HEIGHT * has_crash + _AXIS_HEIGHT
     return Chart(
@@ -275,12 +274,12 @@ def progress_chart(experiments: Sequence[Experiment]) -> Chart | None:
     )
 
 
-def _range(shown: Sequence[Experiment]) -> Point:
+def _range(shown: Sequence[Experiment], now: Standing | None) -> Point:
     """The scores that the axis spans: the estimates, and all scores but those that lie far below."""
     scores = [e.record.score for e in shown if not e.is_crash and e.record.score is not None]
     floor = lowest_shown(scores, 0.05)
     ends = [score for score in scores if score >= floor]
-    for standing in (e.standing for e in shown if e.standing):
+    for standing in filter(None, (*(e.standing for e in shown), now)):
         spread = Z95 * standing.incumbent_sd
         ends += [standing.incumbent - spread, standing.incumbent + spread, standing.baseline]
     margin = 0.04 * max(max(ends) - min(ends), 0.01)
@@ -297,10 +296,11 @@ def _title(e: Experiment, num_shown: int) -> str:
     return "\n".join([*parts, brief(e.record.proposal.description, 80)] if num_shown <= _MANY else parts)
 
 
-def _steps(shown: Sequence[Experiment], xs: Sequence[float], axis: Axis) -> tuple[list[Point], list[Point]]:
-    """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon."""
+def _steps(standings: Sequence[tuple[float, Standing | None]], axis: Axis) -> tuple[list[Point], list[Point]]:
+    """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon. `standings`: with their
+    x."""
     line, upper, lower = list[Point](), list[Point](), list[Point]()
-    known = [(x, e.standing) for e, x in zip(shown, xs, strict=True) if e.standing]
+    known = [(x, standing) for x, standing in standings if standing]
     for (x, standing), end in zip(known, [*(x for x, _ in known[1:]), RIGHT], strict=False):
         half = Z95 * standing.incumbent_sd
         for points, value in ((line, 0.0), (upper, half), (lower, -half)):

@@ -1,41 +1,53 @@
-"""The numbers of the morning page: every one from the ledger and the files of runs, None where these have none.
+"""What page and exports show: every number from the ledger and the files of runs, None where these have none.
 
 A campaign here is what one branch ran under one rules hash: results compare only within it. The files of a run are
-written by processes that may have been killed at any byte: what cannot be read is absent.
+written by processes that may have been killed at any byte, and lie where agents write: they are read by files.py's
+readers, which follow no link and have a bound. What cannot be read is absent.
 """
 
+from __future__ import annotations
+
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.finish import uncommitted
+from nightshift.campaign.git import CAMPAIGN_PREFIX, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import (
     ANSWERS_NAME,
+    JOB_NAME,
     NIGHT_NAME,
     NOT_ISOLATED,
     Z95,
     Action,
     Change,
     Cost,
+    Decision,
     Effect,
+    Job,
     NightStatus,
     Record,
+    Rollout,
     Stage,
     Standing,
 )
 from nightshift.campaign.results import UNDECIDED, Counts, Row, last_scores, verdict_of
 from nightshift.config import train_toml
+from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import Comparison, read_comparisons
@@ -59,28 +71,6 @@ _MAX_POINTS = 48
 # Of more experiments the details are those of keeps, of the last ones and of the largest differences: see page.py.
 _MAX_DETAILS = 150
 _NUM_LAST = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
-
-    `problem` is its text, None without its data.
-    """
-
-    environment: str
-    key: str
-    score: float
-    answer: str
-    completion: str
-    num_tokens: int | None = None
-    truncated: bool = False
-    problem: str | None = None
-    games: tuple[dict[str, str], ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +148,19 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Morning:
-    """All that the page says. `notes` name what could not be read or is not shown.
+    """All that the page says.
 
     `obsolete` says why the certificate does not speak of the page's incumbent, None if it does.
     """
 
-    branch: str
-    environments: tuple[str, ...]  # names
+    story: Story
     standing: Standing | None  # what is believed now; None before the baseline
     experiments: tuple[Experiment, ...]
     kept: tuple[Kept, ...]  # the incumbent's changes, the most certain first
     certificate: Comparison | None
     obsolete: str | None
-    campaign: Campaign  # what is believed of it
     cost: Cost
     elsewhere: tuple[Comparison, ...]  # of this branch, on validation splits
-    notes: tuple[str, ...]
     night: tuple[str, ...] = ()  # the direction of its last night, and why the agent cannot be asked now
 
     @property
@@ -192,7 +179,8 @@ class Morning:
     @property
     def user_decisions(self) -> list[str]:
         """What the user's own commits decided, a line each, in their order."""
-        return [line for e in self.experiments for line in decided_by_user(e.record)]
+        decisions = [e.record.user_decisions for e in self.experiments] + [self.story.campaign.user_decisions]
+        return [line for each in decisions for line in decided_by_user(each)]
 
     @property
     def last_runs(self) -> str:
@@ -203,6 +191,11 @@ class Morning:
         return f"the last runs: {scores}" if scores else ""
 
     @property
+    def without(self) -> str:
+        """What times and costs leave out, to follow them; empty without a comparison."""
+        return ", without certificates" if self.certificate or self.elsewhere else ""
+
+    @property
     def isolation(self) -> str | None:
         """Which experiments come from an agent without a sandbox, in one line; None if none does."""
         number = sum(not e.record.proposal.is_isolated for e in self.experiments)
@@ -211,71 +204,92 @@ class Morning:
     @property
     def uncommitted(self) -> str | None:
         """What git did not take of the last verdicts, in one line; None if nothing is missing."""
-        return uncommitted([e.record for e in self.experiments], self.branch)
+        return uncommitted(self.story.records, self.story.branch)
 
 
-class Shown(NamedTuple):
-    """One campaign: what a branch ran under the rules of its last measured experiment. `notes` name what could not be
-    read, fits nothing, or is of another one."""
+@dataclass(frozen=True)
+class Story:
+    """One campaign: what a branch ran under the rules of its last measured experiment. `rows`: of `records`. `notes`
+    name what could not be read, fits nothing, or is of another one."""
 
+    ledger: Ledger
     branch: str
     rules_hash: str
     records: tuple[Record, ...]
     campaign: Campaign
+    rows: tuple[Row, ...]
     notes: tuple[str, ...]
 
+    @classmethod
+    def of(cls, ledger: Ledger, branch: str | None) -> Story:
+        """Of one branch: the one named, else the one checked out, else that of the last experiment.
 
-def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Shown:
-    """Of one branch: the one named, else the one checked out, else that of the last experiment.
+        Raises UsageError for a named branch without experiments.
+        """
+        records, damaged = ledger.readable()
+        notes = [f"Not counted: {cause}." for cause in damaged]
+        branches = list(dict.fromkeys(r.branch for r in records))
+        if branch is not None and branch not in branches:
+            known = ", ".join(branches) or "no experiment at all"
+            raise UsageError(f"no experiment ran on {branch}", f"The ledger has: {known}.")
+        if branch is None:
+            branch = Repo(ledger.root).head().branch
+            branch = branch if branch in branches or not records else records[-1].branch
+        ours = [r for r in records if r.branch == branch]
+        last = next((r for r in reversed(ours) if verdict_of(r) in MEASURED), ours[-1] if ours else None)
+        rules_hash = last.rules_hash if last else ""
+        shown = [r for r in ours if r.rules_hash == rules_hash]
+        if others := len(ours) - len(shown):
+            notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
+        campaign = Campaign.read(ledger, records, branch, rules_hash)
+        notes += [f"{campaign.unread[:1].upper()}{campaign.unread[1:]}"] if campaign.unread else []
+        return cls(ledger, branch, rules_hash, tuple(shown), campaign, tuple(campaign.rows(shown)), tuple(notes))
 
-    Raises UsageError for a named branch without experiments.
-    """
-    records, damaged = ledger.readable()
-    notes = [f"Not counted: {cause}." for cause in damaged]
-    branches = list(dict.fromkeys(r.branch for r in records))
-    if branch is not None and branch not in branches:
-        known = ", ".join(branches) or "no experiment at all"
-        raise UsageError(f"no experiment ran on {branch}", f"The ledger has: {known}.")
-    if branch is None:
-        branch = head_branch if head_branch in branches or not records else records[-1].branch
-    ours = [r for r in records if r.branch == branch]
-    last = next((r for r in reversed(ours) if verdict_of(r) in MEASURED), ours[-1] if ours else None)
-    rules_hash = last.rules_hash if last else ""
-    shown = [r for r in ours if r.rules_hash == rules_hash]
-    if others := len(ours) - len(shown):
-        notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
-    return Shown(branch, rules_hash, tuple(shown), Campaign.of(shown, branch, rules_hash), tuple(notes))
+    @cached_property
+    def configs(self) -> Mapping[int, Config]:
+        """The submitted configs by number, without those that are gone."""
+        return load_configs(self.ledger, self.records)
+
+    @property
+    def tag(self) -> str:
+        """A name for files and studies: the branch's, of plain letters."""
+        name = self.branch.removeprefix(CAMPAIGN_PREFIX)
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "campaign"
+
+    def rules(self, record: Record) -> Rules | None:
+        """Return the rules of a record's job; None if job.json is gone, or has other rules."""
+        with suppress(UsageError):
+            job = read_json(self.ledger.run_dir(record.number) / JOB_NAME, Job, "")
+            return job.rules if job and job.rules_hash == record.rules_hash else None
+        return None
 
 
-def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
-    """What the page says of one branch. Damaged records become notes. UsageError as `shown_campaign`."""
-    branch, rules_hash, shown, campaign, notes = shown_campaign(ledger, branch, head_branch)
+def gather(ledger: Ledger, branch: str | None) -> Morning:
+    """What the page says of one branch. Damaged records become notes. UsageError as `Story.of`."""
+    story = Story.of(ledger, branch)
+    campaign = story.campaign
     standings = {record.number: record.judgement.standing for record in campaign.decided if record.judgement}
     experiments = tuple(
         Experiment(record, row, changes_of(record.diff), standings.get(record.number))
-        for record, row in zip(shown, campaign.rows(shown), strict=True)
+        for record, row in zip(story.records, story.rows, strict=True)
     )
     comparisons, damage = list[Comparison](), None
     try:
         comparisons = read_comparisons(ledger)
     except UsageError as error:
         damage = f"A certificate cannot be read: {error}"
-    configs = baseline_and_incumbent(ledger, campaign)
-    on_test = [(c, _obsolete(c, branch, rules_hash, configs)) for c in reversed(comparisons) if c.plan.split == "test"]
+    on_test = [(c, _obsolete(c, story)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, damage))[0])
     return Morning(
-        branch,
-        shown[-1].environments if shown else (),
+        story,
         campaign.standing,
         experiments,
-        tuple(kept_changes(campaign, experiments, configs)),
+        tuple(kept_changes(campaign, experiments)),
         certified,
         obsolete,
-        campaign,
-        campaign_cost(ledger.runs_dir, shown),
-        tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == branch),
-        notes,
-        _night_lines(ledger, branch),
+        campaign_cost(ledger.runs_dir, story.records),
+        tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == story.branch),
+        _night_lines(ledger, story.branch),
     )
 
 
@@ -289,9 +303,7 @@ def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
         return ()
     lines = [f"Direction: {clean(night.direction, 1_500)}"] if night.direction else []
     if night.unavailable is not None and night.cause is None:
-        away = night.unavailable
-        cause = f"{clean(away.meaning)}: {clean(away.text, 300)}"
-        lines.append(f"Waiting for the agent: {cause}; asked again at {clean(away.asks_at)}")
+        lines.append(clean(f"Waiting for {night.unavailable.describe('the agent', False)}", 500))
     return tuple(lines)
 
 
@@ -300,12 +312,11 @@ def counted(count: int, noun: str = "experiment") -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
-def kept_changes(
-    campaign: Campaign, experiments: Iterable[Experiment], configs: tuple[Config, Config] | None
-) -> list[Kept]:
-    """Return the incumbent's changes, the largest P(it helps) first. `configs`: see `baseline_and_incumbent`."""
+def kept_changes(campaign: Campaign, experiments: Iterable[Experiment]) -> list[Kept]:
+    """Return the incumbent's changes, the largest P(it helps) first."""
     by_number = {e.number: e for e in experiments}
-    by_user = {settings_of(d.change): d for e in by_number.values() for d in e.record.user_decisions}
+    decisions = [d for e in by_number.values() for d in e.record.user_decisions]
+    by_user = {settings_of(d.change): d for d in (*decisions, *campaign.user_decisions)}
     found = list[Kept]()
     for change in campaign.kept:
         assert campaign.posterior is not None
@@ -313,7 +324,7 @@ def kept_changes(
         found.append(
             Kept(
                 change=change,
-                changes=_keys_of(change, campaign, configs),
+                changes=_keys_of(change, campaign),
                 effect=campaign.posterior.effect(change),
                 is_confirmed=campaign.is_confirmed(change),
                 experiment=by_number.get(change.experiment),
@@ -323,45 +334,34 @@ def kept_changes(
     return sorted(found, key=lambda kept: -kept.effect.p_helps)
 
 
-def _keys_of(
-    change: Change, campaign: Campaign, configs: tuple[Config, Config] | None
-) -> tuple[train_toml.Change, ...]:
+def _keys_of(change: Change, campaign: Campaign) -> tuple[train_toml.Change, ...]:
     """By which keys the incumbent differs from the incumbent without a change; the change's own keys where no valid
     train.toml is without it."""
     with suppress(UsageError):
-        if configs is not None:
-            without = incumbent_config(configs[0], [kept for kept in campaign.kept if kept != change])
-            return diff(without, configs[1])
+        if campaign.configs is not None:
+            baseline, incumbent = campaign.configs
+            return diff(incumbent_config(baseline, [kept for kept in campaign.kept if kept != change]), incumbent)
     return tuple(
         train_toml.Change(key, "removed", "", None) if value is None else train_toml.Change(key, "added", None, value)
         for key, value in change.keys.items()
     )
 
 
-def decided_by_user(record: Record) -> list[str]:
-    """What the user's own commits before an experiment decided: `0012 kept by you in commit abc1234`."""
+def decided_by_user(decisions: Iterable[Decision]) -> list[str]:
+    """What the user's own commits decided: `0012 kept by you in commit abc1234`."""
     words = {Action.KEEP: "kept", Action.REVERT: "taken out"}
     return [
         f"{d.change.name if d.change.experiment else 'a change of your own'} {words.get(d.action, d.action)} by you"
         + (f" in commit {d.commit[:7]}" if d.commit else "")
-        for d in record.user_decisions
+        for d in decisions
     ]
 
 
-def baseline_and_incumbent(ledger: Ledger, campaign: Campaign) -> tuple[Config, Config] | None:
-    """The baseline's config, and the incumbent's, composed of it; None where the baseline's file is gone."""
-    with suppress(UsageError):
-        if campaign.baseline is not None:
-            baseline = ledger.stored_config(campaign.baseline)
-            return baseline, incumbent_config(baseline, campaign.kept)
-    return None
-
-
-def _obsolete(certified: Comparison, branch: str, rules_hash: str, configs: tuple[Config, Config] | None) -> str | None:
-    plan = certified.plan
-    if plan.branch != branch:
+def _obsolete(certified: Comparison, story: Story) -> str | None:
+    plan, configs = certified.plan, story.campaign.configs
+    if plan.branch != story.branch:
         return f"it is of branch {plan.branch}"
-    if plan.rules_hash != rules_hash:
+    if plan.rules_hash != story.rules_hash:
         return f"it was made under other rules ({plan.rules_hash})"
     hashes = plan.configs["baseline"], plan.configs["incumbent"]
     if configs is None or hashes != (configs[0].hash, configs[1].hash):

@@ -17,7 +17,7 @@ from nightshift.config.train_toml import Change, Config, diff, parse
 from nightshift.config.values import quoted, shorten
 from nightshift.errors import UsageError
 from nightshift.files import Document
-from nightshift.report.data import counted, shown_campaign
+from nightshift.report.data import Story, counted
 
 WORKING, BASELINE, INCUMBENT = "working", "baseline", "incumbent"
 
@@ -54,13 +54,14 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
     if name == WORKING:
         label, source = "working file", read_source(root / CONFIG_NAME)
     elif name in (BASELINE, INCUMBENT):
-        branch = repo.head().branch
-        campaign = shown_campaign(ledger, branch, branch).campaign
+        branch = repo.head().branch or None  # a detached HEAD is no branch: that of the last experiment
+        campaign = Story.of(ledger, branch).campaign
         if (first := campaign.baseline) is None:
-            raise UsageError(f"branch {branch} has no baseline yet", "Run the first experiment: uv run run.py.")
+            raise UsageError("the campaign has no baseline yet", "Run the first experiment: uv run run.py.")
         label, source = f"baseline (experiment {first.number:04d})", ledger.source(first.number)
         if name == INCUMBENT:
-            label = f"incumbent ({first.number:04d} with {counted(len(campaign.kept), 'kept change')})"
+            unread = f"; {campaign.unread}" if campaign.unread else ""
+            label = f"incumbent ({first.number:04d} with {counted(len(campaign.kept), 'kept change')}{unread})"
             source = incumbent_config(parse(source, label), campaign.kept).source
     elif ledger.run_dir(number).is_dir():
         label, source = f"experiment {number:04d}", ledger.source(number)

@@ -33,10 +33,10 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None
         lines += [
-            f"{morning.counts}, on {markdown(morning.branch) or 'no branch'}"
-            + (f", in {duration(seconds)}." if seconds else "; time not measured."),
+            f"{morning.counts}, on {markdown(morning.story.branch) or 'no branch'}"
+            + (f", in {duration(seconds)}{morning.without}." if seconds else "; time not measured."),
             "",
-            markdown(f"Spent: {morning.cost}."),
+            markdown(f"Spent{morning.without}: {morning.cost}."),
             "",
         ]
     if has_picture:
@@ -65,7 +65,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
             for words in [besides(e.record)]
         ]
         lines.append("")
-    lines += [f"- {markdown(note, 600)}" for note in morning.notes]
+    lines += [f"- {markdown(note, 600)}" for note in morning.story.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 

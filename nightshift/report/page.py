@@ -23,12 +23,9 @@ from markupsafe import Markup
 
 from nightshift.agents.history import load_configs
 from nightshift.agents.notebook import belied, compare_prediction, notebook
-from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import PAGE_NAME
-from nightshift.config.allowlist import BY_PRESET
-from nightshift.config.train_toml import Config
-from nightshift.config.values import Value, value_text
+from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
+from nightshift.config.train_toml import Config, spelled
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text
@@ -65,7 +62,7 @@ _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
 FIGURES = ("verdict", "score", "strict score", "effect_at_decision")
 
 Keys = frozenset[tuple[str, str]]  # of examples: (package, key)
-Settings = Mapping[str, Value | None]  # by key; None: unset
+Settings = Mapping[str, str]  # by key
 
 
 def dividing(experiments: Sequence[Experiment], examples: SelectionSet) -> Keys:
@@ -82,14 +79,7 @@ def dividing(experiments: Sequence[Experiment], examples: SelectionSet) -> Keys:
 def settings(configs: Mapping[int, Config]) -> dict[int, Settings]:
     """The values of all keys that a config sets, by experiment."""
     keys = list(dict.fromkeys(key for config in configs.values() for key in config.values))
-    return {
-        number: {key: (config.values if key in BY_PRESET else config.resolved).get(key) for key in keys}
-        for number, config in configs.items()
-    }
-
-
-def _spelled(value: Value | None) -> str:
-    return "unset" if value is None else value_text(value)
+    return {number: {key: spelled(config.shown(key)) for key in keys} for number, config in configs.items()}
 
 
 def data_block(experiments: Sequence[Experiment], settings: Mapping[int, Settings], examples: SelectionSet) -> Markup:
@@ -102,7 +92,7 @@ def data_block(experiments: Sequence[Experiment], settings: Mapping[int, Setting
     block = {
         "figures": FIGURES,
         "curves": CURVES,
-        "settings": {key: _spelled(value) for key, value in first.items()},
+        "settings": first,
         "examples": {
             places[key]: [text.visible(text.cut(examples.texts[key], _MAX_PROBLEM))] for key in keys if key in places
         },
@@ -129,7 +119,7 @@ def _told(e: Experiment, first: Settings, own: Settings | None) -> dict[str, Any
     return {
         "title": text.visible(text.brief(e.record.proposal.description, 70)),
         "figures": (e.row.status, *scores, text.effect(e.effect)),
-        "settings": None if own is None else {key: _spelled(v) for key, v in own.items() if v != first.get(key)},
+        "settings": None if own is None else {key: v for key, v in own.items() if v != first.get(key)},
         "curves": e.curves or None,
     }
 
@@ -152,7 +142,6 @@ def _example_scores(e: Experiment) -> tuple[float, ...]:
     return e.record.evaluation.example_scores if e.record.evaluation else ()
 
 
-PICTURE_NAME = "progress.svg"
 TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("draw", "table", "compare", "start")
 _POLICY = (
@@ -187,10 +176,10 @@ def write_report(
     with _writable(folder):
         if folder.is_dir():
             tempfile.TemporaryFile(dir=folder).close()  # refused before the page is drawn
-    view = view_of(ledger, Repo(root).head().branch, now, branch)
+    view = view_of(ledger, now, branch)
     files = {
         PAGE_NAME: render(view, is_live).encode(),
-        "report.md": summary(view.morning, view.headline, view.nights, view.chart is not None).encode(),
+        SUMMARY_NAME: summary(view.morning, view.headline, view.nights, view.chart is not None).encode(),
     }
     if view.chart is not None:
         files[PICTURE_NAME] = _environment().get_template("progress.svg.j2").render(_context(view)).encode()
@@ -214,11 +203,11 @@ def _writable(folder: Path) -> Iterator[None]:
         raise EngineError(cause, fix) from None
 
 
-def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = None) -> View:
+def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     """Read the ledger and the files of its runs, and put together what is to be shown."""
-    morning = gather(ledger, branch, head_branch)
+    morning = gather(ledger, branch)
     shown = detailed(morning.experiments)
-    examples = shown_examples(morning.environments, ledger.tsv_path.parent)
+    examples = shown_examples(morning.story.records[-1].environments if morning.story.records else (), ledger.root)
     wanted = dividing(shown, examples)
     measured = {e.number: e.record for e in morning.experiments if e.standing}
     details = {e.number: with_details(e, ledger, measured, examples, wanted) for e in shown}
@@ -227,12 +216,12 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     )
     morning = replace(morning, experiments=experiments)
     configs = settings(load_configs(ledger, [e.record for e in shown]))
-    _, *entries = notebook(morning.campaign.decided).rstrip().split("\n")
+    _, *entries = notebook(morning.story.campaign.decided).rstrip().split("\n")
     return View(
         morning=morning,
         headline=text.headline(morning),
-        panels=tuple(key_panels(morning.experiments, morning.campaign.kept)),
-        chart=progress_chart(morning.experiments),
+        panels=tuple(key_panels(morning.experiments, morning.story.campaign.kept)),
+        chart=progress_chart(morning.experiments, morning.standing),
         nights=tuple(nights([(e.record, e.uses) for e in experiments])),
         compared=data_block(experiments, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
@@ -263,8 +252,7 @@ def _environment() -> jinja2.Environment:
 def draw_page(root: Path, branch: str | None) -> str:
     """Return the page of a checkout as HTML. Raises UsageError for a branch without experiments."""
     ledger = Ledger(root)
-    view = view_of(ledger, Repo(root).head().branch, datetime.now(UTC), branch)
-    return render(view, ledger.is_running())
+    return render(view_of(ledger, datetime.now(UTC), branch), ledger.is_running())
 
 
 def render(view: View, is_live: bool = False) -> str:

@@ -54,7 +54,7 @@ def headline(morning: Morning) -> Headline:
         rows.append((True, "Nothing has been measured yet", "No experiment has its verdict yet.", "none"))
     else:
         baseline = morning.baseline.number if morning.baseline else 0  # crashes may have come before it
-        later = [e for e in morning.experiments if e.number > baseline and e.record.judgement]
+        later = [e for e in morning.experiments if e.number > baseline and e.record.decided]
         certificate = None if morning.obsolete else morning.certificate
         gain, remarks = _minus(gain_text(standing)), "".join(_remarks(morning))
         only = "Only the baseline has been measured; there is nothing to compare it with."
@@ -81,7 +81,7 @@ def _remarks(morning: Morning) -> Iterator[str]:
     """Yield what the final check runs scored, and whether more than the answer format was learnt."""
     if runs := morning.last_runs:
         yield f" {runs[:1].upper()}{runs[1:]}."
-    campaign = morning.campaign
+    campaign = morning.story.campaign
     last = campaign.incumbent_run or campaign.parent
     form = compare(last, campaign.baseline) if last and morning.kept else None
     if form and form.conclusion:

@@ -148,8 +148,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     roots = {num: tmp_path_factory.mktemp(f"campaign-{num}") for num in (NUM // 4, NUM)}
     for num, root in roots.items():
         build(root, num, num_examples=100, with_files=False)
-    view_of(Ledger(roots[NUM // 4]), "", NOW)  # what loads once, is loaded
-    assert_linear(lambda num: pages.update({num: render(view_of(Ledger(roots[num]), "", NOW))}), NUM // 4, 1)
+    view_of(Ledger(roots[NUM // 4]), NOW)  # what loads once, is loaded
+    assert_linear(lambda num: pages.update({num: render(view_of(Ledger(roots[num]), NOW))}), NUM // 4, 1)
     html = pages[NUM]
     assert len(html.encode()) < 5_000_000
     assert "left out of a page of 1,000 experiments" in require_safe(html).text

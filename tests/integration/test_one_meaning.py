@@ -10,19 +10,50 @@ from typing import Any
 import msgspec
 import pytest
 
+from nightshift.agents.base import Context
+from nightshift.agents.brief import compose
+from nightshift.agents.evidence import evidence
 from nightshift.agents.history import kept_changes, of_last_campaign
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.commits import UNREAD
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Failure, Part, Record, Run, packed
-from nightshift.campaign.results import COLUMNS, Counts, Row, gain_text, last_campaign, unfolded_rows
+from nightshift.campaign.records import (
+    Z95,
+    Action,
+    Change,
+    Decision,
+    Effect,
+    Failure,
+    Part,
+    Record,
+    Request,
+    Run,
+    packed,
+    percent,
+)
+from nightshift.campaign.results import COLUMNS, Counts, Row, gain_text, kept_by_records, last_campaign
 from nightshift.cli.output import summary
+from nightshift.cli.run import plan
 from nightshift.cli.status import Status, experiment_lines, shown
+from nightshift.config.train_toml import parse
+from nightshift.errors import UsageError
+from nightshift.experiment.certify import tasks
+from nightshift.experiment.experiment import Controller
 from nightshift.night.summary import one_line
+from nightshift.report import diff as compare
 from nightshift.report import markdown, text
-from nightshift.report.export.story import Story, as_csv, cell
+from nightshift.report.data import Story, gather
+from nightshift.report.export.table import as_csv, cell
 from nightshift.report.page import render, view_of
-from tests.campaigns import BRANCH, a_record, a_result, replace, tell
+from nightshift.text import clean
+from tests.campaigns import BRANCH, a_record, a_result, context_after, replace, tell
+from tests.checkouts import CAMPAIGN
+from tests.conftest import git
 from tests.integration.test_report import NOW, Page
+from tests.rules import ARITHMETIC_TRL
+from tests.stand_in_controller import during, keep, make_poor, write
+from tests.stand_ins import quick
 
 LR, GROUP, DECAY, NORM = (
     *("trainer.optim.lr", "orchestrator.group_size", "trainer.optim.weight_decay", "trainer.optim.max_norm"),
@@ -89,7 +120,7 @@ class Seen:
         self.records = ledger.records()
         self.campaign = Campaign.of(self.records, *last_campaign(self.records))
         self.rows = self.campaign.rows(self.records)
-        self.view = view_of(ledger, BRANCH, NOW)
+        self.view = view_of(ledger, NOW)
         self.page = render(self.view)
         self.status = Status.of(ledger, NOW)
 
@@ -102,30 +133,35 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 def test_the_story_is_the_one_that_is_to_be_compared(seen: Seen) -> None:
     assert [row.status for row in seen.rows] == [*STATUSES]
     assert [row.failure for row in seen.rows][3:8:4] == ["training", "interrupted"]
-    assert unfolded_rows(seen.records) == seen.rows
+    assert kept_by_records(seen.records) == seen.campaign.kept
     running = replace(seen.records[-1], status="started", decided=None, judgement=None)
-    assert [row.now for row in unfolded_rows([*seen.records[:-1], running])] == [row.now for row in seen.rows]
+    assert kept_by_records([*seen.records[:-1], running]) == seen.campaign.kept
     assert [*seen.rows[0].environment_scores] == ["arithmetic_score", "gsm8k_score"]
     for record, row in zip(seen.records, seen.rows, strict=True):
         assert row.effect == (record.decision and record.decision.estimate)
-        assert row.p_helps == (record.decision and record.decision.p_helps)
+        assert row.p_helps == (record.decision and record.decision.estimate.p_helps)
 
 
 def test_every_view_prints_the_row(seen: Seen) -> None:
     tsv = list(csv.DictReader(io.StringIO(seen.ledger.tsv_path.read_text()), delimiter="\t"))
-    table = list(csv.DictReader(io.StringIO(as_csv(Story.of(seen.ledger, BRANCH, BRANCH)).decode())))
+    table = list(csv.DictReader(io.StringIO(as_csv(Story.of(seen.ledger, BRANCH)).decode())))
     found = Page(seen.page)
     bodies = [fields for tag, fields in found.elements if tag == "tbody" and "data-number" in fields]
     data = json.loads("".join(found.data))["experiments"]
     report = markdown.summary(seen.view.morning, seen.view.headline, seen.view.nights, False).splitlines()
-    runs = {run.number: plain(run) for run in of_last_campaign(seen.ledger).runs}
+    memory, context = of_last_campaign(seen.ledger), context_after(seen.ledger)
+    runs, prompt = {run.number: run for run in memory.runs}, compose(context)
+    tables = [text.partition("untried")[0] for text in (evidence(context)["history.txt"].decode(), str(memory))]
+    assert tables[0] == tables[1]
     for record, row, *views in zip(seen.records, seen.rows, tsv, table, bodies, strict=True):
         check(row, seen.ledger, record, *views)
         scores = [text.score(score, text.UNKNOWN) for score in (row.eval_score, row.strict_score)]
         assert data[str(row.number)]["figures"] == [row.status, *scores, text.effect(row.effect)]
         start = " | ".join([f"| {row.number:04d}", row.verdict or "", row.now, *scores, text.plus_minus(row.effect)])
         assert any(line.startswith(f"{start} | ") for line in report)
-        assert row.verdict == "interrupted" or runs[row.number].items() >= plain(row).items()
+        if row.verdict != "interrupted":
+            assert plain(runs[row.number]).items() >= plain(row).items()
+            assert f"\n| {clean(str(runs[row.number]))}\n" in prompt
         line = one_line(row)
         assert line.startswith(f"  {row.number:04d} {'crash (training)' if row.verdict == 'crash' else row.status}")
         assert f" {row.effect or ''}" in line
@@ -156,14 +192,15 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
     for name, number in numbers.items():
         assert body[f"data-{name}"] == formatted(number, ".5g"), name
     assert (body["data-group"], body["data-now"]) == (row.verdict, row.now)
-    assert msgspec.convert(shown(ledger, record)["row"], Row) == row
-    lines = "\n".join(experiment_lines(ledger, record))
+    assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
+    lines = "\n".join(experiment_lines(ledger, record, row))
     assert f"\neffect_at_decision:     {row.effect.with_p if row.effect else 'none'}\n" in lines
     assert f"\nverdict:                {row.verdict}\nnow:                    {row.now}\n" in lines
     printed = dict(line.split(":", 1) for line in summary(record).splitlines() if ":" in line)
     assert (printed["verdict"].strip(), printed["why"].strip()) == (row.verdict, row.why)
     assert printed["effect_at_decision"].strip() == formatted(row.effect_at_decision, "+.6f")
-    assert printed["p_helps"].strip() == formatted(row.p_helps, ".2f")
+    assert printed["p_helps"].strip() == ("" if row.effect is None else f"{percent(row.effect.p_helps) / 100:.2f}")
+    assert row.effect is None or f"P(it helps) {percent(row.effect.p_helps)} %" in row.why
     for name in ("eval_score", "eval_stderr", "strict_score", *row.environment_scores):
         assert printed[name].strip() == formatted(cells[name], ".6f")
 
@@ -210,3 +247,95 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
         assert f'data-group="{verdict}" aria-pressed="false">{verdict} <small>{number}</small>' in seen.page
         assert seen.page.count(f'data-group="{verdict}" data-now') == number
     assert "<span>crash</span><small>training</small>" in seen.page
+
+
+# One answer to what the incumbent is: after a git command of the user's, in a real checkout
+
+
+class Told:
+    """What each view tells of the incumbent. `names`: of the kept changes. `rates`: learning rates of the incumbent's
+    train.toml. `nows`: what became of experiment 2."""
+
+    def __init__(self, controller: Controller) -> None:
+        root = controller.bench.root
+        ledger = Ledger(root)
+        self.status, self.history, self.page = Status.of(ledger, NOW), of_last_campaign(ledger), gather(ledger, None)
+        self.label, incumbent = compare.find("incumbent", root, ledger, Repo(root))
+        story = Story.of(ledger, None)
+        table = list(csv.DictReader(io.StringIO(as_csv(story).decode())))
+        assert self.status.incumbent
+        assert story.campaign.configs
+        self.names = [
+            [change.name for change in self.status.incumbent.kept],
+            sorted(line.partition("  ")[0] for line in self.history.kept),
+            sorted(kept.change.name for kept in self.page.kept),
+        ]
+        self.rates = [incumbent.get(LR), story.campaign.configs[1].get(LR)]
+        self.nows = [self.history.runs[1].now, table[1]["now"], self.page.experiments[1].row.now]
+        self.standings = [self.status.incumbent.standing, self.page.standing]
+
+
+OUT, EDITED = ([], 6e-7, "reverted"), (["commit"], 1e-6, "replaced")
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (("revert", "--no-edit", "HEAD"), OUT),
+        (("reset", "--quiet", "--hard", "HEAD~1"), OUT),
+        (("commit", "--quiet", "--all", "-m", "mine"), EDITED),
+    ],
+)
+def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, monkeypatch, command, answer):
+    controller = make_poor(checkout, quick(ARITHMETIC_TRL), monkeypatch)
+    controller.run(Request())
+    keep(controller)
+    if answer is EDITED:
+        write(controller, "1e-6")
+    git(checkout, *command)
+    names = [name.replace("commit", f"commit {git(checkout, 'rev-parse', 'HEAD')[:7]}") for name in answer[0]]
+    campaign = controller.campaign()
+    source = campaign.compose(campaign.kept).source
+    context = Context(3, source, campaign, controller.bench.rules, controller.ledger)
+    prompt = compose(context)
+    for place in ("checked out", "detached"):
+        told = Told(controller)
+        assert told.names == [names] * 3, place
+        assert told.rates == [parse(source).get(LR)] * 2 == [answer[1]] * 2
+        assert told.nows == [answer[2]] * 3
+        assert told.standings == [campaign.standing] * 2
+        git(checkout, "switch", "--quiet", "--detach")
+    git(checkout, "switch", "--quiet", CAMPAIGN)
+    assert [change.name for change in campaign.kept] == names
+    assert all(f"\n| {clean(line)}" in prompt for line in told.history.kept)
+    assert f"| estimated score {100 * campaign.standing.incumbent:.1f} %" in prompt
+    if names:
+        [task] = tasks(controller, 1)
+        assert task.plan.configs["incumbent"] == parse(source).hash
+    else:
+        with pytest.raises(UsageError, match="nothing was kept"):
+            tasks(controller, 1)
+    write(controller, "3e-5")
+    against = "against:  the baseline" + (f" with {', '.join(names)}" if names else "")
+    assert against in plan(Request(), controller)
+
+    (checkout / ".git").rename(checkout / "away")
+    told = Told(controller)
+    assert told.names == [["0002"]] * 3, "what cannot be read changes nothing"
+    unread = f"{UNREAD}: git for-each-ref failed: fatal: not a git repository"
+    [of_status], [of_history], notes = told.status.damaged, told.history.damaged, told.page.story.notes
+    for line in (of_status, of_history, told.label, *notes[-1:]):
+        assert unread.lower() in line.lower()
+    (checkout / "away").rename(checkout / ".git")
+
+    table = controller.ledger.tsv_path
+    assert table.read_text().splitlines()[2].endswith("\tkept"), "it is written from the records"
+    texts = list[str]()
+    with during(controller, lambda folder: texts.append(table.read_text())):
+        record = controller.run(Request())
+    assert (record.status, record.user_decisions) == ("discard", campaign.user_decisions)
+    assert [decision.change for decision in record.judgement.decisions] == [record.run.new], "a user's word stays"
+    assert [change.name for change in controller.campaign().kept] == names
+    assert controller.repo.config_at("HEAD") == source
+    for text_then in (*texts, table.read_text()):  # from the start of the next experiment on
+        assert text_then.splitlines()[2].endswith(f"\t{answer[2]}")

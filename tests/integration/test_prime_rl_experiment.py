@@ -21,7 +21,7 @@ from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
-from tests.conftest import CAMPAIGN, git, living_children, slow
+from tests.conftest import git, living_children, slow
 from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run
 from tests.stand_in_controller import make_controller
 from tests.stand_ins import prime_rl_rules
@@ -70,7 +70,7 @@ def test_a_measured_experiment(controller: Controller) -> None:
     proof = (record.health or "").splitlines()[0]
     assert proof.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert f"\nhealth:           {proof}\n" in summary(record)
-    page = render(view_of(controller.ledger, CAMPAIGN, controller.now()))
+    page = render(view_of(controller.ledger, controller.now()))
     assert f"<li>{proof}</li>" in page
 
 

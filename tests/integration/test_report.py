@@ -77,7 +77,7 @@ class Page(HTMLParser):
 
 
 def rendered(root: Path) -> Page:
-    view = view_of(Ledger(root), "", NOW)
+    view = view_of(Ledger(root), NOW)
     text = summary(view.morning, view.headline, view.nights, view.chart is not None)
     assert "Traceback" not in text
     text.encode()
@@ -177,8 +177,8 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     declared = (source / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text(declared.replace("num_validation = 4000", "num_validation = 500"))
     (tmp_path / "rules.toml").write_text("")
-    before = render(view_of(ledger, "", NOW))
-    rows = [e for e in view_of(ledger, "", NOW).morning.experiments if e.slices]
+    before = render(view_of(ledger, NOW))
+    rows = [e for e in view_of(ledger, NOW).morning.experiments if e.slices]
     assert rows
     for row in rows:
         record = row.record
@@ -197,7 +197,7 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     # Who may write to runs/ changes no number of it.
     for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):
         path.write_text('{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 500)
-    again = view_of(ledger, "", NOW).morning.experiments
+    again = view_of(ledger, NOW).morning.experiments
     assert [e.slices for e in again if e.slices] == [row.slices for row in rows]
 
 
@@ -242,10 +242,10 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     games = [dict(zip(("opponent", "ended", "cells"), end, strict=True)) for end in ends]
     row = {"environment": "nightshift_tictactoe", "key": "k", "score": 0.25, "answer": "draw", "completion": "c"}
     (folder / "evaluation.jsonl").write_text(json.dumps({**row, "games": games}) + '\n{"games": 3}\n')
-    page = render(view_of(ledger, BRANCH, NOW))
+    page = render(view_of(ledger, NOW))
     assert "<td>elo</td><td>1,013</td>" in page
     assert "\ntictactoe_against_perfect: 0.185\n" in output.summary(record)
     assert "<td>against_perfect</td><td>0.185</td>" in page
     assert "opponent: perfect\nended: forfeit\ncells: c &lt;script&gt;\n" in page
     (folder / "evaluation.jsonl").unlink()
-    assert "A game that it lost" not in render(view_of(ledger, BRANCH, NOW))
+    assert "A game that it lost" not in render(view_of(ledger, NOW))

@@ -208,14 +208,14 @@ def test_foreign_text_forges_no_line(tmp_path: Path) -> None:
 
 def test_what_a_search_says_of_its_change_is_not_said_again() -> None:
     change = "trainer.optim.lr 3e-6 -> 5e-6", "orchestrator.group_size 4 -> 8"
-    description = shorten(f"tpe: {'; '.join(change)}", 40)
+    description = shorten(f"tpe: {', '.join(change)}", 40)
     record = a_record(number=4, parent=1, diff=change, description=description, lesson=None)
     line = describe(record)
     assert line.count("trainer.optim.lr") == 1
     assert "|" not in line
     thought = replace(record, description="trust region: fewer clipped steps", lesson="clipping was not the limit")
     assert describe(thought).endswith("| trust region: fewer clipped steps | lesson: clipping was not the limit")
-    for more in (f"{change[0]} collapses entropy", f"claude: {'; '.join(change)} because noise is low"):
+    for more in (f"{change[0]} collapses entropy", f"claude: {', '.join(change)} because noise is low"):
         assert f"| {more}" in describe(replace(record, description=more))
 
 

@@ -22,7 +22,7 @@ from nightshift.campaign.records import (
     packed,
     prediction_in,
 )
-from nightshift.campaign.results import Counts, decisions_text, num_since_keep, unfolded_rows
+from nightshift.campaign.results import Counts, decisions_text, kept_by_records, num_since_keep
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
@@ -68,8 +68,8 @@ def test_the_incumbent_is_the_set_of_kept_changes_and_each_keep_is_told_with_its
     assert campaign.kept == (a_change(3), a_change(5))
     assert campaign.parent.number == 5
     assert records[4].run.kept == (a_change(3),)
-    expected = r"measured 80\.0 %, expected of the incumbent \d\d\.\d %; effect \+\d+\.\d ± \d+\.\d pp, P\(it helps\) "
-    assert re.fullmatch(expected + r"\d+ %: keep", records[4].judgement.why)
+    expected = r"measured 80\.0 %, expected of the incumbent before the run \d\d\.\d %; effect "
+    assert re.fullmatch(expected + r"\+\d+\.\d ± \d+\.\d pp, P\(it helps\) \d+ %: keep", records[4].judgement.why)
     standing = records[4].judgement.standing
     assert standing.incumbent - standing.baseline == pytest.approx(standing.gain)
     assert campaign.standing == records[-1].judgement.standing
@@ -91,7 +91,7 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason
     campaign = folded(records)
     assert [row.now for row in campaign.rows(records)[1:3]] == ["kept", ""]
-    assert unfolded_rows(records) == campaign.rows(records)
+    assert kept_by_records(records) == campaign.kept
     assert Counts.of(campaign.rows(records)).now == {"kept": 1}
 
 
@@ -116,7 +116,7 @@ def test_a_run_without_a_new_change_measures_and_tries_nothing() -> None:
     records.append(next_record(records, 0.52, run=Run(stage=Stage.LAST_BASELINES)))
     incumbent, baseline = records[3:]
     assert (incumbent.status, incumbent.decision, incumbent.is_incumbent) == ("measured", None, True)
-    assert baseline.judgement.why.startswith("measured 52.0 %, expected of the baseline ")
+    assert baseline.judgement.why.startswith("measured 52.0 %, expected of the baseline before the run ")
     assert (baseline.is_incumbent, num_since_keep(records)) == (False, 0)
     assert folded(records).incumbent_run == incumbent
     counts = "5 experiments: 1 baseline, 1 keep, 1 discard, 2 re-run; changes: 1 kept"

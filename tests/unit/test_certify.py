@@ -21,9 +21,8 @@ from nightshift.experiment.certify import (
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError
 from nightshift.files import remove_tree
-from nightshift.report.data import gather
+from nightshift.report.data import Story, gather
 from nightshift.report.export.model import certified as card_line
-from nightshift.report.export.story import Story
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
@@ -285,12 +284,12 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     best = kept.campaign().parent
     assert best is not None
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Not certified")
+    assert card_line(Story.of(kept.ledger, None), best).startswith("Not certified")
     own = certified(kept, 1)
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    page = gather(kept.ledger, branch, branch)
+    page = gather(kept.ledger, branch)
     assert (page.certificate, page.obsolete) == (own, None)
-    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
+    assert card_line(Story.of(kept.ledger, None), best).startswith("Certified")
 
 
 @pytest.mark.slow

@@ -152,27 +152,10 @@ def test_a_commit_of_the_users_is_a_decision_that_the_rule_does_not_undo(control
         ("keep", mine, {"trainer.optim.lr": "3e-5"})
     ]
     campaign = controller.campaign()
-    assert campaign.incumbent == campaign.kept
     assert campaign.posterior.effect(campaign.kept[0]).p_helps < 0.05
     assert controller.repo.config_at("HEAD") == bad == (controller.bench.root / "train.toml").read_bytes()
     with pytest.raises(UsageError, match="already tried in experiment 0002"):
         run(controller)
-
-
-@pytest.mark.parametrize("command", [("revert", "--no-edit", "HEAD"), ("reset", "--quiet", "--hard", "HEAD~1")])
-def test_a_keep_that_the_user_takes_back_with_git_is_out(controller: Controller, command: tuple[str, ...]) -> None:
-    source = baseline(controller, POOR, then=GOOD)
-    kept = run(controller)
-    assert kept.status == "keep"
-    git(controller.bench.root, *command)
-    assert (controller.bench.root / "train.toml").read_bytes() == source
-    record = tried(controller, BAD)
-    assert [(d.action, d.change) for d in record.user_decisions] == [("revert", kept.run.new)]
-    assert record.diff == ("trainer.optim.lr 6e-7 -> 3e-5",)
-    assert controller.campaign().kept == ()
-    # The change helps, and stays out all the same.
-    assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
-    assert controller.repo.config_at("HEAD") == source
 
 
 def test_a_keep_that_more_runs_do_not_confirm_is_reverted_and_the_last_line_says_so(controller, monkeypatch):

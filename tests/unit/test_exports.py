@@ -16,7 +16,8 @@ from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
 from nightshift.files import whole_folder
-from nightshift.report.export.story import Story, as_csv, cell
+from nightshift.report.data import Story
+from nightshift.report.export.table import as_csv, cell, steps
 from tests.campaigns import replace
 from tests.stand_in_campaign import BRANCH, build
 
@@ -35,7 +36,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 @pytest.fixture(scope="module")
 def story(ledger: Ledger) -> Story:
-    return Story.of(ledger, BRANCH, "main")
+    return Story.of(ledger, BRANCH)
 
 
 def rows_of(story: Story) -> list[dict[str, str]]:
@@ -45,8 +46,8 @@ def rows_of(story: Story) -> list[dict[str, str]]:
 
 def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_computes(story: Story) -> None:
     rows = rows_of(story)
-    assert [int(row["number"]) for row in rows] == [record.number for record in story.shown.records]
-    for row, record in zip(rows, story.shown.records, strict=True):
+    assert [int(row["number"]) for row in rows] == [record.number for record in story.records]
+    for row, record in zip(rows, story.records, strict=True):
         config = parse(story.ledger.source(record.number))
         assert float(row["trainer.optim.lr"]) == config.get("trainer.optim.lr")
         assert int(row["orchestrator.group_size"]) == config.get("orchestrator.group_size")
@@ -77,12 +78,12 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
 
     from nightshift.report.export.wandb_runs import write_runs
 
-    told = tuple(replace(row, changes=(*row.changes, "@SUM(1)")) for row in story.experiments[:3])
-    few = replace(story, shown=story.shown._replace(records=story.shown.records[:3]), experiments=told)
+    told = tuple(replace(row, changes=(*row.changes, "@SUM(1)")) for row in story.rows[:3])
+    few = replace(story, records=story.records[:3], rows=told)
     folder = write_runs(few, tmp_path / "runs")
     files = sorted(folder.glob("offline-run-*/run-*.wandb"))
     assert len(files) == 3
-    for file, record, row in zip(files, few.shown.records, told, strict=True):
+    for file, record, row in zip(files, few.records, told, strict=True):
         rows, config, numbers = 0, "", {}
         for data in entries(file.read_bytes()):
             found = wandb_internal_pb2.Record()
@@ -90,7 +91,7 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
             rows += found.HasField("history")
             config += str(found.run.config) if found.HasField("run") else ""
             numbers |= {item.key: json.loads(item.value_json) for item in found.summary.update}
-        assert rows == len(few.steps(record))
+        assert rows == len(steps(few, record))
         assert "trainer.optim.lr" in config
         cells = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
         assert numbers.items() >= (cells | {"verdict": row.verdict, "now": row.now}).items()
@@ -118,7 +119,7 @@ def test_a_link_in_runs_is_not_followed(tmp_path: Path) -> None:
     path = ledger.run_dir(3) / "train.toml"
     path.unlink()
     path.symlink_to(tmp_path / "private")
-    story = Story.of(ledger, None, BRANCH)
+    story = Story.of(ledger, None)
     assert rows_of(story)[2]["trainer.optim.lr"] == ""
     assert b"a secret" not in as_csv(story)
 
@@ -167,7 +168,7 @@ def test_links_of_a_person_are_followed_and_those_in_runs_are_not(checkout: Ledg
 def test_texts_go_to_stdout_alone(checkout: Ledger) -> None:
     done = export("csv", "--output", "-")
     assert done.exit_code == 0
-    assert done.stdout == as_csv(Story.of(checkout, BRANCH, BRANCH)).decode()
+    assert done.stdout == as_csv(Story.of(checkout, BRANCH)).decode()
     for form in ("model", "wandb"):
         done = export(form, "--output", "-")
         assert (done.exit_code, done.stdout) == (2, "")

@@ -18,12 +18,11 @@ from nightshift.agents.history import (
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Z95, Change, Failure, Record, Verdict, percent
+from nightshift.campaign.records import Z95, Change, Failure, Record, Verdict
 from nightshift.campaign.results import last_campaign
 from nightshift.config.toml_edit import ABSENT
 from nightshift.errors import UsageError
 from tests.campaigns import BRANCH, context_after, replace, tell
-from tests.night_checkout import nightshift
 
 SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"
@@ -85,20 +84,6 @@ def test_a_run_has_its_score_and_its_difference_from_what_was_expected_of_its_pa
     assert str(row).endswith(f" pp | 40 | keep, now kept: {GROUP} 4 -> 8 (also re-testing 0002)")
     assert str(last).endswith(" | 40 | re-run: the baseline, 0003")
     assert str(replace(last, starts="start 2 of this config")).endswith(", 0003 [start 2 of this config]")
-
-
-def test_a_difference_never_changes_later(story: Story) -> None:
-    """Nor does the effect at the decision, whatever is estimated of the change by now."""
-    first = story.tell({LR: 6e-6}, BETTER)
-    row = story.memory().runs[1]
-    story.tell({LR: 9e-6}, 0.7)
-    story.tell({}, 0.7)
-    later = story.memory().runs[1]
-    assert (later.difference, later.effect, later.now) == (row.difference, row.effect, "replaced")
-    estimate = story.campaign.posterior.effect(first.run.new)
-    assert estimate != later.effect
-    assert str(estimate) not in str(story.memory())
-    assert str(estimate) not in compose(context_after(story.ledger))
 
 
 def test_a_crash_has_its_cause_and_counts_for_its_value(story: Story) -> None:
@@ -198,21 +183,6 @@ def rank_correlation(values: list[float], others: list[float]) -> float:
 
 
 @pytest.mark.slow
-def test_a_reader_of_the_brief_alone_names_the_best_learning_rate(tmp_path: Path) -> None:
-    """Only the learning rate varies, by factors of 1.75."""
-    distances = []
-    for seed in range(NUM_SEEDS):
-        order = np.random.default_rng(100 + seed).permutation([step for step in range(9) if step != 2])
-        ledger = simulated(tmp_path, seed, [{LR: float(GRID[step])} for step in order])
-        table = table_of(compose(context_after(ledger)), LR)
-        assert table.keys() == {*GRID}
-        best = max(table, key=lambda rate: table[rate][1])
-        distances.append(abs(GRID.index(best) - 5))
-    assert np.mean(np.array(distances) <= 1) >= 0.9, distances
-    assert np.mean(np.array(distances) == 0) >= 0.45, distances
-
-
-@pytest.mark.slow
 def test_values_that_were_measured_on_different_incumbents_are_ranked_rightly(tmp_path: Path) -> None:
     """Two better rates are kept early; a group size of 8 is kept after them; the hill of the rates is found late."""
     by_difference, by_score = [], []
@@ -274,21 +244,3 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(tmp_path: Path) -> N
     assert "| discard: trainer.optim.lr 3e-6 -> 2e-5\n" in text
     assert "orchestrator.group_size" in text
     assert "seq_len" not in text
-
-
-def test_nightshift_history_prints_it(tmp_path: Path) -> None:
-    (tmp_path / "run.py").write_text("")
-    (tmp_path / "train.toml").write_bytes(SHIPPED)
-    nothing = "no experiment was decided here yet. Start one: uv run run.py.\n"
-    assert nightshift(tmp_path, "history") == (2, "", nothing)
-    story = Story(tmp_path)
-    story.tell({LR: 1e-5}, WORSE)
-    story.tell({GROUP: 8}, BETTER)
-    [sure] = [story.campaign.posterior.effect(change) for change in story.campaign.kept]
-    _, shown, _ = nightshift(tmp_path, "history")
-    kept = f"0003  {sure}, P(it helps) {percent(sure.p_helps)} %, confirmed: {GROUP} = 8"
-    assert shown.startswith(f"kept, the most certain first:\n  {kept}\n")
-    assert "\n0002 | 40.0 % | -1" in shown
-    assert (
-        "\ntrainer.optim.lr: baseline 3e-6, incumbent 3e-6, best by difference 3e-6\n  3e-6 | 1 | 50.0 % | 0 " in shown
-    )

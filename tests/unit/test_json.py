@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Z95, Failure, Judgement, Verdict
+from nightshift.campaign.records import Failure, Judgement, Verdict
 from nightshift.campaign.results import Counts, last_campaign
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
@@ -114,20 +114,11 @@ def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.Monk
 
 
 def test_history_has_every_run_and_the_scores_by_key_and_value(root: Path) -> None:
-    ledger = Ledger(root)
-    campaign = Campaign.of(records := ledger.records(), *last_campaign(records))
+    campaign = Campaign.of(records := Ledger(root).records(), *last_campaign(records))
     found = answer("history")
     assert [run["number"] for run in found["runs"]] == [record.number for record in campaign.decided]
-    for run, row in zip(found["runs"], campaign.rows(campaign.decided), strict=True):
-        difference = campaign.differences.get(row.number)
-        assert run["difference"] == (difference and difference.mean)
-        assert run["difference_halfwidth"] == (difference and Z95 * difference.sd)
-    assert {run["now"] for run in found["runs"]} >= {"", "kept", "reverted"}
-    rows = [row for key in found["keys"] for row in key["values"]]
-    assert rows[0].keys() >= {"value", "others", "numbers", "mean_score", "difference", "difference_halfwidth"}
-    tried = {number for row in rows for number in row["numbers"]}
+    tried = {number for key in found["keys"] for row in key["values"] for number in row["numbers"]}
     assert tried >= {r.number for r in campaign.decided if r.run.new and r.status in (Verdict.KEEP, Verdict.DISCARD)}
-    assert not {"near_misses", "dead_ends", "covered"} & {*found, *found["keys"][0]}
 
 
 def test_show_is_the_record_and_its_row(root: Path) -> None:

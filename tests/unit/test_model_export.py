@@ -18,8 +18,8 @@ from nightshift.campaign.records import Job, Weights
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
+from nightshift.report.data import Story
 from nightshift.report.export.model import copy_model
-from nightshift.report.export.story import Story
 from tests.campaigns import BRANCH, campaign, certificate_for, replace, with_certificate
 from tests.rules import ARITHMETIC_TRL
 
@@ -50,7 +50,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def exported(ledger: Ledger, target: Path, number: int | None = None) -> Path:
-    story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
+    story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH)
     return copy_model(story, number, target)
 
 

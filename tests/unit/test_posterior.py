@@ -81,7 +81,7 @@ def test_each_decision_is_about_one_change_by_its_own_effect() -> None:
         (decision,) = (each for each in decisions if each.change == change(number))
         effect = posterior.effect(change(number))
         assert (decision.effect, decision.effect_stderr) == (effect.mean, effect.sd)
-        assert decision.p_helps == effect.p_helps
+        assert decision.estimate.p_helps == effect.p_helps
         assert (effect.p_helps > RULES.keep_at) is (decision.action is Action.KEEP)
     assert [action for action, _ in actions(decisions)].count("discard") == 1
 

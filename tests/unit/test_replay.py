@@ -41,7 +41,7 @@ def test_the_replayed_night_agrees_with_its_certificate(night: str) -> None:
 def test_every_decision_that_moves_the_incumbent_has_a_line() -> None:
     campaign = replay("random-0")
     (line,) = decision_lines(campaign)
-    assert line.startswith("after 0018: keep 0018, effect +1")
+    assert line.startswith("after 0018: keep 0018: ")
     (decision,) = decisions_of(campaign)[18]
     assert decision.action is Action.KEEP
 

@@ -35,7 +35,7 @@ SURE, UNSURE = [*STORY[:1], 0.725], [*STORY[:1], 0.56]
 
 
 def morning(root: Path, records: list[Record], branch: str | None = None) -> Morning:
-    return gather(stored(root, records), branch, BRANCH)
+    return gather(stored(root, records), branch)
 
 
 def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
@@ -76,37 +76,19 @@ def test_the_verdict_says_no_more_than_was_measured(tmp_path, records, title, se
     assert (found.standing is None) == title.startswith("Nothing")
 
 
-def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
-    records = judged(STORY)
-    unfolded = replace(records[4], number=7, decided=None)
-    found = morning(tmp_path, [*records, unfolded, crash(8, Failure.MACHINERY)])
-    assert [e.number for e in found.experiments] == list(range(1, 9))
-    assert found.standing == morning(tmp_path / "without", records).standing
-    assert (found.experiments[6].standing, found.experiments[6].kind) == (None, "keep")
-    assert {kept.change.name for kept in found.kept} == {"0003", "0005"}
-    assert found.left == ()
-
-
-def test_scores_that_fit_no_campaign_are_one_line(tmp_path: Path) -> None:
-    records = judged(STORY)
-    records[2] = replace(records[2], result=a_result(0.5, 3))
-    with pytest.raises(UsageError, match=r"experiment 0003 has 3 scores, the baseline 400\. Move runs/0003 out"):
-        morning(tmp_path, records)
-
-
 def test_experiments_of_other_branches_and_rules_are_not_mixed_in(tmp_path: Path) -> None:
     records = judged(STORY[:2])
     records += [replace(crash(3), branch="main"), replace(crash(4), rules_hash="older")]
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2]
-    assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.notes)
+    assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.story.notes)
 
 
 def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     ledger = stored(tmp_path, judged(STORY[:2]))
-    assert gather(ledger, None, "main").branch == BRANCH
+    assert gather(ledger, None).story.branch == BRANCH
     with pytest.raises(UsageError, match="autoresearch/test"):
-        gather(ledger, "autoresearch/other", BRANCH)
+        gather(ledger, "autoresearch/other")
 
 
 # What the rule and the user decided
@@ -166,7 +148,7 @@ def certified_morning(
 ) -> Morning:
     ledger = stored(root, records)
     with_certificate(ledger, certificate_for(ledger, plan, **certified))
-    return gather(ledger, None, BRANCH)
+    return gather(ledger, None)
 
 
 def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_path: Path) -> None:
@@ -202,7 +184,7 @@ def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: str) -> N
     path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
     path.parent.mkdir(parents=True)
     path.write_text(data)
-    found = gather(ledger, None, BRANCH)
+    found = gather(ledger, None)
     assert certificate_line(found).startswith(f"A certificate cannot be read: {path} is damaged")
 
 
@@ -212,7 +194,7 @@ def test_what_was_compared_elsewhere_has_a_line_of_its_own(tmp_path: Path) -> No
         ledger, {"split": "validation"}, environments=("countdown",), access=None, notes=("a note",)
     )
     with_certificate(ledger, elsewhere)
-    found = gather(ledger, None, BRANCH)
+    found = gather(ledger, None)
     assert certificate_line(found).startswith("Not certified yet")
     [line] = elsewhere_lines(found)
     assert line.startswith("Elsewhere: countdown, 60 s of training, models/arithmetic-base: better, experiment 0005")

@@ -22,8 +22,8 @@ from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import UsageError
 from nightshift.files import write_json
+from nightshift.report.data import Story
 from nightshift.report.export.rl_toml import as_rl_toml, rl_toml
-from nightshift.report.export.story import Story
 from tests.checkouts import ROOT
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, leaves, open_configs, variant
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -96,7 +96,7 @@ def story_of(root: Path, rules: Rules | None) -> Story:
         path = ledger.run_dir(record.number) / "job.json"
         seed = record.result.seed if record.result else 1
         write_json(path, Job(rules, rules_hash, {}, seed, 100.0, token="1f"))
-    return Story.of(ledger, BRANCH, "main")
+    return Story.of(ledger, BRANCH)
 
 
 def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     story = story_of(tmp_path, SCALED)
     monkeypatch.setattr(run, "process_root", lambda: tmp_path)
     text = CliRunner().invoke(commands, ["export", "--to", "rl.toml", "--output", "-", "--experiment", "1"]).output
-    record, tree = story.shown.records[0], tomllib.loads(text)
+    record, tree = story.records[0], tomllib.loads(text)
     assert tree["trainer"]["optim"]["lr"] == pytest.approx(20 * story.configs[1].get("trainer.optim.lr"))
     assert tree["inference"]["vllm"]["seed"] == record.result.seed
     assert tree["model"] == {"name": SCALED.model}

@@ -147,7 +147,7 @@ def test_diff_is_written_as_a_person_would() -> None:
         "+trainer.optim.betas1 0.8 (default 0.9)",
         "+trainer.model.ac None (default by preset)",
         "+trainer.model.ac_offloading None (default by preset)",
-        "+trainer.model.lora on (default off)",
+        "+trainer.model.lora on (default unset)",
         "+trainer.model.lora.rank 8 (default 16)",
         "-trainer.optim.max_norm 0.5 (default 1.0)",
     ]

@@ -21,7 +21,7 @@ from typing import Annotated
 
 import msgspec
 
-from nightshift.campaign.records import Weights
+from nightshift.campaign.records import WEIGHTS_NAME, Weights
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.server import ADMIN_SECONDS, Server
 from nightshift.engines.prime_rl.weights import check_weights, latest_stable
@@ -30,7 +30,7 @@ from nightshift.executors.process import ProcessGroup, python_command, python_en
 from nightshift.files import parse_json, read_file, write_json
 from nightshift.text import clean
 
-SERVED_NAME, WEIGHTS_NAME = "served.json", "weights"
+SERVED_NAME = "served.json"
 READER = ("-m", "nightshift.engines.prime_rl.reader")
 ASK_SECONDS = 2.0  # for all chats after the final load; at the start, where vLLM may compile for it, ADMIN_SECONDS
 # Measured for 0.5B parameters: 42 to 55 s of CPU; on two cores that five to ten other processes want, 99 to 184 s.

@@ -18,6 +18,7 @@ import msgspec
 
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
 from nightshift.campaign.records import (
+    WEIGHTS_NAME,
     Completion,
     Failure,
     Outcome,
@@ -34,7 +35,7 @@ from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_rollouts, rollout_files
 from nightshift.engines.prime_rl.remains import EARLIER_DIR, remove_heavy
-from nightshift.engines.prime_rl.served import WEIGHTS_NAME, Witness
+from nightshift.engines.prime_rl.served import Witness
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable

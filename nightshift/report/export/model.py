@@ -17,8 +17,7 @@ from nightshift.config.rules_toml import HUB_NAME
 from nightshift.config.train_toml import diff
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import nesting_limit, open_regular, whole_folder, write_atomically
-from nightshift.report.data import baseline_and_incumbent, gather
-from nightshift.report.export.story import Story
+from nightshift.report.data import Story, gather
 from nightshift.report.markdown import markdown
 from nightshift.report.text import certificate_line
 
@@ -36,12 +35,12 @@ def copy_model(story: Story, number: int | None, target: Path) -> Path:
     The folder appears whole or not at all. UsageError where it holds something already, or the weights are gone;
     EngineError where they are not those that were scored, or what lies beside them names code.
     """
-    best = story.shown.campaign.incumbent_run or story.shown.campaign.parent
+    best = story.campaign.incumbent_run or story.campaign.parent
     if number is None and best is None:
         raise UsageError("the campaign has no incumbent yet", "Run its baseline: uv run run.py.")
-    record = next((r for r in story.shown.records if r.number == number), best if number is None else None)
+    record = next((r for r in story.records if r.number == number), best if number is None else None)
     if record is None:
-        cause = f"experiment {number:04d} is none of {story.shown.branch}"
+        cause = f"experiment {number:04d} is none of {story.branch}"
         raise UsageError(cause, "Name its --branch.")
     source = story.ledger.run_dir(record.number) / MODEL_NAME
     if source.is_symlink() or source.parent.is_symlink() or not source.is_dir():
@@ -106,7 +105,7 @@ def card(story: Story, record: Record) -> str:
         low, high = (evaluation.eval_score + sign * 1.96 * evaluation.eval_stderr for sign in (-1, 1))
         score = f"{evaluation.eval_score:.4f}, 95 % interval over its examples {max(low, 0):.4f} to {min(high, 1):.4f}"
         steps = str(evaluation.weights.step)
-    configs, config = baseline_and_incumbent(story.ledger, story.shown.campaign), story.configs.get(record.number)
+    configs, config = story.campaign.configs, story.configs.get(record.number)
     changes = diff(configs[0], config) if configs and config else None
     lines = "not recorded" if changes is None else "\n".join(f"    {change.line}" for change in changes) or "none"
     return f"""\
@@ -132,8 +131,7 @@ Changes to the baseline's train.toml:
 
 def certified(story: Story, record: Record) -> str:
     """What is certified, with its interval; else that nothing is."""
-    branch, configs = story.shown.branch, baseline_and_incumbent(story.ledger, story.shown.campaign)
-    page = gather(story.ledger, branch, branch)
+    page, configs = gather(story.ledger, story.branch), story.campaign.configs
     if page.obsolete or configs is None or record.config_hash != configs[1].hash:
         return "Not certified: its config was not compared with the baseline's on the test split."
     return markdown(certificate_line(page))

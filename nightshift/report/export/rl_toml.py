@@ -12,8 +12,7 @@ from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import ENGINE
 from nightshift.errors import UsageError
-from nightshift.report.data import baseline_and_incumbent
-from nightshift.report.export.story import Story
+from nightshift.report.data import Story
 from nightshift.text import clean
 
 # What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
@@ -28,13 +27,13 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     Raises:
         UsageError: there is no such experiment, prime-rl did not train it, or the checkout's code is another by now.
     """
-    configs = baseline_and_incumbent(story.ledger, story.shown.campaign)
+    configs = story.campaign.configs
     config = story.configs.get(number) if number is not None else configs and configs[1]
     name = "the incumbent" if number is None else f"experiment {number:04d}"
     if config is None:
         which = "incumbent" if number is None else f"readable train.toml of experiment {number:04d}"
         raise UsageError(f"the campaign has no {which}", "Run its baseline, or name another --experiment.")
-    records = sorted(story.shown.records, key=lambda record: record.number == number)  # its own rules, else the last
+    records = sorted(story.records, key=lambda record: record.number == number)  # its own rules, else the last
     rules, rules_hash = next(
         ((rules, record.rules_hash) for record in reversed(records) if (rules := story.rules(record))), (None, "")
     )
@@ -45,8 +44,8 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         raise UsageError(cause, "Measure it with prime-rl first: uv run run.py --engine prime-rl, on a new branch.")
     if rules.hash(root) != rules_hash:
         cause = f"{name} was measured under other rules ({rules_hash}) than the files here make"
-        raise UsageError(cause, f"Check out the campaign: git switch {story.shown.branch}.")
-    exact = records[-1] if number is not None else story.shown.campaign.incumbent_run
+        raise UsageError(cause, f"Check out the campaign: git switch {story.branch}.")
+    exact = records[-1] if number is not None else story.campaign.incumbent_run
     result = exact.result if exact else None
     engine = PrimeRlEngine(rules, root, environ)
     folders = {"PYTHONPATH": engine.installation.environments_dir(root, rules)}
@@ -54,7 +53,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         folders["HF_HUB_CACHE"] = engine.installation.hub_dir
     variables = [f"{name}=$PWD/{folder.relative_to(engine.installation.root)}" for name, folder in folders.items()]
     head = [
-        f"{name} of {story.shown.branch}, for prime-rl {engine.installation.pins.commit}",
+        f"{name} of {story.branch}, for prime-rl {engine.installation.pins.commit}",
         f"model {rules.model}{f', revision {rules.model_revision}' if rules.model_revision else ''}",
         f"trained: {f'{result.training.num_steps} steps in ' if result else ''}a budget of {rules.budget_text}; "
         "prime-rl trains until max_steps, without an end if it is None",

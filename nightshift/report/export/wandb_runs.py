@@ -8,7 +8,8 @@ from nightshift.campaign.records import Record
 from nightshift.campaign.results import UNDECIDED, Row
 from nightshift.errors import EngineError
 from nightshift.files import remove_tree, whole_folder
-from nightshift.report.export.story import Story, measured
+from nightshift.report.data import Story
+from nightshift.report.export.table import measured, steps, values
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
@@ -33,7 +34,7 @@ def write_runs(story: Story, folder: Path) -> Path:
     )  # fmt: skip
     with whole_folder(folder) as partial:
         try:
-            for record, row in zip(story.shown.records, story.experiments, strict=True):
+            for record, row in zip(story.records, story.rows, strict=True):
                 _write_run(wandb, settings, story, record, row, partial)
         except wandb.Error as error:
             raise EngineError(f"wandb cannot write its runs: {error}", "Try again; csv needs no package.") from None
@@ -54,13 +55,13 @@ def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row
         name=f"{row.number:04d} {row.status}",
         group=story.tag,
         tags=[*filter(None, (verdict, row.now))],
-        notes=clean("; ".join(row.changes)),
+        notes=clean(", ".join(row.changes)),
         dir=folder,
-        config=story.values(row) | {"rules": clean(row.rules), "parent": row.parent},
+        config=values(story, row) | {"rules": clean(row.rules), "parent": row.parent},
         settings=settings,
     ) as run:
         run.define_metric("training_step")
         run.define_metric("*", step_metric="training_step")
-        for step in story.steps(record):
+        for step in steps(story, record):
             run.log(measured(step) | {"training_step": step.step})
         run.summary.update({"verdict": verdict, "now": row.now, **numbers})
