@@ -180,11 +180,11 @@ def results_tsv(records: Sequence[Record]) -> str:
         campaigns.setdefault((record.branch, record.rules_hash), []).append(record)
     fates = {name: fates_of(own, kept_by_records(own)) for name, own in campaigns.items()}
     table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
-    header = (*COLUMNS, *dict.fromkeys(name for row in table for name in row.environment_scores))
+    header = (*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))
     lines = ["\t".join(header)]
-    for row in table:
-        parent = None if row.parent is None else f"{row.parent:04d}"
-        cells = row.cells | {"status": row.verdict, "run": f"{row.number:04d}", "parent": parent}
+    for line in table:
+        parent = None if line.parent is None else f"{line.parent:04d}"
+        cells = line.cells | {"status": line.verdict, "run": f"{line.number:04d}", "parent": parent}
         lines.append("\t".join(_cell(cells.get(name)) for name in header))
     return "\n".join([*lines, ""])
 
