@@ -66,6 +66,8 @@ class World:
     helpful_from_to: tuple[float, float] | None = None  # the helpful share over the first 46 changes
     has_conflicts: bool = False  # changes of one of six groups do not add up; other pairs have synergies
     full: float = 0.15  # the gain at which nothing helps any more
+    has_edge: bool = False  # four changes in ten push one quantity, and beyond an edge of it 15 pp are lost
+    config_noise: float = 0.0  # sd of the logarithm of a change's factor on the noise of a run, 0.4 to 2.5 in all
     scale: float = 1.0  # of all effects
     night_seconds: float = 9 * 3600.0
     run_seconds: float = 675.0 + 0.0152 * NUM_EXAMPLES  # start-up, training and evaluation
@@ -114,6 +116,8 @@ WORLDS = {
     "drawn 5": drawn_world(5),
     "drawn 6": drawn_world(6),
     "arithmetic": arithmetic_world(),
+    "cliff": World(full=0.5, has_edge=True),
+    "noise by config": World(config_noise=0.25),
 }
 
 
@@ -127,6 +131,8 @@ class Proposal:
     luck: float  # on the examples, in standard deviations
     group: int
     pairs: dict[int, float] = field(default_factory=dict)
+    push: float = 0.0  # of the quantity that has an edge at 1
+    noise: float = 1.0  # factor on the noise of a run
     crash_seconds: float | None = None
 
 
@@ -167,6 +173,11 @@ class Nature:
         proposal = Proposal(change, helps, other, 0.6 * rng.standard_normal(), int(rng.integers(6)))
         if world.has_conflicts:
             proposal.pairs = self._pairs(proposal)
+        if world.has_edge and rng.random() < 0.4:
+            proposal.push = rng.uniform(0.05, 0.25)
+            proposal.helps, proposal.other = 0.08 * proposal.push, 0.0
+        if world.config_noise:
+            proposal.noise = math.exp(rng.normal(0.0, world.config_noise))
         if rng.random() < world.crashes:
             proposal.crash_seconds = 75.0 + 600.0 * rng.random() ** 2
         self.proposals.append(proposal)
@@ -193,6 +204,8 @@ class Nature:
             together = sum(proposal.pairs.get(other, 0.0) for other in members if other < number)
             score = min(max(score + proposal.helps * room + proposal.other + together, 0.01), 0.99)
             luck = INHERITED * luck + proposal.luck
+        if sum(self.proposals[number - 1].push for number in members) > 1:
+            score = max(score - 0.15, 0.01)
         return score, luck
 
     def measure(self, changes: Sequence[Change], seconds: float) -> float:
@@ -200,7 +213,8 @@ class Nature:
         score, luck = self.truth(changes)
         variance = score * (1 - score) / NUM_EXAMPLES
         score += luck * math.sqrt(0.05 * variance) + self.world.drift * seconds / self.world.night_seconds
-        score += self._noise.normal(0.0, self.world.seed_sd)
+        factor = math.prod(self.proposals[change.experiment - 1].noise for change in changes)
+        score += self._noise.normal(0.0, self.world.seed_sd * min(max(factor, 0.4), 2.5))
         score += self._noise.normal(0.0, math.sqrt((1 - SAME_EXAMPLES - 0.05) * variance))
         return min(max(score, 0.0), 1.0)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
 
@@ -53,6 +54,7 @@ class Posterior:
         self._changes: dict[Settings, Change] = {}  # every proposed change, as it was first proposed
         self._kept: dict[Settings, Settings] = {}  # what each kept change still sets, in the order of adoption
         self._setters: dict[str, Settings] = {}  # the kept change that sets a key
+        self._num_setters = Counter[str]()  # kept changes that name a key
         self._fixed = set[Settings]()  # changes that the user decided
         self._dropped = set[Settings]()  # configs of which a run was an accident
         self._baseline_scores = [score]
@@ -274,12 +276,16 @@ class Posterior:
         if before != self._kept:
             self._final_scores.clear()
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
+        self._num_setters = Counter(key for settings in self._kept for key, _ in settings)
 
     def _added(self, settings: Settings) -> tuple[Factors, float]:
         """Return the vector of what a change adds, and the variance besides: the incumbent with the change, as the last
         one or in its place, less the incumbent without it."""
         if settings not in self._rows:
             raise KeyError(settings)
+        num_own = 1 if settings in self._kept else 0
+        if all(self._num_setters[key] == num_own for key, _ in settings):
+            return {self._rows[settings]: 1.0}, 0.0
         factors, variance = Factors(), 0.0
         with_it = self._kept if settings in self._kept else dict(remaining([*self._kept, settings]))
         without = dict(remaining(kept for kept in self._kept if kept != settings))
