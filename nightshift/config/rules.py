@@ -31,6 +31,7 @@ MEASURING_CODE = (
     "nightshift/campaign/next_run.py",
     "nightshift/campaign/posterior.py",
     "nightshift/campaign/scores.py",
+    "nightshift/campaign/student.py",
     "nightshift/config/allowlist.py",
     "nightshift/config/allowlist.toml",
     "nightshift/config/checks.py",

@@ -48,7 +48,7 @@ EXCEPTIONS = {
     "nightshift/evaluation/scorer.py": "of tasksets, whose rules cover it",
     "nightshift/evaluation/test_split.py": "reads examples that decide nothing",
     "nightshift/cli/shell.py": "errors, exit codes, help",
-    "nightshift/experiment/setup.py": "puts the parts together",
+    "nightshift/experiment/bench.py": "puts the parts together",
     "nightshift/cli/status.py": "says what goes on",
     "nightshift/startup.py": "takes foreign folders off the path",
     "nightshift/signals.py": "finds out who sent a signal",

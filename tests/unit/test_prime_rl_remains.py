@@ -7,7 +7,7 @@ import pytest
 
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job
 from nightshift.engines.prime_rl.remains import clean, sweep
-from nightshift.experiment import setup
+from nightshift.experiment import bench
 from nightshift.files import write_json
 from tests.rules import GSM8K_PRIME_RL
 
@@ -31,7 +31,7 @@ def left(folder: Path, attempt: str = ".") -> list[str]:
 @pytest.mark.parametrize(("place", "attempt"), [("0001", "."), ("0001", "incumbent"), ("certify/0001/a-7", ".")])
 def test_the_next_start_deletes_what_a_kill_left(tmp_path: Path, place: str, attempt: str) -> None:
     folder = make_run(tmp_path / "runs" / place, attempt=attempt)
-    setup.sweep(tmp_path, print)
+    bench.sweep(tmp_path, print)
     assert left(folder, attempt) == LIGHT
 
 
