@@ -13,8 +13,8 @@ from nightshift.campaign.commits import change_keys
 from nightshift.campaign.ledger import STARTED, baseline_of, require_same_setup
 from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.records import Record, Request, Run
+from nightshift.config.allowlist import shorten
 from nightshift.config.train_toml import Config, diff
-from nightshift.config.values import shorten
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot
 from nightshift.experiment.integrity import require_unchanged

@@ -26,9 +26,8 @@ from nightshift.agents.notebook import belied, compare_prediction, notebook
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import PAGE_NAME
-from nightshift.config.allowlist import BY_PRESET
+from nightshift.config.allowlist import BY_PRESET, Value, value_text
 from nightshift.config.train_toml import Config
-from nightshift.config.values import Value, value_text
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text

@@ -22,9 +22,9 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.records import JOB_NAME, Job, Record
 from nightshift.campaign.results import Row
+from nightshift.config.allowlist import Value, number_text
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, spelled
-from nightshift.config.values import Value, number_text
 from nightshift.errors import UsageError
 from nightshift.files import read_json
 from nightshift.report.data import Shown, shown_campaign
