@@ -373,8 +373,7 @@ def default(path: str, resolved: Mapping[str, Value]) -> Value:
     key = _FILE.keys[_pattern(path)]
     if not applies(key, path, resolved):
         return None
-    selected = resolved.get(key.only_if[0]) if key.only_if else None
-    return key.default_for.get(selected, key.default) if isinstance(selected, str) else key.default
+    return key.default_for.get(str(resolved.get(key.only_if[0])), key.default) if key.only_if else key.default
 
 
 def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -390,9 +389,6 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
             if applies(key, path, resolved):
                 resolved[path] = values[path] if path in values else default(path, resolved)
     return resolved
-
-
-# -- the text of --keys -------------------------------------------------------------------------------
 
 
 def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
@@ -423,9 +419,7 @@ def default_text(key: Key) -> str:
     """Return the default as --keys shows it."""
     if key.by_preset:
         return "by preset"
-    if key.kind is Kind.TABLE:
-        return "off" if key.default is None else "on"
-    if key.kind is Kind.LIST:
-        return "all"
+    if key.kind in (Kind.TABLE, Kind.LIST):
+        return "all" if key.kind is Kind.LIST else "on" if key.default == {} else "off"
     others = "".join(f" ({value_text(value)} with {name})" for name, value in key.default_for.items())
     return ("unset" if key.default is None else value_text(key.default)) + others

@@ -31,7 +31,7 @@ from nightshift.config.allowlist import (
 )
 from nightshift.errors import ConfigError
 
-MAX_PROBLEMS = 200  # the check of a train.toml stops after one more
+MAX_PROBLEMS = 50  # that a message names; the check of a train.toml stops after one more
 MAX_DEPTH = 12  # segments of a path in a problem; the deepest open key has 8
 Path = tuple[str, ...]
 
@@ -133,8 +133,7 @@ def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
     while isinstance(value, dict) and len(value) == 1 and len(path) < MAX_DEPTH:  # name the key, not its table
         name, value = next(iter(value.items()))
         path = (*path, name)
-    spelled = spelled_out(path, value)
-    owner = lock(path)
+    spelled, table, owner = spelled_out(path, value), ".".join(path[:-1]), lock(path)
     renamed = None if owner else find_renamed(path)
     if renamed is not None and not renamed.origin:
         key = renamed.key
@@ -146,10 +145,8 @@ def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
         key = renamed.key
         verb = "is now" if renamed.origin == OTHER_VERSION else f"is {renamed.origin}'s word for"
         allowed = "" if is_accepted(key, value) else f", which allows {key.allowed()}"
-        _take_over(key, value, values)
         cause = f"{spelled} {verb} {key.path}{allowed}"
-        return Problem(path, value, cause, f"Write {_line(key, value)}", target=key.path)
-    table = ".".join(path[:-1])
+        return Problem(path, value, cause, _take_over(key, value, values), target=key.path)
     if find_key(f"{table}.{ANY}") is not None:
         return Problem(path, value, f"{spelled} is unknown", f"Write a name under [{table}] that {NAME_RULE}")
     owner = owner or lock_of_word(path)
@@ -164,13 +161,13 @@ def _problem(path: Path, value: Any, values: dict[str, Value]) -> Problem:
     suggested = find_key(similar[0]) if len(similar) == 1 else None
     if suggested is None:
         return Problem(path, value, f"{spelled} is unknown", fix)
-    _take_over(suggested, value, values)
-    fix += f" Write {_line(suggested, value)}"
+    fix += f" {_take_over(suggested, value, values)}"
     return Problem(path, value, f"{spelled} is unknown", fix, target=suggested.path, is_guess=True)
 
 
-def _take_over(key: Key, value: Any, values: dict[str, Value]) -> None:
-    """Count the value as the key's, and switch on the tables around the key."""
+def _take_over(key: Key, value: Any, values: dict[str, Value]) -> str:
+    """Count the value as the key's, switch on the tables around the key, and return what to write instead."""
+    written = value if is_accepted(key, value) else instead(key, value)
     if key.kind is Kind.TABLE and isinstance(value, bool):  # old formats switch a table on with true
         value = {} if value else "None"
     if ANY not in key.path and is_accepted(key, value):
@@ -178,15 +175,10 @@ def _take_over(key: Key, value: Any, values: dict[str, Value]) -> None:
             if find_key(table) is not None:
                 values.setdefault(table, {})
         values.setdefault(key.path, accept(key, value))
-
-
-def _line(key: Key, value: Any) -> str:
-    """Return the line to write, as in `lr = 3e-6 under [trainer.optim]`."""
     if key.kind is Kind.TABLE:
-        return f"[{key.path.replace(ANY, 'NAME')}]"
-    value = value if is_accepted(key, value) else instead(key, value)
+        return f"Write [{key.path.replace(ANY, 'NAME')}]"
     where = f"under [{key.table}]" if key.table else "at the top of the file"
-    return f"{key.leaf.replace(ANY, 'NAME')} = {value_text(value)} {where}"
+    return f"Write {key.leaf.replace(ANY, 'NAME')} = {value_text(written)} {where}"
 
 
 # -- rules between keys -------------------------------------------------------------------------------

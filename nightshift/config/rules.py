@@ -100,13 +100,11 @@ class RuleConstants:
     )
     # Part of the variance over examples, p (1 - p) / n, that differs between two runs on the same examples.
     examples_share: _Share = 0.38
-    # Standard deviation of the drift in eight hours. The rule of 0.2.0 has no drift: its interval held in 35 % of the
-    # nights that drifted by 3 pp.
+    # Standard deviation of the drift in eight hours.
     drift_sd: Scale = 0.02
-    # P(it helps) at which a change comes in. At four slots 0.65 makes 0.3 pp less with 30 % fewer commits, 0.7 makes
-    # 0.7 pp less with half of them.
+    # P(it helps) at which a change is kept: at four slots, 0.65 gains 0.3 pp less with 30 % fewer commits.
     keep_at: _Probability = 0.6
-    # P(it helps) below which a kept change goes out. The gap to `keep_at` prevents a commit for every new run.
+    # P(it helps) below which a kept change is reverted. The gap to `keep_at` prevents a commit for every new run.
     revert_below: _Probability = 0.5
     # P(it helps) above which a kept change is confirmed.
     confirmed_above: _Share = 0.95
@@ -149,16 +147,16 @@ class TasksetRules:
     prompt_tokens: int
 
     def place(self, root: Path) -> Path:
-        """Return the package, a folder or one file. Raises UsageError if no such package is installed."""
+        """Return the folder of the package. Raises UsageError if no such package is installed."""
         if self.folder:
             folder = root / self.folder
             places = (folder, folder / self.module, folder / "src" / self.module)
             return next((place for place in places if (place / "__init__.py").is_file()), folder)
         spec = find_spec(self.module)
-        if spec is None or spec.origin is None:
-            raise UsageError(f"{RULES_NAME}: no package {self.module} is installed", "Install it: uv pip install NAME.")
-        origin = Path(spec.origin)
-        return origin.parent if origin.name == "__init__.py" else origin
+        if spec is None or spec.origin is None or not spec.submodule_search_locations:
+            fix = "Install it: uv pip install NAME. One file is no package."
+            raise UsageError(f"{RULES_NAME}: no package {self.module} is installed", fix)
+        return Path(spec.origin).parent
 
     def beside(self, root: Path) -> list[Path]:
         """Return the folder with the other packages of the taskset's folder, if the taskset has its own folder."""
@@ -262,7 +260,7 @@ class Rules:
         return (*MEASURING_CODE, engine, *(_SCORER_CODE if scored else ()), *folders, *model)
 
     def elsewhere(self, root: Path) -> list[Path]:
-        """Return the measuring files and folders outside the checkout: installed tasksets, and a model."""
+        """Return the measuring folders outside the checkout: installed tasksets, and a model."""
         tasksets = [environment.taskset for environment in self.environments]
         packages = [taskset.place(root) for taskset in tasksets if taskset is not None and not taskset.folder]
         return [*packages, *([Path(self.model)] if Path(self.model).is_absolute() else [])]
@@ -270,7 +268,7 @@ class Rules:
     def hash(self, root: Path) -> str:
         """Return 12 hex digits over the constants and the bytes of all measuring files."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
-        outside = [(place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in self.elsewhere(root)]
+        outside = [(place.parent, [f"{place.name}/"]) for place in self.elsewhere(root)]
         for top, paths in [(root, self.measuring), *outside]:
             for name in covered_files(top, paths):
                 with (top / name).open("rb") as file:  # in parts: a model has gigabytes

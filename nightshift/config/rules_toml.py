@@ -44,10 +44,8 @@ Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or 
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
 
-
-_SETUPS = msgspec.toml.decode(Path(__file__).with_name("setups.toml").read_bytes(), type=dict[str, tuple[Rules, ...]])[
-    "setups"
-]
+_FILE = Path(__file__).with_name("setups.toml")
+_SETUPS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[Rules, ...]])["setups"]
 REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.model_revision}
 
 
@@ -107,10 +105,6 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
         return model in self.models or (ANY_MODEL in self.models and not model.startswith(MODELS))
 
 
-# -- the rules ----------------------------------------------------------------------------------------
-# Each function here raises UsageError for a mistake in rules.toml, and for environments that no model can answer here.
-
-
 def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of the checkout at `root`; `engine` is the value of --engine."""
     return rules_of(root, _read(root), engine, gpu_count)
@@ -139,12 +133,16 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
             is_small = model.startswith(MODELS)  # a GPU would be wasted on it
             if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
                 return _complete(root, setup, model, declared, chosen)
-    refusing = [name for name, entry in declared.items() if not entry.accepts(models[-1])] or ["them there"]
-    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {models[-1]} ({setups[0].name}, GPUs needed: "
-    cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
+    raise _no_answer(names, setups[0], models[-1], declared)
+
+
+def _no_answer(names: list[str], setup: Rules, model: str, declared: dict[str, _Declared]) -> UsageError:
+    refusing = [name for name, entry in declared.items() if not entry.accepts(model)] or ["them there"]
+    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {model} ({setup.name}, GPUs needed: {setup.num_gpus})"
     able = set.intersection(*({*entry.models} for entry in declared.values()))
-    fix = "Write environments = [] for what the machine can do, or use another --engine or model"
-    raise UsageError(cause, f"{fix}: {', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
+    fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
+    fix += f"{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU)."
+    return UsageError(f"{cause} cannot answer {' and '.join(refusing)}", fix)
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
@@ -178,8 +176,8 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     """Return the rules of a set-up with a model and environments."""
     if model != setup.model or chosen.revision:
         _check_model(root, model, chosen.revision)
-    tables = {name: chosen.table(name) for name in declared}
-    shares = [table.weight / sum(table.weight for table in tables.values()) for table in tables.values()]
+    environments = tuple(_environment(root, name, chosen.table(name), entry) for name, entry in declared.items())
+    shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
     prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
@@ -193,7 +191,7 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         model=model,
         model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
-        environments=tuple(_environment(root, name, tables[name], entry) for name, entry in declared.items()),
+        environments=environments,
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
         decision=setup.decision.scaled(prior_sd, seed_sd),
@@ -218,9 +216,6 @@ def _portable_path(root: Path, model: str) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
-# -- rules.toml ---------------------------------------------------------------------------------------
-
-
 def _read(root: Path) -> Chosen:
     try:
         return chosen_in(root, read_file(root / RULES_NAME))
@@ -242,11 +237,7 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
     return chosen
 
 
-# -- environments -------------------------------------------------------------------------------------
-
-
 def _environment(root: Path, name: str, table: Table, declared: _Declared) -> EnvironmentRules:
-    """Return the rules of one environment."""
     taskset, requires = _taskset(root, name, table) if table.package else (None, declared.requires)
     versions = list(_versions(requires))
     # Our environments may leave a version open: then another version elsewhere is no fault.
@@ -318,6 +309,7 @@ def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[st
     """Return the rules of a user's package, a folder of the checkout or an installed one, and its requirements."""
     where = f"{RULES_NAME}: [environment.{name}]: package = {json.dumps(table.package)}"
     top, folder = root.resolve(), (root / table.package).resolve()
+    path = folder / "pyproject.toml"
     if folder.is_dir() and folder.is_relative_to(top) and folder != top:
         inside = [path.parent.name for pattern in ("*", "src/*") for path in folder.glob(f"{pattern}/__init__.py")]
         is_package = (folder / "__init__.py").is_file() or folder.name in inside
@@ -325,24 +317,22 @@ def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[st
         if len(modules) != 1:
             cause = f"{where}: {len(modules)} packages in that folder ({', '.join(sorted(inside)) or 'none'})"
             raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py.")
-        path = folder / "pyproject.toml"
+        module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
         try:
             project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
             requires = msgspec.convert(project.get("dependencies", []), list[str])
         except (OSError, ValueError, AttributeError) as error:
             raise UsageError(f"{path}: {error}", "Mend it, or name the folder of the package itself.") from None
-        module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
     else:
         module, place = table.package.replace("-", "_"), ""
         owners = metadata.packages_distributions().get(module, [])
         requires = [line for owner in owners for line in metadata.requires(owner) or ()]
     if not _MODULE.fullmatch(module):
         raise UsageError(f"{where} is no folder of this checkout", "Name a folder in it, or an installed package.")
-    rules = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
-    if not rules.place(root).is_dir():
-        raise UsageError(f"{where} is one file", f"Make it a package: {module}/__init__.py.")
     if not any(metadata.distributions(name="verifiers")):
         raise UsageError(f"{where} needs verifiers, which is not installed", "Run: uv sync --extra verifiers")
+    rules = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
+    rules.place(root)  # is it installed?
     return rules, ["verifiers", *requires]
 
 

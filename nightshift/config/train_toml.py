@@ -33,7 +33,6 @@ from nightshift.files import parse_toml, read_file
 
 MAX_BYTES = 64 * 1024
 MAX_LINE = 1000  # tomllib takes quadratic time in the dots of a key: 19 s for one line of 64 KiB
-MAX_SHOWN = 50  # problems that a message names
 ABSENT = object()  # a value for set_values: remove the key from the file
 
 _TOKEN = re.compile(
@@ -57,12 +56,9 @@ class TrainTomlError(ConfigError):
         places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in self.problems]
         super().__init__(f"{places[0]}: {self.problems[0].cause}", self.problems[0].fix)
         texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, self.problems, strict=True)]
-        is_cut = len(problems) > MAX_PROBLEMS
-        if len(texts) > MAX_SHOWN:
-            texts[MAX_SHOWN:] = [f"{name}: {'at least ' if is_cut else ''}{len(texts) - MAX_SHOWN} more"]
         if len(texts) > 1:
-            number = f"more than {MAX_PROBLEMS}" if is_cut else len(texts)
-            self.args = ("\n".join([f"{name} has {number} problems:", *texts]),)
+            number = len(texts) if len(texts) <= MAX_PROBLEMS else f"more than {MAX_PROBLEMS}"
+            self.args = ("\n".join([f"{name} has {number} problems:", *texts[:MAX_PROBLEMS]]),)
 
 
 @dataclass(frozen=True)

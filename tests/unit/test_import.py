@@ -159,8 +159,7 @@ def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     many = "".join(f"a{number} = 1\n" for number in range(300))
     with pytest.raises(TrainTomlError) as caught:
         parse(many.encode())
-    assert str(caught.value).startswith("train.toml has more than 200 problems:\n")
-    assert str(caught.value).endswith("\ntrain.toml: at least 152 more")
+    assert str(caught.value).startswith("train.toml has more than 50 problems:\n")
     imported = import_config(f"{many}[trainer.optim]\nlr = 3e-6\n".encode(), "x")
     assert (imported.values["trainer.optim.lr"], len(imported.left_out)) == (3e-6, 300)
 
