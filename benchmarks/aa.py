@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.posterior import Posterior  # noqa: E402
 from nightshift.campaign.records import Action, Change, Run  # noqa: E402
-from nightshift.config.decision_rules import RuleConstants  # noqa: E402
+from nightshift.config.rules import RuleConstants  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 BRANCH = "autoresearch/aa"

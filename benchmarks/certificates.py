@@ -18,7 +18,7 @@ import click
 import numpy as np
 from machine import RESULTS, machine, table, write_result
 
-from nightshift.config.decision_rules import RuleConstants
+from nightshift.config.rules import RuleConstants
 from nightshift.experiment.estimate import estimate, level_of_access, verdicts
 
 NUM_ACCESSES = 5

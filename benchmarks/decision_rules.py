@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.posterior import Posterior
 from nightshift.campaign.records import Action, Change, Decision, Run, Stage
-from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
+from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
 
 NUM_EXAMPLES = 1319
 START = 0.475  # true score of the baseline

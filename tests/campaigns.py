@@ -26,9 +26,8 @@ from nightshift.campaign.records import (
     Weights,
     packed,
 )
-from nightshift.config.decision_rules import RuleConstants
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import Config, diff, parse
+from nightshift.config.rules import RuleConstants
+from nightshift.config.train_toml import Config, diff, parse, set_values
 from nightshift.experiment.certify import COMPARISON_NAME, Comparison, Plan
 from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json

@@ -6,11 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nightshift.config.allowlist import ANY, CURRICULUM, KEYS
+from nightshift.config.allowlist import ANY, CURRICULUM, KEYS, Key, Kind, Value
 from nightshift.config.rules import NO_CARD
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import Config, parse
-from nightshift.config.values import Key, Kind, Value
+from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.launch import Launch, Ports
 from nightshift.errors import ConfigError

@@ -38,8 +38,7 @@ from nightshift.campaign.records import (
     Weights,
     packed,
 )
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import Config, diff, parse
+from nightshift.config.train_toml import Config, diff, parse, set_values
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
 from tests.campaigns import a_record, replace

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from nightshift.config.train_toml import MAX_SHOWN, parse
+from nightshift.config.checks import MAX_PROBLEMS
+from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +36,7 @@ def refusal(source: bytes | str) -> str:
 def assert_clean_lines(message: str) -> None:
     heading, *problems = message.split("\n")
     assert len(problems) != 1
-    assert len(problems) <= MAX_SHOWN + 1
+    assert len(problems) <= MAX_PROBLEMS
     for line in (heading, *problems):
         assert line
         assert all(32 <= ord(char) < 127 for char in line), message

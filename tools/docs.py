@@ -22,7 +22,7 @@ import msgspec
 
 from nightshift.campaign.records import Record
 from nightshift.cli.status import Status
-from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
+from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
 from nightshift.engines.prime_rl.config import AC, DEFAULTS, OFFLOAD, SHARE
 from nightshift.engines.trl.engine import AT_ONCE
 from nightshift.files import Document

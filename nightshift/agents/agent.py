@@ -31,7 +31,7 @@ from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, summary_of
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
-from nightshift.config.toml_text import read_source
+from nightshift.config.train_toml import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
 from nightshift.executors.process import ProcessGroup

@@ -16,8 +16,8 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.metrics import SAMPLES_NAME, Sample
 from nightshift.campaign.records import Z95, Record, Verdict
 from nightshift.campaign.results import contradiction, gain_text
+from nightshift.config.allowlist import value_text
 from nightshift.config.train_toml import parse
-from nightshift.config.values import value_text
 from nightshift.files import read_rows
 from nightshift.text import clean
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nightshift.campaign.git import CONFIG_NAME, Repo
-from nightshift.config.values import quoted, shorten
+from nightshift.config.allowlist import quoted, shorten
 from nightshift.errors import ConfigError, EngineError, UsageError, listed
 from nightshift.files import remove_tree
 

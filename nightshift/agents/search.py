@@ -16,8 +16,8 @@ from nightshift.agents.history import load_configs
 from nightshift.agents.space import SearchSpace
 from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.records import Proposal
+from nightshift.config.allowlist import shorten
 from nightshift.config.train_toml import Config, diff, parse
-from nightshift.config.values import shorten
 from nightshift.errors import ConfigError, UsageError
 
 # Random experiments before a model is asked; Optuna's default of 10 is a good part of a night of 40.

@@ -20,10 +20,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from nightshift.agents.throughput import LEAST_STEPS, Plan
-from nightshift.config.allowlist import KEYS, applies, resolve
-from nightshift.config.toml_edit import ABSENT, set_values
-from nightshift.config.train_toml import Config
-from nightshift.config.values import Key, Search, Value
+from nightshift.config.allowlist import KEYS, Key, Search, Value, applies, resolve
+from nightshift.config.train_toml import ABSENT, Config, set_values
 
 KIND, WARMUP, DECAY = (f"trainer.scheduler.{leaf}" for leaf in ("type", "warmup_steps", "decay_steps"))
 STEPS = "max_steps"

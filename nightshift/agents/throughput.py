@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from nightshift.agents.base import Context
 from nightshift.campaign.records import Result
+from nightshift.config.allowlist import Value
 from nightshift.config.train_toml import Config
-from nightshift.config.values import Value
 
 NOISE_SD = 0.1  # of the logarithm of one run's seconds per step
 LEAST_STEPS = 10  # of a plan: below that no schedule has a shape

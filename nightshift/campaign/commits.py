@@ -13,10 +13,8 @@ from typing import Any
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit, Record
-from nightshift.config.allowlist import KEYS, find_key
-from nightshift.config.toml_edit import ABSENT, set_values
-from nightshift.config.train_toml import Config, changed_keys, diff, parse, spelled
-from nightshift.config.values import Kind, Value, accept, shorten
+from nightshift.config.allowlist import KEYS, Kind, Value, accept, find_key, shorten
+from nightshift.config.train_toml import ABSENT, Config, changed_keys, diff, parse, set_values, spelled
 from nightshift.errors import ConfigError, UsageError
 from nightshift.text import clean
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from nightshift.campaign.next_run import Settings, remaining, settings_of
 from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Stage
 from nightshift.campaign.student import t_quantile
-from nightshift.config.decision_rules import RuleConstants
+from nightshift.config.rules import RuleConstants
 
 Array = NDArray[np.float64]
 Factors = dict[int, float]  # a weighted sum of the Gaussian's entries: row -> factor

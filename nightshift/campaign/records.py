@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, json
 
-from nightshift.config.decision_rules import Fraction, RuleConstants, Scale
-from nightshift.config.rules import Rules
+from nightshift.config.rules import Fraction, RuleConstants, Rules, Scale
 from nightshift.files import Document
 from nightshift.text import clean, local
 

@@ -15,7 +15,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_lines
 from nightshift.cli.shell import Command
-from nightshift.config.allowlist import CARRIED, RATIO
+from nightshift.config.allowlist import CARRIED, RATIO, quoted, value_text
 from nightshift.config.import_config import (
     IMPORTED_NAME,
     Import,
@@ -27,8 +27,7 @@ from nightshift.config.import_config import (
 )
 from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
-from nightshift.config.toml_text import statements
-from nightshift.config.values import quoted, value_text
+from nightshift.config.train_toml import statements
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import disk_error, read_file, write_atomically

@@ -1,20 +1,27 @@
-"""Read allowlist.toml: the keys that train.toml may hold, and the owners of the keys that it may not hold.
+"""The keys of train.toml: allowlist.toml, the check of one value, defaults, and the spelling of values in messages.
 
 Paths are dotted names of the pinned prime-rl. In a row, "*" stands for one path segment that the user names.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from nightshift.config.values import Key, Kind, Value, value_text
+from nightshift.errors import ConfigError
+
+# None is written "None" in train.toml, because TOML has no null. A dict is a table that switches something on: it is
+# empty, because the keys of the table are values of their own.
+Value: TypeAlias = bool | int | float | str | tuple[str, ...] | dict[str, Any] | None
 
 SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong to the rules
 CURRICULUM = f"{SOURCE}.curriculum"  # the open part of every entry
@@ -22,11 +29,81 @@ OPPONENT = "orchestrator.train.opponent"
 RATIO = "orchestrator.train.ratio"
 ANY = "*"
 MAX_SUGGESTIONS = 3
+MAX_NUMBER = 1e15  # keeps huge integers out of float()
 OTHER_VERSION = "another version of prime-rl"
 
 
-def _plain(name: str) -> str:
-    return re.sub("[-_ ]", "", name).lower()
+class Kind(StrEnum):
+    INT = "integer"
+    FLOAT = "number"
+    BOOL = "boolean"
+    CHOICE = "choice"
+    LIST = "list"
+    TABLE = "table"  # its presence switches something on
+
+
+class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where random, tpe and search look for values of a key, a power of two by its exponent."""
+
+    scale: Literal["choice", "log", "linear", "power of two"] = "choice"
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[Value, ...] = ()
+
+
+class Key(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
+    """One row of allowlist.toml, which explains the fields at its head."""
+
+    meaning: str
+    kind: Kind
+    engines: tuple[str, ...]
+    path: str = ""
+    default: Value = None
+    default_for: dict[str, Value] = {}
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    above: int | float | None = None
+    below: int | float | None = None
+    at_most: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    engine_choices: dict[str, tuple[str, ...]] = {}
+    nullable: bool = False
+    only_if: tuple[str, tuple[str | None, ...]] | None = None
+    by_preset: bool = False
+    search: Search | None = None
+    aliases: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()
+    others: dict[str, tuple[str, ...]] = {}
+    near: tuple[str, ...] = ()
+
+    @property
+    def leaf(self) -> str:
+        """The last segment of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def table(self) -> str:
+        """The path without its last segment."""
+        return self.path.rpartition(".")[0]
+
+    def choices_of(self, engine: str) -> tuple[str, ...]:
+        """Return the texts that an engine can train with; "" is any engine."""
+        return self.engine_choices.get(engine, self.choices)
+
+    def allowed(self, engine: str = "") -> str:
+        """Return type, range and choices in words, e.g. `number above 0, at most 1 or "None"`."""
+        if self.kind is Kind.TABLE:
+            return "[table]" + (' or "None"' if self.nullable else "")
+        if self.kind is Kind.CHOICE:
+            return " | ".join(self.choices_of(engine))
+        if self.kind in (Kind.LIST, Kind.BOOL):
+            return f"list of {len(self.choices)} names" if self.kind is Kind.LIST else "true or false"
+        bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
+        words = [f"{word} {number_text(bound)}" for word, bound in bounds.items() if bound is not None]
+        if self.minimum is not None and self.maximum is not None:
+            words = [f"{number_text(self.minimum)} to {number_text(self.maximum)}"]
+        texts = [*self.choices, *(["None"] if self.nullable and self.default is not None else [])]
+        return " or ".join([f"{self.kind} {', '.join(words)}".strip(), *map(quoted, texts)])
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +141,103 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     carried: dict[str, tuple[str, ...]]
 
 
+# -- values -------------------------------------------------------------------------------------------
+
+
+def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
+    """Return the value in its canonical type: None for "None", float for a number, a sorted tuple for a list.
+
+    `path`: the key's name in the file, if the user chose a part of the name. Raises ConfigError for another value.
+    """
+    if not is_accepted(key, value):
+        raise _refusal(key, value, path or tuple(key.path.split(".")))
+    if key.kind is Kind.LIST:
+        return tuple(sorted(value))  # the order has no meaning
+    if key.kind is Kind.FLOAT and not isinstance(value, str):
+        value = float(value) + 0.0  # + 0.0 turns -0.0 into 0.0
+    return None if value == "None" and key.nullable else value
+
+
+def is_accepted(key: Key, value: Any) -> bool:
+    """True if the value has the key's type and lies in its range or choices."""
+    if isinstance(value, str):
+        return (value == "None" and key.nullable) or (value in key.choices and key.kind is not Kind.LIST)
+    match key.kind:
+        case Kind.CHOICE:
+            return False
+        case Kind.BOOL:
+            return isinstance(value, bool)
+        case Kind.TABLE:
+            return isinstance(value, dict) and not value
+        case Kind.LIST:
+            is_list = isinstance(value, list | tuple) and all(item in key.choices for item in value)
+            return is_list and 0 < len(value) == len(set(value))
+    return (
+        type(value) in ((int, float) if key.kind is Kind.FLOAT else (int,))  # true is no number
+        and -MAX_NUMBER <= value <= MAX_NUMBER  # false for nan
+        and (key.minimum is None or value >= key.minimum)
+        and (key.maximum is None or value <= key.maximum)
+        and (key.above is None or value > key.above)
+        and (key.below is None or value < key.below)
+    )
+
+
+def instead(key: Key, value: Any) -> Value:
+    """Return a value to write instead: the number that the user meant if that is clear, else the default."""
+    if key.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, str | float):
+        with suppress(ValueError):
+            number = float(value)
+            number = int(number) if key.kind is Kind.INT and number.is_integer() else number
+            if is_accepted(key, number):
+                return number
+    return int(key.minimum or 1) if key.default is None else key.default
+
+
+def _refusal(key: Key, value: Any, path: tuple[str, ...]) -> ConfigError:
+    fix = f"Write {path[-1]} = {value_text(instead(key, value), 120)}"
+    if key.kind is Kind.TABLE:
+        fix = f"To switch it on, write [{'.'.join(path)}]" + f'; off: write {path[-1]} = "None"' * key.nullable
+    return ConfigError(f"{spelled_out(path, value)} is not allowed ({key.allowed()})", fix)
+
+
+def spelled_out(path: tuple[str, ...], value: Any) -> str:
+    """Return `key = value` with hostile names and values escaped and shortened."""
+    names = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else quoted(name) for name in path]
+    return f"{shorten('.'.join(names), 80)} = {value_text(value)}"
+
+
+def value_text(value: Any, limit: int = 60) -> str:
+    """Return a value as train.toml spells it: printable ASCII on one line, at most `limit` characters."""
+    if isinstance(value, str | None):
+        text = quoted("None" if value is None else value[: limit + 1])
+    elif isinstance(value, dict):
+        text = "a table" if value else "{}"
+    elif isinstance(value, list | tuple):
+        items = ("[...]" if isinstance(item, list) else value_text(item, limit) for item in value[:20])
+        text = f"[{', '.join(items)}]"
+    else:  # a number, a boolean or a date
+        text = number_text(value)
+    return shorten(text, limit)
+
+
+def number_text(number: Any) -> str:
+    """Return a number as people write it: 3e-6, 0.01, 256."""
+    return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", str(number).lower())
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """Return at most `limit` characters, with `...` at the end of a text that was cut."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def quoted(text: str) -> str:
+    """Return a string in quotes and printable ASCII: control characters and look-alike letters become visible."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
+# -- allowlist.toml -----------------------------------------------------------------------------------
+
+
 def _read(path: Path) -> _File:
     """Return allowlist.toml with each key's path in its row, and with None for "None": TOML has no null."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -72,6 +246,15 @@ def _read(path: Path) -> _File:
         for values in (row.get("only_if", [[]])[-1], row.get("search", {}).get("choices", [])):
             values[:] = [None if value == "None" else value for value in values]
     return msgspec.convert(tables, _File)
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_ ]", "", name).lower()
+
+
+def tables_around(path: Sequence[str]) -> list[str]:
+    """Return the tables around a path, dotted, longest first."""
+    return list(accumulate(path[:-1], "{}.{}".format))[::-1]
 
 
 _FILE = _read(Path(__file__).with_name("allowlist.toml"))
@@ -86,14 +269,6 @@ _OTHERS = {word: Renamed(key, "") for key in KEYS for word in key.near} | {
     word: Renamed(key, origin) for key in KEYS for origin, words in key.others.items() for word in words
 }
 WORDS = _OTHERS | {word: Renamed(key, OTHER_VERSION) for word, key in FORMER.items()}
-
-# -- lookup -------------------------------------------------------------------------------------------
-
-
-def tables_around(path: Sequence[str]) -> list[str]:
-    """Return the tables around a path, dotted, longest first."""
-    return list(accumulate(path[:-1], "{}.{}".format))[::-1]
-
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 NAME_RULE = "begins with a letter and has at most 40 letters, digits, - and _"
@@ -195,13 +370,10 @@ def _switches_around(path: str) -> tuple[str, ...]:
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:
     """Return prime-rl's default of a key under `resolved`; None if the key does not apply. KeyError: no open key."""
-    key = find_key(path)
-    if key is None:
-        raise KeyError(path)
+    key = _FILE.keys[_pattern(path)]
     if not applies(key, path, resolved):
         return None
-    selected = resolved.get(key.only_if[0]) if key.only_if else None
-    return key.default_for.get(selected, key.default) if isinstance(selected, str) else key.default
+    return key.default_for.get(str(resolved.get(key.only_if[0])), key.default) if key.only_if else key.default
 
 
 def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -217,9 +389,6 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
             if applies(key, path, resolved):
                 resolved[path] = values[path] if path in values else default(path, resolved)
     return resolved
-
-
-# -- the text of --keys -------------------------------------------------------------------------------
 
 
 def describe_keys(unused: Collection[str] = (), engine: str = "") -> list[str]:
@@ -250,9 +419,7 @@ def default_text(key: Key) -> str:
     """Return the default as --keys shows it."""
     if key.by_preset:
         return "by preset"
-    if key.kind is Kind.TABLE:
-        return "off" if key.default is None else "on"
-    if key.kind is Kind.LIST:
-        return "all"
+    if key.kind in (Kind.TABLE, Kind.LIST):
+        return "all" if key.kind is Kind.LIST else "on" if key.default == {} else "off"
     others = "".join(f" ({value_text(value)} with {name})" for name, value in key.default_for.items())
     return ("unset" if key.default is None else value_text(key.default)) + others

@@ -10,23 +10,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nightshift.config.allowlist import (
+    ANY,
     CARRIED,
     CURRICULUM,
     DIALECTS,
     KEYS,
-    NAME_RULE,
     RATIO,
     Dialect,
+    Kind,
+    Value,
+    accept,
     default_text,
     find_key,
+    is_accepted,
     is_inner,
     is_name,
+    quoted,
     resolve,
+    shorten,
+    spelled_out,
+    value_text,
 )
 from nightshift.config.checks import Problem, read_values, rule_problems, tables_of
-from nightshift.config.toml_text import MAX_LINE, document
-from nightshift.config.train_toml import parse
-from nightshift.config.values import Kind, Value, accept, is_accepted, quoted, shorten, spelled_out, value_text
+from nightshift.config.train_toml import MAX_LINE, document, parse
 from nightshift.errors import ConfigError, listed
 from nightshift.text import clean
 
@@ -34,6 +40,7 @@ IMPORTED_NAME = "imported.toml"
 GROUP_SIZE = "orchestrator.group_size"
 MAX_INFLIGHT = "orchestrator.concurrency.max_inflight"
 ZERO_ADVANTAGE = f"{CURRICULUM}.gates.zero_advantage"
+_KEYS = {key.path: key for key in KEYS}
 _SECRET = re.compile(r"(?i)(api|access|private)[-_]?key|token$|secret|password|authorization")
 _NO_SECRET = re.compile(r"(?i)[-_](env|file|name|path|var)$|^(bos|eos|pad|unk)_token$")
 _TITLES = {
@@ -60,7 +67,7 @@ class Import:
     def leave_out(self, path: str, cause: str) -> None:
         """Remove a key and the keys below it from the values."""
         self.values = {p: value for p, value in self.values.items() if not f"{p}.".startswith(f"{path}.")}
-        self.left_out.append(_skipped(path, cause))
+        self.left_out.append(Problem(tuple(path.split(".")), None, cause, ""))
 
     def report(self) -> list[str]:
         """Return lines: the changed keys, then the keys that were left out, by owner."""
@@ -122,19 +129,17 @@ def import_config(source: bytes, name: str) -> Import:
             result.left_out.append(problem._replace(cause=f"{cause}: {target} is {value_text(values[target])} already"))
     _convert(tree, result)
     for path, reason in result.dialect.other_meaning.items():
-        if path in result.values and result.values[path] != result.dialect.defaults.get(path):
-            result.leave_out(
-                path, f"{spelled_out(tuple(path.split('.')), result.values[path])} is not copied: {reason}"
-            )
+        value = result.values.get(path, result.dialect.defaults.get(path))
+        if value != result.dialect.defaults.get(path):
+            result.leave_out(path, f"{path} = {value_text(value)} is not copied: {reason}")
     if not result.values:
         fix = "Name a config of prime-rl, of autoresearch-rl, or of prime's hosted training."
         raise ConfigError(f"{name} has no key that train.toml may hold", fix)
     for path, default in result.dialect.defaults.items():
-        key = find_key(path)
-        if key is not None and path not in result.values:
-            result.values[path] = accept(key, default)
-            text = "on" if default == {} else value_text(default)
-            result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {default_text(key)})")
+        if path not in result.values:
+            result.values[path] = accept(_KEYS[path], default)
+            text, today = "on" if default == {} else value_text(default), default_text(_KEYS[path])
+            result.notes.append(f"{path} = {text}: the default of {result.dialect.name} (today {today})")
     _make_valid(result)
     parse(result.train_toml("a config"))
     return result
@@ -182,50 +187,40 @@ def environment_name(entry: Mapping[str, Any]) -> str:
 def _convert(tree: Mapping[str, Any], result: Import) -> None:
     """Translate the settings that changed their form, and not only their name."""
     notes: dict[str, str] = {}  # of each translated path
-    skipped: list[Problem] = []
     batch_size = resolve(result.values).get("orchestrator.batch_size")
-    most = find_key(MAX_INFLIGHT)
     for table in ("orchestrator.", ""):
-        factor, filters = at(tree, f"{table}oversampling_factor"), tables_of(at(tree, f"{table}pre_batch_filters"))
-        if type(factor) in (int, float) and isinstance(batch_size, int) and 1 <= factor <= 1000 and most:
-            path, in_flight = f"{table}oversampling_factor", int(factor * batch_size)
-            cause = f"{path} = {value_text(factor)} is not copied: {MAX_INFLIGHT}"
-            if MAX_INFLIGHT in result.values:
-                skipped.append(_skipped(path, f"{cause} is {value_text(result.values[MAX_INFLIGHT])} already"))
-            elif not is_accepted(most, in_flight):
-                skipped.append(_skipped(path, f"{cause} = {in_flight} is not allowed ({most.allowed()})"))
-            else:
+        path = f"{table}oversampling_factor"
+        factor, filters = at(tree, path), tables_of(at(tree, f"{table}pre_batch_filters"))
+        if type(factor) in (int, float) and isinstance(batch_size, int) and 1 <= factor <= 1000:
+            in_flight = int(factor * batch_size)
+            if MAX_INFLIGHT not in result.values and is_accepted(_KEYS[MAX_INFLIGHT], in_flight):
                 result.values[MAX_INFLIGHT] = in_flight
                 notes[path] = f" = {value_text(factor)} -> {MAX_INFLIGHT} = {in_flight}"
-        enforced = [entry.get("type") for entry in filters if entry.get("enforce", True) is True]
         filtering = f"{table}buffer.online_difficulty_filtering"
+        enforced = [entry.get("type") for entry in filters if entry.get("enforce", True) is True]
         switches = {filtering: at(tree, filtering) is True, f"{table}pre_batch_filters": "zero_advantage" in enforced}
         for path in [path for path, is_on in switches.items() if is_on]:
             result.values[ZERO_ADVANTAGE] = {}
             notes[path] = f" -> {ZERO_ADVANTAGE}"
+    for path, name, ratio in _ratios(tree):
+        result.values[f"{RATIO}.{name}"] = accept(_KEYS[f"{RATIO}.{ANY}"], ratio)
+        notes[path] = f"{notes.get(path, ' ->')} {RATIO}.{name} = {value_text(ratio)}"
+    result.notes += [f"{path}{note}" for path, note in notes.items()]
+    converted = tuple(f"{path}." for path in notes)
+    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(converted)]
+
+
+def _ratios(tree: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Return the path, the environment and the ratio of each source; none unless the names and all ratios are valid."""
     entries = environments(tree)
     names = [environment_name(entry) for _, entry in entries]
-    ratios = [(f"{path}.ratio", entry.get("ratio")) for path, entry in entries]
+    ratios = [(f"{path}.ratio", name, entry.get("ratio")) for name, (path, entry) in zip(names, entries, strict=True)]
     env_ratios = at(tree, "orchestrator.buffer.env_ratios")
-    if isinstance(env_ratios, list) and len(env_ratios) == len(entries):
-        ratios = [("orchestrator.buffer.env_ratios", ratio) for ratio in env_ratios]
-    is_shared = 1 < len({*names}) == len(names)
-    for name, (path, ratio) in zip(names, ratios, strict=True) if is_shared else ():
-        key = find_key(f"{RATIO}.{name}") if is_name(name) else None
-        if key is not None and is_accepted(key, ratio):
-            result.values[f"{RATIO}.{name}"] = accept(key, ratio)
-            notes[path] = f"{notes.get(path, ' ->')} {RATIO}.{name} = {value_text(ratio)}"
-        elif ratio is not None:
-            rule = f"a ratio is a {key.allowed()}" if key else f"the name of a ratio {NAME_RULE}"
-            cause = f"{path} = {value_text(ratio)} of {value_text(name)} is not copied: {rule}"
-            skipped.append(_skipped(path, cause))
-    result.notes += [f"{path}{note}" for path, note in notes.items()]
-    converted = tuple(f"{path}." for path in [*notes, *(".".join(problem.path) for problem in skipped)])
-    result.left_out = [p for p in result.left_out if not f"{'.'.join(p.path)}.".startswith(converted)] + skipped
-
-
-def _skipped(path: str, cause: str) -> Problem:
-    return Problem(tuple(path.split(".")), None, cause, "")
+    if isinstance(env_ratios, list) and len(env_ratios) == len(names):
+        ratios = [("orchestrator.buffer.env_ratios", *pair) for pair in zip(names, env_ratios, strict=True)]
+    ratios = [ratio for ratio in ratios if ratio[2] is not None]
+    are_valid = all(is_name(name) and is_accepted(_KEYS[f"{RATIO}.{ANY}"], ratio) for _, name, ratio in ratios)
+    return ratios if are_valid and 1 < len({*names}) == len(names) else []
 
 
 def _make_valid(result: Import) -> None:

@@ -20,9 +20,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants, Scale
-from nightshift.config.rules import RULES_NAME, EnvironmentRules, Rules, TasksetRules
-from nightshift.config.toml_text import line_of
+from nightshift.config.rules import (
+    GSM8K_PRIOR_SD,
+    RULES_NAME,
+    EnvironmentRules,
+    RuleConstants,
+    Rules,
+    Scale,
+    TasksetRules,
+)
+from nightshift.config.train_toml import line_of
 from nightshift.errors import UsageError
 from nightshift.files import parse_toml, read_file
 
@@ -37,13 +44,12 @@ Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or 
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
 
-
 _FILE = Path(__file__).with_name("setups.toml")
 _SETUPS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[Rules, ...]])["setups"]
 REVISIONS = {setup.model: setup.model_revision for setup in _SETUPS if setup.model_revision}
 
 
-class Table(msgspec.Struct, forbid_unknown_fields=True):
+class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """[environment.NAME] of rules.toml. All keys but `weight` and `args` need `package`, which needs num_validation."""
 
     weight: Scale = 1.0
@@ -59,8 +65,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     """rules.toml. Empty or 0: the best that the machine can do.
 
-    `revision`: the commit of a model on the hub. `learning_rate_scale`: factor of train.toml's learning rates. Both
-    need `model`.
+    `revision`: the commit of `model` on the hub. `learning_rate_scale`: factor of train.toml's learning rates.
     """
 
     environments: list[str] = []
@@ -100,10 +105,6 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
         return model in self.models or (ANY_MODEL in self.models and not model.startswith(MODELS))
 
 
-# -- the rules ----------------------------------------------------------------------------------------
-# Each function here raises UsageError for a mistake in rules.toml, and for environments that no model can answer here.
-
-
 def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of the checkout at `root`; `engine` is the value of --engine."""
     return rules_of(root, _read(root), engine, gpu_count)
@@ -121,36 +122,33 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of these choices. If GPUs are missing for a named engine, the engine's own check says so."""
-    if not chosen.model and (chosen.revision or chosen.learning_rate_scale):
-        cause = f"{RULES_NAME}: revision and learning_rate_scale go with model"
-        raise UsageError(cause, "Name the model, or leave them out.")
-    chosen = msgspec.structs.replace(chosen, model=_portable_path(root, chosen.model))
     setups = [setup for setup in _SETUPS if engine in (None, setup.engine)]
-    if not setups:  # from a record
-        engines = dict.fromkeys(setup.engine for setup in _SETUPS)
-        raise UsageError(f"there is no engine {engine!a}", f"Say {' or '.join(engines)}.")
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
     own_models = [entry.models[0] for entry in declared.values() if entry.models[0] != ANY_MODEL]
-    models = [chosen.model] if chosen.model else [*own_models, setups[0].model]
+    models = [_portable_path(root, chosen.model)] if chosen.model else [*own_models, setups[0].model]
     for model in models:
         for setup in setups if all(entry.accepts(model) for entry in declared.values()) else ():
             is_small = model.startswith(MODELS)  # a GPU would be wasted on it
             if setup.num_gpus == 0 if is_small else setup.num_gpus > 0 or chosen.model:
                 return _complete(root, setup, model, declared, chosen)
-    refusing = [name for name, entry in declared.items() if not entry.accepts(models[-1])] or ["them there"]
-    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {models[-1]} ({setups[0].name}, GPUs needed: "
-    cause += f"{setups[0].num_gpus}) cannot answer {' and '.join(refusing)}"
+    raise _no_answer(names, setups[0], models[-1], declared)
+
+
+def _no_answer(names: list[str], setup: Rules, model: str, declared: dict[str, _Declared]) -> UsageError:
+    refusing = [name for name, entry in declared.items() if not entry.accepts(model)] or ["them there"]
+    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {model} ({setup.name}, GPUs needed: {setup.num_gpus})"
     able = set.intersection(*({*entry.models} for entry in declared.values()))
-    fix = "Write environments = [] for what the machine can do, or use another --engine or model"
-    raise UsageError(cause, f"{fix}: {', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU).")
+    fix = "Write environments = [] for what the machine can do, or use another --engine or model: "
+    fix += f"{', '.join(sorted(able))} ({ANY_MODEL}: outside {MODELS}, with a GPU)."
+    return UsageError(f"{cause} cannot answer {' and '.join(refusing)}", fix)
 
 
 def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
     """Return the rules of these environments."""
-    chosen = _read(root)
-    return tuple(_environment(root, name, chosen.table(name)) for name in names)
+    tables = {name: _read(root).table(name) for name in names}
+    return tuple(_environment(root, name, table, _declared(root, name, table)) for name, table in tables.items())
 
 
 def memory_gb(root: Path) -> int:
@@ -176,20 +174,14 @@ def refuse_unused_weights(root: Path) -> None:
 
 def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
     """Return the rules of a set-up with a model and environments."""
-    environments = tuple(_environment(root, name, chosen.table(name)) for name in declared)
+    if model != setup.model or chosen.revision:
+        _check_model(root, model, chosen.revision)
+    environments = tuple(_environment(root, name, chosen.table(name), entry) for name, entry in declared.items())
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
     pairs = list(zip(shares, (entry.decision for entry in declared.values()), strict=True))
     prior_sd = sum(share * decision.prior_sd for share, decision in pairs)
     seed_sd = sum(share * decision.seed_sd for share, decision in pairs)
-    revision = chosen.revision or (setup.model_revision if model == setup.model else None)
-    is_folder = (root / model).is_dir()
-    is_valid = is_folder is not bool(revision) and (is_folder or HUB_NAME.fullmatch(model))
-    if (model != setup.model or chosen.revision) and not is_valid:  # a name alone could be another model tomorrow
-        what = "no folder here" if revision else "no folder here, and has no revision"
-        what = "a folder, and has a revision" if is_folder else what
-        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
-        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
     longest = max(entry.max_completion_tokens for entry in declared.values())
     answer = max(longest, setup.decoding.max_completion_tokens)
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
@@ -197,7 +189,7 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         setup,
         name=f"{'+'.join(declared)}-{setup.engine}",
         model=model,
-        model_revision=revision,
+        model_revision=chosen.revision or (setup.model_revision if model == setup.model else None),
         learning_rate_scale=chosen.learning_rate_scale or scale,
         environments=environments,
         decoding=replace(setup.decoding, max_completion_tokens=answer),
@@ -206,7 +198,22 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     )
 
 
-# -- rules.toml ---------------------------------------------------------------------------------------
+def _check_model(root: Path, model: str, revision: str) -> None:
+    """Raise UsageError unless the model is a folder or a commit on the hub: a name could be another model tomorrow."""
+    is_folder = (root / model).is_dir()
+    if is_folder is bool(revision) or not (is_folder or HUB_NAME.fullmatch(model)):
+        what = "no folder here" if revision else "no folder here, and has no revision"
+        what = "a folder, and has a revision" if is_folder else what
+        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
+        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
+
+
+def _portable_path(root: Path, model: str) -> str:
+    """Return the path of a model folder, relative if the folder is in the checkout; a name on the hub stays."""
+    path = Path(os.path.normpath(root / model))
+    if not path.is_dir():
+        return model
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
 def _read(root: Path) -> Chosen:
@@ -223,39 +230,25 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
     except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
-    if len({*chosen.environments}) < len(chosen.environments):
-        raise UsageError(f"{RULES_NAME}: environments = {json.dumps(chosen.environments)}: one twice", "Name it once.")
+    if chosen.revision and not chosen.model:
+        raise UsageError(f"{RULES_NAME}: revision goes with model", "Name the model, or leave revision out.")
     for name, table in chosen.environment.items():
         _declared(root, name, table)
     return chosen
 
 
-def _portable_path(root: Path, model: str) -> str:
-    """Return the path of a model folder: relative if the folder lies in the checkout or is linked there."""
-    if not model or not (root / model).is_dir():
-        return model
-    real = Path(os.path.realpath(root / model))
-    if root.resolve().is_relative_to(real):
-        cause = f"{RULES_NAME}: model = {json.dumps(model)} is {real}, which holds this checkout"
-        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
-    for place, top in ((real, root.resolve()), (Path(os.path.normpath(root / model)), root)):
-        if place.is_relative_to(top):
-            return place.relative_to(top).as_posix()
-    return str(real)
-
-
-# -- environments -------------------------------------------------------------------------------------
-
-
-def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
-    """Return the rules of one environment."""
-    declared = _declared(root, name, table)
+def _environment(root: Path, name: str, table: Table, declared: _Declared) -> EnvironmentRules:
     taskset, requires = _taskset(root, name, table) if table.package else (None, declared.requires)
     versions = list(_versions(requires))
-    named = tuple(version for depth, version in versions if depth == 0)
-    if taskset is None:  # our environments may leave a version open: then another version elsewhere is no fault
-        named = tuple(version for version in named if version in requires)
-    text = " ".join(sorted(version for _, version in versions))
+    # Our environments may leave a version open: then another version elsewhere is no fault.
+    named = tuple(line for depth, line in versions if depth == 0 and (taskset is not None or line in requires))
+    text = " ".join(sorted(line for _, line in versions))
+    args = declared.args | table.args
+    try:
+        json.dumps(args, allow_nan=False)  # as the rules hash does
+    except (TypeError, ValueError) as error:
+        fix = "Write text, numbers, true or false, and lists of them."
+        raise UsageError(f"environment {name}: args: {error}", fix) from None
     return EnvironmentRules(
         name,
         declared.num_validation,
@@ -265,7 +258,7 @@ def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
         taskset=taskset,
         is_game=declared.is_game,
         is_bounded=declared.is_bounded,
-        args=declared.args | table.args,
+        args=args,
         versions=named,
         versions_sha256=hashlib.sha256(text.encode()).hexdigest() if versions else "",
     )
@@ -273,30 +266,12 @@ def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
 
 def _declared(root: Path, name: str, table: Table) -> _Declared:
     """Return the declaration of an environment: its pyproject.toml's, or rules.toml's for a user's taskset."""
-    where = f"{RULES_NAME}: [environment.{name}]"
     if not NAME.fullmatch(name) or name in _TAKEN:
         fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
         raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
-    _check_json(where, table.args)
-    if table.package:
-        low, high = table.reward_range
-        if (root / "environments" / name).exists():
-            fix = "Name it otherwise, or leave package out."
-            raise UsageError(f"{where}: environments/{name} is there already", fix)
-        if table.num_validation is None:
-            raise UsageError(f"{where} has no num_validation", "Write how many tasks decide: num_validation = 200.")
-        if not -1e9 <= low < high <= 1e9:
-            raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
-        return _Declared(table.num_validation, table.models, table.num_train, args=table.args)
-    for key in sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
-        if getattr(table, key) != getattr(Table(), key):
-            raise UsageError(f"{where}: {key} goes with package", "Write package = ..., or leave it out.")
-    names = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
-    if name not in names:
-        near = get_close_matches(name, names, 1)
-        fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(names)}."
-        raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
     path = root / "environments" / name / "pyproject.toml"
+    if table.package or not path.exists():
+        return _declared_taskset(root, name, table)
     try:
         tables: Any = parse_toml(read_file(path))
         requires = {"requires": tables.get("project", {}).get("dependencies", [])}
@@ -304,25 +279,37 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
     except (OSError, ValueError, KeyError, TypeError) as error:
         fix = "docs/environments.md describes its keys."
         raise UsageError(f"{path}: [tool.nightshift]: {error}", fix) from None
-    _check_json(f"{path}: [tool.nightshift]", declared.args)
+    where = f"{RULES_NAME}: [environment.{name}]"
+    if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
+        raise UsageError(f"{where}: {own[0]} goes with package", "Write package = ..., or leave it out.")
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
-        raise UsageError(f"{RULES_NAME}: [environment.{name}]: args has {json.dumps(unknown[0])}", fix)
+        raise UsageError(f"{where}: args has {json.dumps(unknown[0])}", fix)
     return declared
 
 
-def _check_json(where: str, args: dict[str, Any]) -> None:
-    """Raise UsageError for a TOML value that JSON, and so the rules hash, cannot hold."""
-    try:
-        json.dumps(args, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{where}: args: {error}", "Write text, numbers, true or false, and lists of them.") from None
+def _declared_taskset(root: Path, name: str, table: Table) -> _Declared:
+    where = f"{RULES_NAME}: [environment.{name}]"
+    names = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
+    if not table.package:
+        near = get_close_matches(name, names, 1)
+        fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(names)}."
+        raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
+    if name in names:
+        raise UsageError(f"{where}: environments/{name} is there already", "Name it otherwise, or leave package out.")
+    if table.num_validation is None:
+        raise UsageError(f"{where} has no num_validation", "Write how many tasks decide: num_validation = 200.")
+    low, high = table.reward_range
+    if not -1e9 <= low < high <= 1e9:
+        raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
+    return _Declared(table.num_validation, table.models, table.num_train, args=table.args)
 
 
 def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[str]]:
     """Return the rules of a user's package, a folder of the checkout or an installed one, and its requirements."""
     where = f"{RULES_NAME}: [environment.{name}]: package = {json.dumps(table.package)}"
     top, folder = root.resolve(), (root / table.package).resolve()
+    path = folder / "pyproject.toml"
     if folder.is_dir() and folder.is_relative_to(top) and folder != top:
         inside = [path.parent.name for pattern in ("*", "src/*") for path in folder.glob(f"{pattern}/__init__.py")]
         is_package = (folder / "__init__.py").is_file() or folder.name in inside
@@ -330,24 +317,22 @@ def _taskset(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[st
         if len(modules) != 1:
             cause = f"{where}: {len(modules)} packages in that folder ({', '.join(sorted(inside)) or 'none'})"
             raise UsageError(cause, "Name the folder of the package itself, with the one __init__.py.")
-        path = folder / "pyproject.toml"
+        module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
         try:
             project = parse_toml(read_file(path) if path.exists() else b"").get("project", {})
             requires = msgspec.convert(project.get("dependencies", []), list[str])
         except (OSError, ValueError, AttributeError) as error:
             raise UsageError(f"{path}: {error}", "Mend it, or name the folder of the package itself.") from None
-        module, place = modules[0], f"{folder.relative_to(top).as_posix()}/"
     else:
         module, place = table.package.replace("-", "_"), ""
         owners = metadata.packages_distributions().get(module, [])
         requires = [line for owner in owners for line in metadata.requires(owner) or ()]
     if not _MODULE.fullmatch(module):
         raise UsageError(f"{where} is no folder of this checkout", "Name a folder in it, or an installed package.")
-    rules = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
-    if not rules.place(root).is_dir():
-        raise UsageError(f"{where} is one file", f"Make it a package: {module}/__init__.py.")
     if not any(metadata.distributions(name="verifiers")):
         raise UsageError(f"{where} needs verifiers, which is not installed", "Run: uv sync --extra verifiers")
+    rules = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
+    rules.place(root)  # is it installed?
     return rules, ["verifiers", *requires]
 
 

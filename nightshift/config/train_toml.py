@@ -1,26 +1,48 @@
-"""Load train.toml, the one file that the agent edits, and compare two of them.
+"""Read, check, compare and edit train.toml, the one file that the agent edits.
 
 The whole file is checked before an engine sees it, because prime-rl's own validation imports the modules that a config
-names.
+names. tomllib reports no positions. A small scanner of strings, comments and brackets cuts valid TOML into statements.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from nightshift.config.allowlist import ANY, BY_PRESET, default, find_key, resolve
-from nightshift.config.checks import MAX_PROBLEMS, Problem, read_values, rule_problems
-from nightshift.config.toml_text import MAX_LINE, document, line_numbers, read_source
-from nightshift.config.values import Value, value_text
+from nightshift.config.allowlist import (
+    ANY,
+    BY_PRESET,
+    Value,
+    default,
+    find_key,
+    quoted,
+    resolve,
+    shorten,
+    value_text,
+)
+from nightshift.config.checks import MAX_DEPTH, MAX_PROBLEMS, Problem, read_values, rule_problems
 from nightshift.errors import ConfigError
+from nightshift.files import parse_toml, read_file
 
-MAX_SHOWN = 50  # problems that a message names
 UNSET = "unset"  # a key without a value, whatever train.toml or prime-rl call that: None, off, no such key
+MAX_BYTES = 64 * 1024
+MAX_LINE = 1000  # tomllib takes quadratic time in the dots of a key: 19 s for one line of 64 KiB
+ABSENT = object()  # a value for set_values: remove the key from the file
+
+_TOKEN = re.compile(
+    r'"""(?:\\[\s\S]|[^\\])*?"{3,5}'  # a multi-line string may end in quotes of its own
+    r"|'''[\s\S]*?'{3,5}"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|#[^\n]*"
+    r"|[\[\]{}\n]"
+)
 
 
 class TrainTomlError(ConfigError):
@@ -34,12 +56,9 @@ class TrainTomlError(ConfigError):
         places = [f"{name}:{lines[p.path]}" if p.path in lines else name for p in self.problems]
         super().__init__(f"{places[0]}: {self.problems[0].cause}", self.problems[0].fix)
         texts = [f"{place}: {p.cause}. {p.fix}" for place, p in zip(places, self.problems, strict=True)]
-        is_cut = len(problems) > MAX_PROBLEMS
-        if len(texts) > MAX_SHOWN:
-            texts[MAX_SHOWN:] = [f"{name}: {'at least ' if is_cut else ''}{len(texts) - MAX_SHOWN} more"]
         if len(texts) > 1:
-            number = f"more than {MAX_PROBLEMS}" if is_cut else len(texts)
-            self.args = ("\n".join([f"{name} has {number} problems:", *texts]),)
+            number = len(texts) if len(texts) <= MAX_PROBLEMS else f"more than {MAX_PROBLEMS}"
+            self.args = ("\n".join([f"{name} has {number} problems:", *texts[:MAX_PROBLEMS]]),)
 
 
 @dataclass(frozen=True)
@@ -177,3 +196,199 @@ def _default_text(path: str, resolved: Mapping[str, Value]) -> str | None:
     if key is None or ANY in key.path:
         return None
     return _text(value)
+
+
+# -- text ---------------------------------------------------------------------------------------------
+
+
+def read_source(path: Path) -> bytes:
+    """Return the bytes of a regular file, read through one descriptor: the checked bytes are the bytes that train."""
+    try:
+        return read_file(path, MAX_BYTES)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{path.name} cannot be read: {reason}", f"Restore it: git checkout {path.name}") from None
+
+
+def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str, Any]]:
+    """Return the text and the tables of a TOML file. ConfigError: the file is too large, binary, or no TOML.
+
+    `restore`: what to do with a file that is no text.
+    """
+    try:
+        text = source.decode()
+        longest = max(map(len, text.split("\n")))
+        if len(source) > MAX_BYTES or longest > MAX_LINE or text.startswith("\ufeff"):
+            raise ValueError
+        return text, parse_toml(source)
+    except ValueError as error:
+        raise _unreadable(source, name, restore or f"Restore it: git checkout {name}", error) from None
+
+
+def _unreadable(source: bytes, name: str, restore: str, error: ValueError) -> ConfigError:
+    if len(source) > MAX_BYTES:
+        return ConfigError(f"{name} has {len(source):,} bytes, more than {MAX_BYTES:,}", restore)
+    if isinstance(error, UnicodeDecodeError):
+        number = source.count(b"\n", 0, error.start) + 1
+        return ConfigError(f"{name}:{number}: byte 0x{source[error.start]:02x} is not UTF-8 text", restore)
+    lines = source.decode().split("\n")
+    if lines[0].startswith("\ufeff"):
+        return ConfigError(f"{name}:1: the file begins with a byte order mark (BOM)", "Save it as UTF-8 without BOM.")
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE:
+            cause = f"{name}:{number}: {len(line):,} characters on one line"
+            return ConfigError(cause, f"Keep lines below {MAX_LINE:,}.")
+    if not isinstance(error, tomllib.TOMLDecodeError):
+        return ConfigError(f"{name}: {error}", "Write plain [table] headers and keys.")
+    message, _, place = str(error).rpartition(" (at ")
+    match = re.match(r"line (\d+)", place)
+    number = int(match[1]) if match else len("\n".join(lines).rstrip().split("\n"))
+    reason = shorten(quoted(message)[1:-1].replace('\\"', '"'), 80)
+    return ConfigError(
+        f"{name}:{number}: {value_text(lines[number - 1].strip())} is not TOML: {reason}",
+        "Correct the line: text in double quotes, true and false in lower case, every key and table once.",
+    )
+
+
+def statements(text: str) -> list[tuple[int, int]]:
+    """Return the span (start, end) of each `key = value` and each table header in a valid TOML text, as whole lines."""
+    ends, depth = [], 0
+    for token in _TOKEN.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if token[0] == "\n" and depth == 0:
+            ends.append(token.end())
+    spans = pairwise([0, *ends, len(text)])
+    return [(start, end) for start, end in spans if text[start:end].strip() and text[start:end].lstrip()[0] != "#"]
+
+
+def line_numbers(text: str) -> dict[tuple[str, ...], int]:
+    """Return the first line of each key and each table of a valid TOML text, down to MAX_DEPTH segments.
+
+    For a key in a list of tables it is the line in the first table.
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    header: tuple[str, ...] = ()
+    for start, end in statements(text):
+        tree, is_header = tomllib.loads(text[start:end]), text[start:end].lstrip()[0] == "["
+        for path in _paths_in(tree, () if is_header else header):
+            lines.setdefault(path, text.count("\n", 0, start) + 1)
+            header = path if is_header else header  # the last one, the deepest
+    return lines
+
+
+def _paths_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every key below `path` in a tree of tables, down to MAX_DEPTH segments."""
+    for table in node if isinstance(node, list) else [node]:
+        for name, value in table.items() if isinstance(table, dict) and len(path) < MAX_DEPTH else ():
+            yield (*path, name)
+            yield from _paths_in(value, (*path, name))
+
+
+def line_of(text: str, path: tuple[str, ...]) -> int | None:
+    """Return the first line of the key or table at `path` in a valid TOML text; None if it is not there."""
+    return line_numbers(text).get(path)
+
+
+# -- edits -------------------------------------------------------------------------------------------
+
+
+def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
+    """Return a valid train.toml with other values; comments, order and everything else stay as they are.
+
+    `git revert` can undo one of two changes if an unchanged line is between them. So an empty line separates an added
+    key from the key above it, and the empty lines around a key that is removed between two keys stay.
+
+    A change to ABSENT removes the key with the comment on its line. None writes "None", or removes the key if None is
+    its default (KeyError: the key is not open). {} switches a table on. ConfigError: source or result is refused.
+    """
+    import tomlkit  # slow to import, and only proposers write
+
+    resolved = parse(source).resolved
+    document = tomlkit.parse(source.decode())
+    added: dict[str, Any] = {}
+    for path, value in changes.items():
+        is_gone = value is ABSENT or (value is None and default(path, resolved) is None)
+        before = tomlkit.dumps(document) if is_gone else ""
+        if not _set(document, path, ABSENT if is_gone else value):
+            added[path] = value
+        elif is_gone:
+            document = tomlkit.parse(_without_gap(before, tomlkit.dumps(document)))
+    text = tomlkit.dumps(document)
+    for path, value in added.items():
+        text = _add(text, path, value)
+    return parse(text.encode()).source
+
+
+def _set(document: Any, path: str, value: Any) -> bool:
+    """Change or remove a key in place. Returns False if the key has to be added: it is absent, or has another form."""
+    import tomlkit
+
+    *tables, leaf = path.split(".")
+    node = document
+    for table in tables:
+        if not hasattr(node.get(table), "items"):
+            if value is not ABSENT:
+                node.pop(table, None)  # switched off with "None": it comes back as a table
+            return value is ABSENT
+        node = node[table]
+    is_table = hasattr(node.get(leaf), "items")
+    if is_table and value == {}:
+        return True
+    if is_table or leaf not in node or value is ABSENT or value == {}:
+        node.pop(leaf, None)
+        return value is ABSENT
+    after = tomlkit.value(value_text(value, MAX_LINE))
+    trivia = node.item(leaf).trivia if hasattr(node, "item") else None  # None: a table whose parts stand apart
+    if trivia and trivia.comment:  # the comment stays in its column
+        num_spaces = len(trivia.comment_ws) + len(node.item(leaf).as_string()) - len(after.as_string())
+        trivia.comment_ws = " " * max(num_spaces, 1)
+    node[leaf] = after
+    return True
+
+
+def _without_gap(before: str, after: str) -> str:
+    """Return `after`, the text `before` less one statement, also less the empty line above it if no key is below."""
+    end = next((place for place, old in enumerate(before) if after[place : place + 1] != old), len(after))
+    is_last = after[end : end + 1] in "\n" and after[end:].lstrip()[:1] in "[#"
+    has_gap = before != after and after[:end].endswith("\n\n")
+    return after[: end - 1] + after[end:] if is_last and has_gap else after
+
+
+def _add(text: str, path: str, value: Any) -> str:
+    """Return `text` with a key that it does not hold."""
+    import tomlkit
+
+    table, _, leaf = path.rpartition(".")
+    line = f"{leaf} = {value_text(value, MAX_LINE)}"
+    added = _insert(text, path, "") if value == {} else _insert(text, table, line)
+    try:
+        tomllib.loads(added)
+        return added
+    except tomllib.TOMLDecodeError:  # the table is inline or in dotted keys: it cannot have a header
+        document = tomlkit.parse(text)
+        node: Any = document
+        for segment in path.split(".")[:-1]:
+            node = node.setdefault(segment, {})
+        node[leaf] = {} if value == {} else tomlkit.value(value_text(value, MAX_LINE))
+        return tomlkit.dumps(document)
+
+
+def _insert(text: str, table: str, line: str) -> str:
+    """Return `text` with `line` as the last statement of `[table]` ("" is the top of the file).
+
+    A table without a header gets one at the end. Comments above the next header stay there.
+    """
+    if text and not text.endswith("\n"):
+        text += "\n"
+    ends: dict[str, tuple[int, str]] = {}  # of each table: the end of its last statement, the gap below that statement
+    name = ""
+    for start, end in statements(text):
+        is_header = text[start:end].lstrip()[0] == "["
+        if is_header:
+            *_, path = _paths_in(tomllib.loads(text[start:end]), ())
+            name = ".".join(path)
+        ends[name] = end, "" if is_header else "\n"
+    if table and table not in ends:
+        return f"{text}\n[{table}]\n{line}\n".rstrip("\n") + "\n"
+    place, gap = ends.get(table, (0, ""))
+    return f"{text[:place]}{gap}{line}\n{text[place:]}" if line else text

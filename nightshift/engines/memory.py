@@ -9,11 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from nightshift.config.allowlist import value_text
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import memory_gb
-from nightshift.config.toml_text import line_of
-from nightshift.config.train_toml import Config
-from nightshift.config.values import value_text
+from nightshift.config.train_toml import Config, line_of
 from nightshift.errors import EngineError
 from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, list_gpus, parse_gpus
 

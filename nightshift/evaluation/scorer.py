@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from nightshift.campaign.records import Seconds
-from nightshift.config.decision_rules import Fraction
+from nightshift.config.rules import Fraction
 from nightshift.errors import EngineError
 from nightshift.executors.process import Child, ProcessGroup, python_command, python_environment
 from nightshift.files import parse_json

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign.student import t_probability, t_quantile
-from nightshift.config.decision_rules import RuleConstants
+from nightshift.config.rules import RuleConstants
 
 LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
 SEED_DF = 8.0  # degrees of freedom that a `seed_sd` is worth which was measured on other runs

@@ -28,8 +28,8 @@ from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
+from nightshift.config.allowlist import shorten
 from nightshift.config.train_toml import Config, diff, load
-from nightshift.config.values import shorten
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.bench import Bench, open_bench

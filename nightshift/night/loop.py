@@ -27,8 +27,7 @@ from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import STARTED, baseline_of, read_progress
 from nightshift.campaign.next_run import measuring_run, next_stage
 from nightshift.campaign.records import DIRECTION_NAME, Change, Cost, Failure, Record, Request, Run, Stage
-from nightshift.config.toml_text import read_source
-from nightshift.config.train_toml import Config, load, parse
+from nightshift.config.train_toml import Config, load, parse, read_source
 from nightshift.engines.base import used_keys
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError

@@ -22,7 +22,7 @@ from nightshift.campaign.finish import resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Unavailable
-from nightshift.config.toml_text import read_source
+from nightshift.config.train_toml import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.bench import sweep

@@ -15,8 +15,8 @@ from statistics import quantiles
 
 from nightshift.campaign import records
 from nightshift.campaign.records import Z95, Standing
+from nightshift.config.allowlist import shorten
 from nightshift.config.train_toml import Change
-from nightshift.config.values import shorten
 from nightshift.report.data import Experiment
 from nightshift.report.text import brief, effect, half, incumbent_score, score
 

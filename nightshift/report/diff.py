@@ -12,9 +12,8 @@ from pathlib import Path
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.config.toml_text import read_source
-from nightshift.config.train_toml import Change, Config, diff, parse
-from nightshift.config.values import quoted, shorten
+from nightshift.config.allowlist import quoted, shorten
+from nightshift.config.train_toml import Change, Config, diff, parse, read_source
 from nightshift.errors import UsageError
 from nightshift.files import Document
 from nightshift.report.data import Story, counted

@@ -20,8 +20,7 @@ import pytest
 
 from nightshift.config.import_config import import_config
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import Config, parse
+from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, DEFAULTS
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError

@@ -17,7 +17,7 @@ from nightshift.agents.search import SearchProposer
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.next_run import Run
 from nightshift.campaign.records import Change
-from nightshift.config.decision_rules import RuleConstants
+from nightshift.config.rules import RuleConstants
 from tests.campaigns import tell
 
 

@@ -20,8 +20,8 @@ from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, write_steps
 from nightshift.campaign.records import Proposal, Run, percent
+from nightshift.config.allowlist import shorten
 from nightshift.config.train_toml import parse
-from nightshift.config.values import shorten
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, a_change, a_record, a_result, context_after, context_of, replace, tell
 from tests.rules import ARITHMETIC_TRL

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from nightshift.campaign.commits import commit, incumbent_values, plan, user_decisions
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import Config, parse
+from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.errors import ConfigError, UsageError
 from tests.checkouts import git, small_checkout
 from tests.train_tomls import FUZZ, SHIPPED

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift.config.decision_rules import RuleConstants
+from nightshift.config.rules import RuleConstants
 from nightshift.experiment.estimate import (
     SEED_DF,
     Estimate,

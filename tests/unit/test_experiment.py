@@ -16,7 +16,7 @@ from nightshift.campaign.finish import keep_model, uncommitted
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
-from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import set_values
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment.experiment import Controller

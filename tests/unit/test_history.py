@@ -20,7 +20,7 @@ from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Z95, Change, Failure, Record, Verdict
 from nightshift.campaign.results import last_campaign
-from nightshift.config.toml_edit import ABSENT
+from nightshift.config.train_toml import ABSENT
 from nightshift.errors import UsageError
 from tests.campaigns import BRANCH, context_after, replace, tell
 

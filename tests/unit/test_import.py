@@ -159,8 +159,7 @@ def test_every_problem_of_a_file_is_in_one_answer_with_its_line() -> None:
     many = "".join(f"a{number} = 1\n" for number in range(300))
     with pytest.raises(TrainTomlError) as caught:
         parse(many.encode())
-    assert str(caught.value).startswith("train.toml has more than 200 problems:\n")
-    assert str(caught.value).endswith("\ntrain.toml: at least 152 more")
+    assert str(caught.value).startswith("train.toml has more than 50 problems:\n")
     imported = import_config(f"{many}[trainer.optim]\nlr = 3e-6\n".encode(), "x")
     assert (imported.values["trainer.optim.lr"], len(imported.left_out)) == (3e-6, 300)
 
@@ -203,9 +202,9 @@ SHARE = "orchestrator.train.ratio"
         (SOURCES.replace(b"countdown", b"arithmetic"), {}),  # two ratios of one environment
         (SOURCES.replace(b"ratio = 3", b"ratio = -3"), {}),
         (SOURCES.partition(b'[[orchestrator.train.source]]\nname = "second')[0], {}),  # alone
-        (SOURCES.replace(b'name = "second"', b"ratio = true"), {"arithmetic": 3.0}),
+        (SOURCES.replace(b'name = "second"', b"ratio = true"), {}),
         *(
-            (SOURCES.replace(b"countdown", name).replace(b'name = "second"', b"ratio = 1"), {"arithmetic": 3.0})
+            (SOURCES.replace(b"countdown", name).replace(b'name = "second"', b"ratio = 1"), {})
             for name in (b"org/2048", b"a" * 41, b"b = 0.5\\n[trainer.optim]\\nlr", b"a.b")
         ),
     ],
@@ -221,16 +220,15 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
     told = "\n".join(imported.report())
     assert all(f"{SHARE}.{name} = {ratio:g}" in told for name, ratio in ratios.items())
     assert set(ratios) == {"arithmetic", "countdown"} or "left out" in told
-    assert all("is not copied" in line for line in told.split("\n") if "source.ratio = 1 " in line or "= true" in line)
     assert values.keys() <= {"orchestrator.group_size", *(f"{SHARE}.{name}" for name in ratios)}
 
 
 @pytest.mark.parametrize(
     ("factor", "max_inflight", "cause"),
     [
-        ("1.5", None, "max_inflight = 98304 is not allowed (integer 1 to 65536)"),
+        ("1.5", None, "oversampling_factor = 1.5 is not a key; the nearest is orchestrator.concurrency.max_inflight"),
         ("1", 65536, ""),
-        ("1\nmax_inflight_rollouts = 300", 300, "max_inflight is 300 already"),
+        ("1\nmax_inflight_rollouts = 300", 300, "oversampling_factor = 1 is not a key"),
         ("true", None, "oversampling_factor = true"),
     ],
 )

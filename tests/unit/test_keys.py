@@ -18,7 +18,10 @@ from nightshift.config.allowlist import (
     RATIO,
     SOURCE,
     WORDS,
+    Key,
+    Kind,
     Lock,
+    accept,
     describe_keys,
     find_key,
     find_renamed,
@@ -27,7 +30,6 @@ from nightshift.config.allowlist import (
     lock_of_word,
     suggest,
 )
-from nightshift.config.values import Key, Kind, accept
 from nightshift.errors import ConfigError
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(

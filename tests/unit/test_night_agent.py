@@ -15,8 +15,7 @@ from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import compose
 from nightshift.campaign.records import Cost, Failure, Job, Outcome, Proposal, Record, Result, Training
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import parse
+from nightshift.config.train_toml import parse, set_values
 from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night, undecided

@@ -25,8 +25,7 @@ from nightshift.campaign.records import (
     Result,
     Training,
 )
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import parse
+from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide
 from nightshift.experiment.experiment import Controller

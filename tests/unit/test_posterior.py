@@ -9,7 +9,7 @@ import pytest
 from nightshift.campaign.next_run import Run, Stage, measuring_run, next_stage
 from nightshift.campaign.posterior import NIGHT_HOURS, Posterior
 from nightshift.campaign.records import Action, Change, Decision
-from nightshift.config.decision_rules import GSM8K_PRIOR_SD, RuleConstants
+from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
 
 RULES = RuleConstants()
 NUM, START = 1319, 0.475

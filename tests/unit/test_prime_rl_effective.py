@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from nightshift.config.allowlist import ANY, BY_PRESET, KEYS, SOURCE, lock
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import parse
+from nightshift.config.train_toml import parse, set_values
 from nightshift.engines.prime_rl.config import effective, fixed
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, free_ports
 from nightshift.errors import ConfigError, EngineError

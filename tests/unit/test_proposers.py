@@ -10,8 +10,7 @@ from nightshift.agents.base import Answer, Context, Proposer
 from nightshift.agents.search import SearchProposer, scores, space_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import diff, parse
+from nightshift.config.train_toml import diff, parse, set_values
 from nightshift.engines.base import used_keys
 from nightshift.engines.trl.engine import TrlEngine
 from tests import campaigns

@@ -18,8 +18,7 @@ from nightshift.config.allowlist import CURRICULUM
 from nightshift.config.import_config import import_config
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import Config, parse
+from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.errors import UsageError
 from nightshift.files import write_json
 from nightshift.report.data import Story

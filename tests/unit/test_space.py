@@ -14,10 +14,8 @@ import pytest
 from nightshift.agents.space import DECAY, KIND, MAX_KEYS, STEPS, WARMUP, Dimension, SearchSpace
 from nightshift.agents.throughput import Plan, Throughput
 from nightshift.campaign.records import Result
-from nightshift.config.allowlist import KEYS, applies, uses
-from nightshift.config.toml_edit import ABSENT, set_values
-from nightshift.config.train_toml import Config, changed_keys, parse
-from nightshift.config.values import accept
+from nightshift.config.allowlist import KEYS, accept, applies, uses
+from nightshift.config.train_toml import ABSENT, Config, changed_keys, parse, set_values
 from nightshift.errors import ConfigError
 from tests.campaigns import a_result
 from tests.recorded_nights import configs, records

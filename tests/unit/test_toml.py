@@ -11,11 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.config.allowlist import ANY, FORMER, KEYS, LOCKS, default
-from nightshift.config.toml_edit import ABSENT, set_values
-from nightshift.config.toml_text import line_of
-from nightshift.config.train_toml import Config, changes_of, diff, load, parse
-from nightshift.config.values import Key, Kind
+from nightshift.config.allowlist import ANY, FORMER, KEYS, LOCKS, Key, Kind, default
+from nightshift.config.train_toml import ABSENT, Config, changes_of, diff, line_of, load, parse, set_values
 from nightshift.errors import ConfigError, ExitCode
 from tests.prime_rl_plans import open_configs
 from tests.train_tomls import FUZZ, SHIPPED, SMALL, assert_clean_lines

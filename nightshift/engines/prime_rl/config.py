@@ -9,10 +9,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, resolve
+from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.config.train_toml import Config
-from nightshift.config.values import Value
 from nightshift.engines.memory import size_of, where
 from nightshift.engines.mixture import opponent, ratios, without
 from nightshift.errors import ConfigError

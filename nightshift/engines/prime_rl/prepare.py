@@ -8,8 +8,7 @@ from pathlib import Path
 
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
-from nightshift.config.toml_edit import set_values
-from nightshift.config.train_toml import Config, parse
+from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.base import Engine, Note
 from nightshift.errors import EngineError
 

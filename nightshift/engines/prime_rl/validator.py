@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.config.toml_text import line_of
-from nightshift.config.values import value_text
+from nightshift.config.allowlist import value_text
+from nightshift.config.train_toml import line_of
 from nightshift.errors import EngineError
 from nightshift.files import read_file
 from nightshift.text import clean

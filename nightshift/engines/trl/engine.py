@@ -18,11 +18,10 @@ from typing import Any
 
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
-from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
+from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, number_text, uses
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
-from nightshift.config.values import number_text
 from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
 from nightshift.engines.memory import size_of

@@ -9,7 +9,7 @@ import msgspec
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import Row
-from nightshift.config.values import Value, number_text
+from nightshift.config.allowlist import Value, number_text
 from nightshift.report.data import Story
 from nightshift.text import clean, escape_formula
 
