@@ -140,9 +140,8 @@ def decisions_since(
     EngineError if git fails.
     """
     ours = [record for record in records if record.branch == branch]
-    open_records = [record for record in ours if record.git_action is None]
-    owed = [record for record in ours if record in open_records or record.git_error]
-    if any(record.judgement and record.judgement.steps for record in owed):
+    judged = [record for record in ours if record.judgement and record.judgement.steps]
+    if any(record.git_action is None or record.git_error for record in judged):
         return ()
     head = repo.head()
     if head.branch != branch:
@@ -153,6 +152,7 @@ def decisions_since(
     ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
     decisions = user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
     # Decided since `records` were read: then the commit is Nightshift's.
+    open_records = [record for record in ours if record.git_action is None]
     is_old = bool(decisions) and any(ledger.read(record.number) != record for record in open_records)
     return () if is_old else decisions
 

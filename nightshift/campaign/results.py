@@ -148,7 +148,7 @@ def fates_of(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings
     keys, changes, commits = {key for change in kept for key in change.keys}, list[Change](), dict[str, str]()
     for record in sorted(records, key=_place):
         changes += record.judgement.kept if record.judgement else ()
-        commits |= {name.partition(" ")[2]: id for name, id in record.commits.items()}
+        commits |= {name.partition(" ")[2]: id for name, id in record.commits.items() if not name.startswith("revert")}
     now: dict[Settings, Now] = {}
     for change in changes:
         now[settings_of(change)] = "replaced" if change.keys.keys() <= keys else "reverted"

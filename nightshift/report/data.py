@@ -303,7 +303,9 @@ def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
         return ()
     lines = [f"Direction: {clean(night.direction, 1_500)}"] if night.direction else []
     if night.unavailable is not None and night.cause is None:
-        lines.append(clean(f"Waiting for {night.unavailable.describe('the agent', False)}", 500))
+        away = night.unavailable
+        cause = f"{clean(away.meaning)}: {clean(away.text, 300)}"
+        lines.append(f"Waiting for the agent: {cause}; asked again at {clean(away.asks_at)}")
     return tuple(lines)
 
 

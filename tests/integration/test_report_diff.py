@@ -18,7 +18,7 @@ from tests.stand_in_campaign import BRANCH, RULES_HASH, build
 def root(tmp_path: Path) -> Path:
     """A checkout on the stand-in's branch, with 12 experiments."""
     root = tmp_path
-    build(root, 12, num_examples=60, with_files=False)
+    build(root, 12, num_examples=60, with_files=False, commit=None)
     git(root, "init", "--quiet", "--initial-branch", BRANCH)
     (root / "run.py").write_text("")
     (root / ".gitignore").write_text("runs/\nresults.tsv\n")

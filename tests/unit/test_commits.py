@@ -219,7 +219,7 @@ def test_a_subject_names_as_many_keys_as_fit(branch: Branch) -> None:
     branch.decide(keep(Change(experiment=9, keys={"trainer.loss.ipo_threshold": None})))
     assert branch.subjects() == [
         "keep 0007: seq_len 2048 → 4096 and 3 more keys",
-        "keep 0008: betas2 0.999 → 0.95, lora off → on",
+        "keep 0008: betas2 0.999 → 0.95, lora unset → on",
         "keep 0009: ipo_threshold 0.1 → unset",
     ]
 

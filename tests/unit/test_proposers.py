@@ -63,7 +63,7 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
         assert b"# poor" in proposal.source  # comments stay
         changes = diff(parse(context.source), changed)
         assert {change.key for change in changes} <= USED
-        assert proposal.proposal.description == f"{name}: {'; '.join(change.line for change in changes)}"
+        assert proposal.proposal.description == f"{name}: {', '.join(change.line for change in changes)}"
 
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:

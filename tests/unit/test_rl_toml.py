@@ -102,7 +102,7 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     (tmp_path / "imported.toml").write_text("seq_len = 1\n")
     story = story_of(tmp_path, SCALED)
     monkeypatch.setattr(run, "process_root", lambda: tmp_path)
-    text = CliRunner().invoke(commands, ["export", "--to", "rl.toml", "--output", "-", "--experiment", "1"]).output
+    text = CliRunner().invoke(commands, ["export", "--to", "rl.toml", "--output", "-", "--experiment", "1"]).stdout
     record, tree = story.records[0], tomllib.loads(text)
     assert tree["trainer"]["optim"]["lr"] == pytest.approx(20 * story.configs[1].get("trainer.optim.lr"))
     assert tree["inference"]["vllm"]["seed"] == record.result.seed
