@@ -22,8 +22,7 @@ from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, Job, Phase, Prog
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load as load_config
-from nightshift.engines.base import Engine, open_engine
-from nightshift.engines.memory import on_cards
+from nightshift.engines.base import Engine, on_cards, open_engine
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import UsageError
 from nightshift.evaluation.environment import load

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    return importlib.import_module("nightshift.engines.trl.play")
+    return importlib.import_module("nightshift.engines.trl.selfplay")
 
 
 @pytest.fixture(scope="module")
@@ -169,14 +169,14 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
     worker = importlib.import_module("nightshift.engines.trl.trainer")
     self, events = object.__new__(worker.Trainer), []
     self._trainer, self._policy = trainer, copy.deepcopy(trainer.model)
-    self._said, self._send = {"x": None}, events.append
+    self._traces, self._send = {"x": None}, events.append
     for step in expected:
         self.obey({"command": "load_step", "step": step})
         pairs = zip(self._policy.parameters(), seen[step - 1], strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
         assert not torch.equal(next(self._policy.parameters()), seen[-1][0])
     assert events == [{"event": "completed"}] * len(expected)
-    assert not (expected and self._said), "answers of other weights"
+    assert not (expected and self._traces), "answers of other weights"
 
 
 @pytest.mark.parametrize("kind", [slow("self"), "previous", slow("pool")])
@@ -205,7 +205,7 @@ def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_pat
         assert any(not one.equal(other) for one, other in pairs)
 
 
-def test_a_chat_goes_on_in_the_tokens_that_were_said_and_an_example_is_part_of_its_prompt(
+def test_a_chat_goes_on_in_the_tokens_that_were_traces_and_an_example_is_part_of_its_prompt(
     module: ModuleType, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = importlib.import_module("nightshift.engines.trl.trainer")
@@ -217,7 +217,7 @@ def test_a_chat_goes_on_in_the_tokens_that_were_said_and_an_example_is_part_of_i
 
     monkeypatch.setattr("nightshift.engines.trl.sampler.sample", sample)
     self = object.__new__(worker.Trainer)
-    self._tokenizer, self._said, self._spec = tokenizer, {}, {"device": "cpu"}
+    self._tokenizer, self._traces, self._spec = tokenizer, {}, {"device": "cpu"}
     self._trainer = SimpleNamespace(eos_token_ids=[1])
     self._policy, self._send = SimpleNamespace(eval=lambda: None), lambda event: None
 

@@ -83,7 +83,7 @@ def detach(setup: Setup) -> None:
 def edit_files(setup: Setup) -> None:
     write(setup, GOOD)
     (setup.root / MEASURING).write_text("MEASURES = 'otherwise'\n")
-    (setup.root / "nightshift/evaluation/episode.py").write_text("NEW = True\n")
+    (setup.root / "nightshift/evaluation/environment.py").write_text("NEW = True\n")
     git(setup.root, "add", "train.toml")  # staged or not
     (setup.root / "prepare.py").write_text("measures nothing\n")
 
@@ -113,7 +113,7 @@ STARTS = [
         "{today}",
         ["Start campaign: 3 files as they were"],
         "created branch {today} from main; its first commit contains your train.toml, " + MEASURING + ", "
-        "nightshift/evaluation/episode.py, and main is unchanged. To go back: git switch main",
+        "nightshift/evaluation/environment.py, and main is unchanged. To go back: git switch main",
     ),
     (own_branch, "mine", [], "branch mine becomes a campaign"),
     (

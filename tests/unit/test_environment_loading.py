@@ -79,4 +79,4 @@ def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_tha
     environment = SimpleNamespace(package="nightshift_math")
     digests = {examples_digest([(environment, SimpleNamespace(key="x", answer=right))]) for right in ("1", "2")}
     assert len(digests) == 2
-    assert "nightshift/evaluation/verifiers_environment.py" in GSM8K_TRL.measuring
+    assert "nightshift/evaluation/environment.py" in GSM8K_TRL.measuring

@@ -103,13 +103,11 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
         ("data.py", "raise OSError('no disk')\n", "data.py:1: OSError: no disk"),
         ("scoring.py", "import sys\nsys.exit(0)\n", "scoring.py:2: SystemExit: 0"),
         ("scoring.py", "def score(text, answer):\n    return 1 / 0\n", "scoring.py:2: "),
-        ("scoring.py", "def score(text, answer):\n    while True:\n        pass\n", "scoring.py:"),
         ("data.py", "PROMPT_TOKENS = 1\ndef load(split, size):\n    return len(split)['x']\n", "data.py:3: "),
     ],
 )
 def test_a_fault_of_a_package_is_one_line_with_its_place(root, file, code, line, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(template, "REWARD_SECONDS", 0.5)
     name = "faulty"
     template.create(root, name)
     (root / f"environments/{name}/nightshift_{name}" / file).write_text(code)
@@ -117,7 +115,6 @@ def test_a_fault_of_a_package_is_one_line_with_its_place(root, file, code, line,
         list(template.look(root, name))
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 2
-    assert "while True" not in code or "no score within 0.5 s" in str(refused.value)
     for module in [module for module in sys.modules if module.startswith(f"nightshift_{name}")]:
         del sys.modules[module]
 
