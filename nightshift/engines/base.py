@@ -98,8 +98,8 @@ class PrepareFlags:
 
     @property
     def sources(self) -> dict[str, Path]:
-        """Folders with data, by environment."""
-        return {name: folder for name in ("gsm8k", "math") if (folder := getattr(self, name)) is not None}
+        """Return the folders with data, by environment."""
+        return {name: path for name, path in (("gsm8k", self.gsm8k), ("math", self.math)) if path is not None}
 
     @property
     def engine_meant(self) -> str | None:

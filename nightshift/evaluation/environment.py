@@ -33,6 +33,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -98,20 +99,6 @@ class Policy(Protocol):
         ...
 
 
-def frame_of(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost code of an environment that an error went through; None for other code."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    if isinstance(error, SyntaxError):
-        frames.append(traceback.FrameSummary(error.filename or "", error.lineno, ""))
-    return next((frame for frame in reversed(frames) if _PACKAGE_FILE.search(frame.filename)), None)
-
-
-def place_of(frame: traceback.FrameSummary | None) -> str:
-    """Return `environments/NAME/nightshift_NAME/FILE:LINE: `; empty without a frame."""
-    match = _PACKAGE_FILE.search(frame.filename) if frame else None
-    return f"{match.group()}:{frame.lineno}: " if frame and match else ""
-
-
 class Question:
     """The Episode of one question and one answer."""
 
@@ -130,15 +117,10 @@ class Question:
 
     def score(self) -> float:
         """Return 0..1. EngineError if the scoring raises, or returns something else."""
-        try:
-            score = self._scorer.score(self._text or "", self._answer)
-            if not 0 <= score <= 1:
-                raise ValueError(f"score {score!r} is not 0..1")
-        except NightshiftError:
-            raise
-        except (Exception, SystemExit) as error:  # the package's own code
-            where = place_of(frame_of(error)) or f"{getattr(self._scoring, '__name__', 'scoring')}: "
-            raise EngineError(clean(f"{where}{type(error).__name__}: {error}"), "Mend it in its folder.") from error
+        score = _call(self._scorer.score, self._text or "", self._answer)
+        if not isinstance(score, Real) or not 0 <= score <= 1:
+            name = getattr(self._scoring, "__name__", "scoring")
+            raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Mend it in its folder.")
         return float(score)
 
     def is_formatted(self) -> bool | None:
@@ -171,7 +153,7 @@ class Environment:
 
     @property
     def prompt_tokens(self) -> int:
-        return int(self._data.PROMPT_TOKENS)
+        return self._rules.taskset.prompt_tokens if self._rules.taskset else int(self._data.PROMPT_TOKENS)
 
     def examples(self, split: Split) -> Sequence[Example]:
         """Return one split, as large as the rules say, in a fixed order.
@@ -187,7 +169,7 @@ class Environment:
             raise EngineError(cause, "Mend data.load in its folder.")
         return examples
 
-    def episode(self, example: Example) -> Any:
+    def episode(self, example: Example) -> Episode:
         return Question(_call(self._data.messages, example), example.answer, self._scoring, self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
@@ -245,11 +227,6 @@ class VerifiersTaskset(Environment):
             "num_train": rules.num_train,
         }
         self.scorer: Scorer = Scorer(rules.name, root / PROCESS, spec)
-        self._prompt_tokens = rules.taskset.prompt_tokens
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._prompt_tokens
 
     def examples(self, split: Split) -> Sequence[Example]:
         examples = self.scorer.load(split)
@@ -277,7 +254,10 @@ Task = tuple[Environment, Example]
 def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Completion]]:
     """Play episodes to their ends, a turn of all open ones at a time. Yield index of the episode and completion."""
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        for (index, _), completion in zip(asked, complete([chat for _, chat in asked]), strict=True):
+        completions = complete([chat for _, chat in asked])
+        if len(completions) != len(asked):
+            raise EngineError(f"the policy completed {len(completions)} of {len(asked)} examples")
+        for (index, _), completion in zip(asked, completions, strict=True):
             episodes[index].answer(completion.text)
             yield index, completion
 
@@ -334,17 +314,21 @@ def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, .
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a package's code. A ValueError that it raises itself is one line with its fix; others get their place."""
+    """Call a package's code. A ValueError that it raises itself is one line with its fix; other errors get their place,
+    `environments/NAME/nightshift_NAME/FILE:LINE`."""
     try:
         return function(*arguments, **named)
     except NightshiftError:  # above all Interrupted
         raise
     except (Exception, SystemExit) as error:
-        frame = frame_of(error)
-        if isinstance(error, ValueError) and (frame is None or (frame.line or "").startswith("raise")):
+        frames = list(traceback.extract_tb(error.__traceback__))
+        if isinstance(error, SyntaxError):
+            frames.append(traceback.FrameSummary(error.filename or "", error.lineno, ""))
+        places = [(match.group(), frame) for frame in frames if (match := _PACKAGE_FILE.search(frame.filename))]
+        if isinstance(error, ValueError) and (not places or (places[-1][1].line or "").startswith("raise")):
             raise EngineError(str(error)) from error
-        cause = clean(f"{type(error).__name__}: {error}", 300)
-        raise EngineError(f"{place_of(frame)}{cause}", "Mend it there.") from error
+        place = f"{places[-1][0]}:{places[-1][1].lineno}: " if places else ""
+        raise EngineError(place + clean(f"{type(error).__name__}: {error}", 300), "Mend it there.") from error
 
 
 def _put_on_path(folder: Path) -> None:

@@ -9,7 +9,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -18,7 +17,7 @@ from nightshift.campaign.journal import JOURNAL_NAME, Journal
 from nightshift.campaign.records import Completion, Evaluation, Part, ProgressCallback, packed
 from nightshift.config.rules import Rules
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import Chat, Episode, Game, Policy, Task, game_figures, load, play_out
+from nightshift.evaluation.environment import Complete, Episode, Game, Policy, Task, game_figures, load, play_out
 from nightshift.files import write_atomically
 
 
@@ -54,7 +53,7 @@ def evaluate(
     """
     began = time.monotonic()
     weights = session.load_final_weights()
-    complete = partial(_complete, session, rules, progress)
+    complete: Complete = lambda chats: session.complete(chats, rules.decoding, progress)  # noqa: E731
     played = [environment.episodes(example) for environment, example in tasks]
     numbered = [(number, episode) for number, episodes in enumerate(played) for episode in episodes]
     completions: list[list[Completion]] = [[] for _ in tasks]
@@ -128,13 +127,6 @@ def _parts(rules: Rules, tasks: Sequence[Task], scores: Sequence[float]) -> tupl
 
 def _mean(parts: Sequence[Part]) -> float:
     return sum(part.weight * part.score for part in parts) / sum(part.weight for part in parts)
-
-
-def _complete(session: Policy, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]) -> list[Completion]:
-    completions = session.complete(chats, rules.decoding, progress)
-    if len(completions) != len(chats):
-        raise EngineError(f"the policy completed {len(completions)} of {len(chats)} examples")
-    return completions
 
 
 def _line(

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -218,7 +219,7 @@ def test_a_chat_goes_on_in_the_tokens_that_were_traces_and_an_example_is_part_of
     monkeypatch.setattr("nightshift.engines.trl.sampler.sample", sample)
     self = object.__new__(worker.Trainer)
     self._tokenizer, self._traces, self._spec = tokenizer, {}, {"device": "cpu"}
-    self._trainer = SimpleNamespace(eos_token_ids=[1])
+    self._trainer = SimpleNamespace(eos_token_ids=[1], accelerator=SimpleNamespace(autocast=nullcontext))
     self._policy, self._send = SimpleNamespace(eval=lambda: None), lambda event: None
 
     def complete(*chat: str) -> list[int]:

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import random
+import resource
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,24 +29,12 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from nightshift.engines.trl.sampler import Sample, log_probs_and_entropies, sample
-from nightshift.evaluation.environment import Environment, Example
+from nightshift.evaluation.environment import Environment
 
-NUM_EACH = 7  # rollouts that are kept of each kind: best, worst, cut off
+NUM_ROLLOUTS = 20  # that are kept, of the last steps: the best of each, the worst, and one that was cut off
 MAX_TEXT = 4_000  # characters of a problem or completion that are kept
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
 Settings = Mapping[str, Any]
-
-
-def training_set(environments: Sequence[Environment], ratio: Mapping[str, float]) -> list[tuple[Environment, Example]]:
-    """Return all examples of one environment; of several as many in all, in their ratio, over and again if need be."""
-    sets = [(environment, environment.examples("train")) for environment in environments]
-    shares = [ratio.get(environment.name, 1.0) for environment in environments]
-    total = sum(len(examples) for _, examples in sets) / sum(shares)
-    return [
-        (environment, example)
-        for (environment, examples), share in zip(sets, shares, strict=True)
-        for example in itertools.islice(itertools.cycle(examples), max(round(total * share), 1))
-    ]
 
 
 class DifficultyPools:
@@ -84,11 +73,7 @@ class MuonWithAdamW(Optimizer):
 
 
 def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any]]) -> Optimizer:
-    """Return prime-rl's optimizer: every parameter has the same decay; Muon takes the matrices of the blocks.
-
-    torch's Muon stands in for dion's: the same learning-rate adjustment and no Nesterov, other Newton-Schulz
-    coefficients.
-    """
+    """Return prime-rl's optimizer: every parameter has the same decay; Muon takes the matrices of the blocks."""
     lr, weight_decay = settings["lr"], settings["weight_decay"]
     parameters = [parameter for _, parameter in named_parameters]
     if settings["type"] == "sgd":
@@ -97,11 +82,10 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
     betas = (settings["betas1"], settings["betas2"])
     if settings["type"] == "adamw":
         return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-    matrices: list[Any] = []
-    rest: list[Any] = []
-    for name, parameter in named_parameters:
-        is_matrix = parameter.ndim >= 2 and "lm_head" not in name and "embed_tokens" not in name
-        (matrices if is_matrix else rest).append(parameter)
+    is_head = ["lm_head" in name or "embed_tokens" in name for name, _ in named_parameters]
+    matrices = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim >= 2 and not is_other]
+    rest = [p for p, is_other in zip(parameters, is_head, strict=True) if p.ndim < 2 or is_other]
+    # In place of dion's Muon: the same learning-rate adjustment and no Nesterov, other Newton-Schulz coefficients.
     how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
     return MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
@@ -150,9 +134,17 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
-        self._rollouts = [deque[dict[str, Any]](maxlen=NUM_EACH) for _ in range(3)]  # best, worst, cut off
+        self._rollouts = deque[dict[str, Any]](maxlen=NUM_ROLLOUTS)
         self._num_collated = itertools.count()
-        self._set = training_set(environments, settings.get("ratio", {}))
+        # All examples of one environment; of several as many in all, in their ratio, over and again if need be.
+        sets, ratio = [environment.examples("train") for environment in environments], settings.get("ratio", {})
+        shares = [ratio.get(environment.name, 1.0) for environment in environments]
+        total = sum(map(len, sets)) / sum(shares)
+        self._set = [
+            (environment, example)
+            for environment, examples, share in zip(environments, sets, shares, strict=True)
+            for example in itertools.islice(itertools.cycle(examples), max(round(total * share), 1))
+        ]
         prompts = [
             tokenizer.apply_chat_template(
                 environment.episode(example).ask(), tokenize=False, add_generation_prompt=True
@@ -169,13 +161,39 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         # Of more examples than there are TRL's sampler would make no batch at all, for ever.
         repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
         rows = [{"prompt": prompt, "index": index} for index, prompt in enumerate(prompts)] * repeats
+        is_cuda, max_norm = model.device.type == "cuda", settings["optimizer"]["max_norm"]
+        micro_batch = max(size for size in range(1, spec["trained_at_once"] + 1) if settings["batch_size"] % size == 0)
+        config = GRPOConfig(
+            output_dir=spec["weights_dir"],
+            seed=spec["train_seed"],
+            max_steps=settings["max_steps"] or NO_LIMIT_STEPS,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=settings["batch_size"] // micro_batch,
+            num_generations=settings["group_size"],
+            temperature=settings["temperature"],
+            max_completion_length=limit,
+            # The advantage is reward minus group mean, and the loss a mean over all tokens of the batch.
+            scale_rewards="none",
+            loss_type="dapo",
+            beta=0.0,
+            max_grad_norm=math.inf if max_norm is None else max_norm,
+            bf16=is_cuda,
+            gradient_checkpointing=is_cuda,
+            use_cpu=not is_cuda,
+            # A row a step, nothing else: no progress bars, checkpoints or completions.
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            save_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=is_cuda,
+        )
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
         scheduler = make_scheduler(settings["scheduler"], optimizer, settings["max_steps"], settings["optimizer"]["lr"])
         super().__init__(
             model=model,
             processing_class=tokenizer,
             reward_funcs=self._reward,
-            args=_config(spec, limit, model.device.type == "cuda"),
+            args=config,
             train_dataset=Dataset.from_list(rows),
             optimizers=(optimizer, scheduler),
         )
@@ -196,14 +214,16 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             outcome = "budget"
         for scorer in self._scorers:
             scorer.close()
-        rollouts = sorted(itertools.chain(*self._rollouts), key=lambda rollout: rollout["step"])
-        lines = dict.fromkeys(json.dumps(rollout) + "\n" for rollout in rollouts)  # none twice
+        lines = [json.dumps(rollout) + "\n" for rollout in self._rollouts]
         self._metrics_path.with_name("rollouts.jsonl").write_text("".join(lines))
+        is_cuda, usage = self.model.device.type == "cuda", resource.getrusage(resource.RUSAGE_SELF)
+        num_bytes = torch.cuda.max_memory_allocated() if is_cuda else 1024 * usage.ru_maxrss
         return {
             "outcome": outcome,
             "num_steps": self.state.global_step,
             "training_seconds": time.monotonic() - began,
             "reward_mean": fmean(self._reward_means) if self._reward_means else None,
+            "peak_memory_gb": num_bytes / 1e9,
             "earlier_steps": [step for step in self.earlier if step < self.state.global_step],
         }
 
@@ -245,20 +265,14 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self, completions: list[str], index: list[int], completion_ids: list[list[int]], rewards: list[float]
     ) -> None:
         """Keep the best rollout of a step, the worst, and one that was cut off, for people and agents to read."""
-        is_cut = [
-            len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids for ids in completion_ids
-        ]
-        order = sorted(range(len(rewards)), key=lambda i: rewards[i])
-        whole, cut = ([i for i in order if is_cut[i] is way] for way in (False, True))
-        for rollouts, chosen in zip(self._rollouts, (whole[-1:], whole[:1], cut[:1]), strict=True):
-            for i in chosen:
-                texts = {
-                    "problem": self.train_dataset[index[i]]["prompt"][:MAX_TEXT],
-                    "completion": completions[i][:MAX_TEXT],
-                }
-                rollouts.append(
-                    {"step": self.state.global_step + 1, **texts, "reward": rewards[i], "truncated": is_cut[i]}
-                )
+        most, ends = self.max_completion_length, self.eos_token_ids
+        is_cut = [len(ids) == most and ids[-1] not in ends for ids in completion_ids]
+        order = sorted(range(len(rewards)), key=lambda i: (is_cut[i], rewards[i]))
+        num_whole = is_cut.count(False)
+        for i in dict.fromkeys([*order[:num_whole][-1:], *order[:num_whole][:1], *order[num_whole:][:1]]):
+            texts = {"problem": self.train_dataset[index[i]]["prompt"], "completion": completions[i]}
+            rollout = {"step": self.state.global_step + 1, "reward": rewards[i], "truncated": is_cut[i]}
+            self._rollouts.append(rollout | {name: text[:MAX_TEXT] for name, text in texts.items()})
 
     def _cpu_seconds(self) -> float:
         """Return the CPU time of this process, and of the processes in which its environments score."""
@@ -268,8 +282,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         environment, example = self._set[index]
         episode = environment.episode(example)
         episode.answer(text)
-        score: float = episode.score()
-        return score
+        return episode.score()
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self._prompt_ids[prompt] for prompt in prompts], None, {}
@@ -310,7 +323,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        began = self._clock()
+        began, self._indices = self._clock(), [row["index"] for row in inputs]
         batch = super()._generate_and_score_completions(inputs)
         now = self._clock()
         metrics = self._metrics["train"]
@@ -318,16 +331,13 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "completion_tokens_mean": metrics["completions/mean_length"][-1],
             "truncated_share": metrics["completions/clipped_ratio"][-1],
             "generate_seconds": now - began,
-            "num_tokens": _own_tokens(batch).sum().item(),
         }
+        self._num_tokens = _own_tokens(batch).sum().item()
         return self._without_zero_advantages(batch) if self._settings["filter_zero_advantages"] else batch
 
     def _without_zero_advantages(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the rows that teach, and as few others as the equal split into micro-batches needs.
-
-        The loss is averaged over the tokens of the rows that teach, as in prime-rl. (Where prime-rl repeats a batch in
-        which no row does, this one makes an update without a gradient.)
-        """
+        """Return the rows that teach, over whose tokens the loss is averaged, and as few others as the equal split into
+        micro-batches needs. (Where prime-rl repeats a batch without such a row, this update has no gradient.)"""
         chunks = self.args.steps_per_generation
         is_useful = batch["advantages"] != 0
         num_kept = max(chunks, math.ceil(is_useful.sum().item() / chunks) * chunks)
@@ -354,25 +364,23 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         super().log(logs, start_time)  # adds its own figures to `logs`
         if "grad_norm" not in logs:
             return  # the summary at the end of training
-        now, row = self._clock(), self._row
-        step, lr = self.state.global_step, logs["learning_rate"]
+        now, step, lr = self._clock(), self.state.global_step, logs["learning_rate"]
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs[name]):
                 raise ValueError(f"{name} became {logs[name]} at step {step} with lr {lr:g}")
         seconds, self._last_row = now - self._last_row, now
-        num_tokens = row.pop("num_tokens")
         row = {
             "step": step,
             "time": now - self._started,
-            **row,
+            **self._row,
             # Per token, of the rows trained on, at the sampling temperature; not measured where no token was left.
             "entropy": logs["entropy"] if math.isfinite(logs["entropy"]) else None,
             "kl": None,
             "grad_norm": logs["grad_norm"],
             "lr": lr,
             "loss": logs["loss"],
-            "tokens_per_second": num_tokens / seconds,
-            "train_seconds": seconds - row["generate_seconds"],
+            "tokens_per_second": self._num_tokens / seconds,
+            "train_seconds": seconds - self._row["generate_seconds"],
         }
         self._reward_means.append(row["reward_mean"])
         self._metrics_file.write(json.dumps(row) + "\n")
@@ -382,34 +390,3 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 def _own_tokens(batch: Mapping[str, Any]) -> Any:
     """Return the mask of the tokens that the policy said, without what it was told between its turns."""
     return batch["completion_mask"] * batch.get("tool_mask", 1)
-
-
-def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:
-    """Return everything that TRL decides; `limit` is the completion limit in tokens."""
-    settings = spec["settings"]
-    batch_size, max_norm = settings["batch_size"], settings["optimizer"]["max_norm"]
-    micro_batch = max(size for size in range(1, spec["trained_at_once"] + 1) if batch_size % size == 0)
-    return GRPOConfig(
-        output_dir=spec["weights_dir"],
-        seed=spec["train_seed"],
-        max_steps=settings["max_steps"] or NO_LIMIT_STEPS,
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=batch_size // micro_batch,
-        num_generations=settings["group_size"],
-        temperature=settings["temperature"],
-        max_completion_length=limit,
-        # The advantage is reward minus group mean, and the loss a mean over all tokens of the batch.
-        scale_rewards="none",
-        loss_type="dapo",
-        beta=0.0,
-        max_grad_norm=math.inf if max_norm is None else max_norm,
-        bf16=cuda,
-        gradient_checkpointing=cuda,
-        use_cpu=not cuda,
-        # A row a step, nothing else: no progress bars, checkpoints or completions.
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=cuda,
-    )

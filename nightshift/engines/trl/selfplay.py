@@ -102,12 +102,7 @@ class SelfPlay(Trainer):
         self._previous: tuple[int, Any] | None = None  # a step, and the policy after it
         self._num_games = itertools.count()
         self._fifth = 0  # of the training, of which a step was kept last
-        self._indices: list[int] = []
         self._rewards: Iterator[float] = iter(())
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._indices = [row["index"] for row in inputs]
-        return super()._generate_and_score_completions(inputs)
 
     def _play(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
         """Play what TRL would generate."""

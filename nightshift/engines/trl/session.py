@@ -34,12 +34,15 @@ LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
 
 
-# The trainer's events, by the `event` of their lines, with the fields that are read here.
-class Ready(msgspec.Struct, tag_field="event", tag="ready"):
+class Event(msgspec.Struct, tag_field="event", tag=str.lower):
+    """What the trainer sends, by the `event` of its line, with the fields that are read here."""
+
+
+class Ready(Event):
     pass
 
 
-class StepEnded(msgspec.Struct, tag_field="event", tag="step"):
+class StepEnded(Event, tag="step"):
     step: int
     time: float  # seconds since training began
     reward_mean: float
@@ -47,7 +50,7 @@ class StepEnded(msgspec.Struct, tag_field="event", tag="step"):
     equal_share: float | None = None
 
 
-class Trained(msgspec.Struct, tag_field="event", tag="trained"):
+class Trained(Event):
     outcome: Literal["finished", "budget"]
     num_steps: int
     training_seconds: float
@@ -56,33 +59,25 @@ class Trained(msgspec.Struct, tag_field="event", tag="trained"):
     earlier_steps: tuple[int, ...] = ()
 
 
-class FinalWeights(msgspec.Struct, tag_field="event", tag="weights"):
+class FinalWeights(Event, tag="weights"):
     step: int
     sha256: str
 
 
-class Completions(msgspec.Struct, tag_field="event", tag="completions"):
+class Completions(Event):
     completions: list[Completion]  # the next ones, in the order of the prompts
 
 
-class Completed(msgspec.Struct, tag_field="event", tag="completed"):
+class Completed(Event):
     pass
 
 
-class Failed(msgspec.Struct, tag_field="event", tag="error"):
+class Failed(Event, tag="error"):
     cause: str
     is_machinery: bool = False  # an environment that cannot score is no config's fault
 
 
-Event = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
-
-
-def decode_event(line: bytes) -> Event:
-    """Return one event of the trainer. EngineError for a line that is none, or lacks what is read of it."""
-    try:
-        return cast(Event, parse_json(line, Event))  # type: ignore[arg-type]  # a union
-    except ValueError as error:
-        raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
+_EVENTS = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
 
 
 class TrlSession:
@@ -190,13 +185,17 @@ class TrlSession:
             raise self._death() from None
 
     def _next_event(self, deadline: float) -> Event | None:
-        """Return the trainer's next event; None once the deadline has passed. EngineError if the trainer is gone."""
+        """Return the trainer's next event; None once the deadline has passed. EngineError for a line that is no event,
+        and if the trainer is gone."""
         try:
-            return decode_event(self._pipes.receive(deadline))
+            line = self._pipes.receive(deadline)
+            return cast(Event, parse_json(line, _EVENTS))  # type: ignore[arg-type]  # a union
         except TimeoutError:
             return None
         except BrokenPipeError:
             raise self._death() from None
+        except ValueError as error:
+            raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
 
     def _death(self) -> EngineError:
         with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it

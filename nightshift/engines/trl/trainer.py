@@ -10,7 +10,6 @@ import gc
 import hashlib
 import json
 import os
-import resource
 import select
 import shutil
 import sys
@@ -52,7 +51,7 @@ class Trainer:
     def __init__(self, spec: Mapping[str, Any], send: Any) -> None:
         import msgspec
         import torch
-        from transformers import AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
         from nightshift.config.rules import EnvironmentRules
@@ -64,7 +63,10 @@ class Trainer:
         torch.set_num_threads(spec["num_threads"])
         torch.set_flush_denormal(True)  # a sharp attention makes many, and a step took 1.7 times as long
         self._tokenizer = AutoTokenizer.from_pretrained(spec["model"], revision=spec["model_revision"])
-        self._policy = self._load_policy(spec["model"])
+        # In float32; a GPU computes in bfloat16 by autocast.
+        options = {"revision": spec["model_revision"], "dtype": "float32", "use_safetensors": True}
+        self._load = partial(AutoModelForCausalLM.from_pretrained, **options)
+        self._policy = self._load(spec["model"]).to(spec["device"])
         self._traces: dict[str, Any] = {}  # by a chat up to an answer of the final policy
         wanted = msgspec.convert(spec["environments"], list[EnvironmentRules])
         kind = selfplay.SelfPlay if any(rules.is_game for rules in wanted) else grpo.Trainer
@@ -77,7 +79,8 @@ class Trainer:
         """Carry out one command up to its last event. `stop` does no more than end a training by its arrival."""
         match command:
             case {"command": "train", "budget_seconds": budget_seconds}:
-                self._train(budget_seconds)
+                fields = self._trainer.train_for(budget_seconds)
+                self._send({"event": "trained", **fields})
             case {"command": "load_final_weights"}:
                 self._load_final_weights()
             case {"command": "load_step", "step": step}:
@@ -85,23 +88,12 @@ class Trainer:
             case {"command": "complete"}:
                 self._complete(command)
 
-    def _train(self, budget_seconds: float) -> None:
-        import torch
-
-        fields = self._trainer.train_for(budget_seconds)
-        num_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if self._spec["device"] == "cuda":
-            num_bytes = torch.cuda.max_memory_allocated()
-        self._send({"event": "trained", **fields, "peak_memory_gb": num_bytes / 1e9})
-
     def _load_final_weights(self) -> None:
         """Save the policy as a complete Hugging Face folder or not at all, then complete with what the file holds."""
-        import torch
-
         from nightshift.files import apply_umask, sync_folder
 
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
-        if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+        if not all(parameter.isfinite().all() for parameter in model.parameters()):
             raise ValueError(f"the weights after step {step} are not finite")
         final = Path(self._spec["weights_dir"])
         unfinished = final.with_name(f"{final.name}.partial")
@@ -109,41 +101,36 @@ class Trainer:
         model.save_pretrained(unfinished, max_shard_size="1TB")
         self._tokenizer.save_pretrained(unfinished)
         apply_umask(unfinished)
-        for path in (unfinished / "model.safetensors", unfinished):
-            sync_folder(path)
+        sync_folder(unfinished / "model.safetensors")
+        sync_folder(unfinished)
         shutil.rmtree(final, ignore_errors=True)
         unfinished.rename(final)
         sync_folder(final.parent)
-        self._policy, self._traces = self._load_policy(str(final)), {}
+        self._policy, self._traces = self._load(final).to(self._spec["device"]), {}
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._send({"event": "weights", "step": step, "sha256": digest})
 
     def _load_step(self, step: int) -> None:
-        import torch
-
-        with torch.no_grad():
-            for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):
-                parameter.copy_(kept)
+        for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):
+            parameter.data.copy_(kept)
         self._traces = {}
         self._send({"event": "completed"})
 
     def _complete(self, command: Mapping[str, Any]) -> None:
         """Send one completion a prompt, in order, a batch an event."""
-        import torch
-
         from nightshift.engines.trl.sampler import sample
         from nightshift.engines.trl.selfplay import Trace
 
         # A chat that goes on goes on in the tokens that were said, as in training.
-        chats, device, ends = command["prompts"], self._spec["device"], set(self._trainer.eos_token_ids)
+        chats = command["prompts"]
         traces = [copy.deepcopy(self._traces.get(str(chat[:-1]))) or Trace() for chat in chats]
         ids = [trace.hear(chat, self._tokenizer) for trace, chat in zip(traces, chats, strict=True)]
+        limits = (command["max_completion_tokens"], command["temperature"], set(self._trainer.eos_token_ids))
         self._policy.eval()
         for start in range(0, len(ids), command["batch_size"]):
             batch = slice(start, start + command["batch_size"])
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                limits = (command["max_completion_tokens"], command["temperature"], ends)
+            with self._trainer.accelerator.autocast():
                 samples = sample(self._policy, ids[batch], 1, *limits)
             completions = []
             for chat, trace, one in zip(chats[batch], traces[batch], samples, strict=True):
@@ -152,14 +139,6 @@ class Trainer:
                 completions.append({"text": text, "num_tokens": len(one.ids), "truncated": one.truncated})
             self._send({"event": "completions", "completions": completions})
         self._send({"event": "completed"})
-
-    def _load_policy(self, model: str) -> Any:
-        """Return the model in float32 on the device; a GPU computes in bfloat16 by autocast."""
-        from transformers import AutoModelForCausalLM
-
-        revision = self._spec["model_revision"]
-        policy = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype="float32", use_safetensors=True)
-        return policy.to(self._spec["device"])
 
 
 if __name__ == "__main__":
