@@ -16,7 +16,7 @@ from nightshift_tictactoe.players import POOL
 from nightshift.config.rules import EnvironmentRules
 from nightshift.evaluation import environment as environments
 from tests.conftest import slow
-from tests.integration.test_trl_trainer import make_spec, other_of
+from tests.integration.test_trl_trainer import make_spec
 from tests.rules import ROOT
 from tests.waiting import HANG_SECONDS
 
@@ -119,7 +119,7 @@ def test_who_has_heard_more_than_there_is_room_for_says_nothing_more(module: Mod
 
 
 def make_trainer(
-    tmp_path: Path, tokenizer: Any, others: Any = (), max_steps: int = 3, **opponent: Any
+    tmp_path: Path, tokenizer: Any, max_steps: int = 3, **opponent: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
     import torch
     from transformers import AutoModelForCausalLM
@@ -131,26 +131,7 @@ def make_trainer(
     spec = make_spec(tmp_path, max_steps=max_steps, max_completion_tokens=4, opponent=opponent)
     rows: list[dict[str, Any]] = []
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "tictactoe-base", dtype="float32")
-    return selfplay.SelfPlay(model, tokenizer, [environment, *others], spec, rows.append), rows
-
-
-@pytest.mark.slow
-def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tokenizer: Any) -> None:
-    scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: None)
-
-    def fail() -> float:
-        scorer.num_failed += 1
-        return 0.0
-
-    def failing(episode: Any) -> Any:
-        chats = iter([episode.ask()])
-        parts = {"ask": lambda: next(chats, None), "answer": lambda text: None, "score": fail}
-        return SimpleNamespace(is_other_asked=False, **parts)
-
-    trainer, rows = make_trainer(tmp_path, tokenizer, [other_of(failing, scorer)])
-    trainer.train_for(HANG_SECONDS)
-    shares = [row["error_share"] for row in rows if row["event"] == "step"]
-    assert 0 < sum(shares) * 32 == scorer.num_failed < 96
+    return selfplay.SelfPlay(model, tokenizer, [environment], spec, rows.append), rows
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [slow(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
