@@ -19,8 +19,8 @@ from machine import RESULTS, machine, write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nightshift.config.rules import EnvironmentRules
-from nightshift.engines.trl.play import play
 from nightshift.engines.trl.sampler import Sample, sample
+from nightshift.engines.trl.selfplay import play
 from nightshift.evaluation import environment
 
 ROOT = Path(__file__).resolve().parents[1]

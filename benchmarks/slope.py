@@ -34,8 +34,7 @@ from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import Session
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.evaluation import environment as environments
-from nightshift.evaluation.environment import Environment
-from nightshift.evaluation.episode import Example
+from nightshift.evaluation.environment import Environment, Example
 from nightshift.evaluation.evaluate import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -171,7 +171,7 @@ def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int)
     import torch
     from torch.nn.functional import cross_entropy
 
-    from nightshift.engines.trl.optimizer import MuonWithAdamW
+    from nightshift.engines.trl.grpo import MuonWithAdamW
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed_tokens" in name]

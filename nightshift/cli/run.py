@@ -20,7 +20,7 @@ from nightshift.cli.status import print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load, parse
-from nightshift.engines.base import PrepareFlags, open_engine, used_keys
+from nightshift.engines.base import PrepareFlags, on_cards, open_engine, used_keys
 from nightshift.errors import ExitCode, Interrupted, UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.experiment.branch import checked_head, next_start
@@ -108,8 +108,6 @@ def plan(request: Request, controller: Controller) -> list[str]:
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
-    from nightshift.engines.memory import on_cards
-
     began = time.monotonic()
     with reporting() as reporter:
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))

@@ -40,9 +40,7 @@ MEASURING_CODE = (
     "nightshift/engines/base.py",
     "nightshift/engines/mixture.py",
     "nightshift/evaluation/environment.py",
-    "nightshift/evaluation/episode.py",
     "nightshift/evaluation/evaluate.py",
-    "nightshift/evaluation/verifiers_environment.py",
     "nightshift/executors/gpus.py",
     "nightshift/experiment/worker.py",
 )
@@ -223,7 +221,7 @@ class Rules:
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
-    memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/memory.py)
+    memory: str = NO_CARD  # the memory preset, `2 x 80 GB` (engines/base.py)
 
     @property
     def deadline_seconds(self) -> float:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from nightshift.config.rules import Rules
+from nightshift.campaign.records import ProgressCallback, Training, Weights
+from nightshift.config.allowlist import KEYS
+from nightshift.config.rules import NO_CARD, Rules
+from nightshift.config.rules_toml import memory_gb
+from nightshift.config.train_toml import Config
 from nightshift.errors import EngineError, UsageError
-from nightshift.evaluation.episode import Policy
-
-if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
-    from nightshift.campaign.records import ProgressCallback, Training, Weights
-    from nightshift.config.train_toml import Config
-    from nightshift.executors.capacity import Capacity
+from nightshift.evaluation.environment import Policy
+from nightshift.executors.capacity import Capacity
+from nightshift.executors.gpus import SIZES_GB, choose_gpus, list_gpus, parse_gpus
 
 Note = Callable[[str], None]  # one line of news
 
@@ -42,10 +44,9 @@ def open_engine(
     keep_all: bool = False,
     prime_rl: Path | None = None,
 ) -> Engine:
-    """Return the engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
+    """Return the engine that the rules name, for the checkout at `root`. UsageError for a flag that is for another.
 
-    `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl, which `environ` names too. UsageError for a flag
-    that is not for this engine.
+    `environ` is the harness's own environment; `gpus`, `keep_all` and `prime_rl` are the flags of these names.
     """
     if prime_rl is not None and rules.engine != "prime-rl":
         cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
@@ -53,6 +54,31 @@ def open_engine(
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
     return engine
+
+
+def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
+    """Return `rules` with the memory preset of the smallest GPU that a run would use: the largest that fits, or the
+    least. Without GPUs `rules` as they are: the engine's own check reports it.
+
+    The preset, `2 x 80 GB`, is a value of the rules: results of two presets do not compare. rules.toml may name the
+    size, also where no GPU is visible. `gpus` is --gpus; UsageError if they are none.
+    """
+    if not rules.num_gpus:
+        return rules
+    ids = None if gpus is None else parse_gpus(gpus, rules.num_gpus)
+    if ids == ():
+        return rules
+    size, num_cards = memory_gb(root), len({*(ids or range(rules.num_gpus))})
+    with suppress(EngineError):
+        least = min(gpu.memory_gb or 0.0 for gpu in choose_gpus(list_gpus(), ids, rules.num_gpus, environ))
+        size = size or max((preset for preset in SIZES_GB if preset <= least), default=min(SIZES_GB))
+    return replace(rules, memory=f"{num_cards} x {size} GB") if size else rules
+
+
+def size_of(memory: str) -> tuple[bool, int]:
+    """Return whether inference and trainer share a card, and the preset's size in GB, by Rules.memory."""
+    num_cards, _, size = memory.removesuffix(" GB").partition(" x ")
+    return (False, max(SIZES_GB)) if memory == NO_CARD else (num_cards == "1", int(size))
 
 
 class NoGradient(EngineError):
@@ -72,8 +98,8 @@ class PrepareFlags:
 
     @property
     def sources(self) -> dict[str, Path]:
-        """Folders with data, by environment."""
-        return {name: folder for name in ("gsm8k", "math") if (folder := getattr(self, name)) is not None}
+        """Return the folders with data, by environment."""
+        return {name: path for name, path in (("gsm8k", self.gsm8k), ("math", self.math)) if path is not None}
 
     @property
     def engine_meant(self) -> str | None:
@@ -183,9 +209,9 @@ class Engine(ABC):
         """Return what `open` would start, for --dry-run; nothing is written or started."""
 
     def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
-        """Return a line that tells whether the weights left in `run_dir` were evaluated; None: they cannot be others.
+        """Return a line that tells whether the weights in `run_dir` were evaluated; None: they cannot be others.
 
-        EngineError where they are others.
+        EngineError if they are others.
         """
         return None
 
@@ -198,13 +224,10 @@ class Engine(ABC):
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:
-    """The open keys that the engine uses: those of the allow-list, without those that have no effect under its rules.
+    """Return the open keys that the engine uses, without those that have no effect under its rules.
 
     The engine is asked about the latter with a file that writes every key that applies to `config`.
     """
-
-    from nightshift.config.allowlist import KEYS
-
     spelled_out = replace(config, values=config.resolved)
     used = {key.path for key in KEYS if engine.name in key.engines}
     return frozenset(used - {*engine.validate(spelled_out).unused})

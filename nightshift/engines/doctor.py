@@ -9,8 +9,7 @@ from nightshift.campaign.git import CONFIG_NAME
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load
-from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, open_engine
-from nightshift.engines.memory import on_cards
+from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, on_cards, open_engine
 from nightshift.errors import NightshiftError
 from nightshift.files import Document
 from nightshift.waiting import waiting

@@ -15,55 +15,66 @@ from nightshift.waiting import waiting
 
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # the same for every length of a batch
 _PRESET_GB = 0.99  # weights of Qwen2.5-0.5B in bfloat16, for which the memory presets are estimated
 
 
-def folder_problem(rules: Rules, folder: Path) -> str | None:
-    """Why the folder cannot be trained by these rules, one line with its fix; None if it can, or comes with us."""
-    if not is_own_model(rules):
+def local_problem(rules: Rules, root: Path) -> EngineError | None:
+    """Return why the model's folder cannot be trained; None if it can, and for a model on the hub."""
+    folder = root / rules.model
+    if rules.model_revision is not None:
         return None
+    if is_own_model(rules):
+        return folder_problem(rules, folder)
+    is_there = (folder / "model.safetensors").is_file()
+    return None if is_there else EngineError(f"{rules.model} is missing", "Restore it: git checkout models")
+
+
+def folder_problem(rules: Rules, folder: Path) -> EngineError | None:
+    """Return why a model of the user's own cannot be trained by these rules; None if it can."""
     try:
         config, tokenizer = (_json(folder / name) for name in ("config.json", "tokenizer_config.json"))
     except (OSError, ValueError) as error:
-        return f"{folder} is no model's folder: {error}. Name one with config.json, tokenizer_config.json and weights"
+        needs = "Name one with config.json, tokenizer_config.json and weights"
+        return EngineError(f"{folder} is no model's folder: {error}", needs)
     if "auto_map" in config or "auto_map" in tokenizer:
-        return f"{folder} brings code of its own (auto_map), which is not run. Name a model that transformers has"
+        cause = f"{folder} brings code of its own (auto_map), which is not run"
+        return EngineError(cause, "Name a model that transformers has")
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
-        found = f"{others[0]}, a pickle" if others else "no weights"
-        return f"{folder} holds {found}, and only safetensors are read. Save it with save_pretrained"
+        weights = f"{others[0]}, a pickle" if others else "no weights"
+        return EngineError(f"{folder} holds {weights}, and only safetensors are read", "Save it with save_pretrained")
     if not (folder / "tokenizer.json").is_file():
-        return f"{folder} has no tokenizer.json. Save its tokenizer there: AutoTokenizer ... save_pretrained"
+        fix = "Save its tokenizer there: AutoTokenizer ... save_pretrained"
+        return EngineError(f"{folder} has no tokenizer.json", fix)
     if not tokenizer.get("chat_template") and not (folder / "chat_template.jinja").is_file():
-        return f"{folder} has no chat template. Put one beside it: chat_template.jinja"
-    if rules.engine == "trl" and config.get("model_type") != "qwen2":
-        kind = config.get("model_type")
-        return f"{folder} is of type {kind!r}, and the embedded engine samples from qwen2 only. Use --engine prime-rl"
-    if rules.engine == "trl" and (found := _unsampled(config)):
-        return f"{folder} has {found}, which the embedded engine's sampler does not compute. Use --engine prime-rl"
+        return EngineError(f"{folder} has no chat template", "Put one beside it: chat_template.jinja")
+    if rules.engine == "trl" and (other := _other_forward_pass(config)):
+        cause = f"{folder} has {other}, which the embedded engine's sampler does not compute"
+        return EngineError(cause, "Use --engine prime-rl")
     return None
 
 
-def _unsampled(config: dict[str, Any]) -> str:
-    """What transformers' Qwen2 would do and trl/sampler.py does not, which reads every position alike; "" for nothing.
-    Rotary embeddings it takes from the model once: other kinds are right, but for those that change with the length."""
+def _other_forward_pass(config: dict[str, Any]) -> str:
+    """Return what makes the forward pass of a model another than that of trl/sampler.py; "" for nothing.
+
+    The sampler reads every position alike. It asks the model once for rotary embeddings, which must not change with the
+    length.
+    """
+    if (kind := config.get("model_type")) != "qwen2":
+        return f"model_type = {kind!r}"
     if config.get("use_sliding_window") or "sliding_attention" in str(config.get("layer_types")):
         return "use_sliding_window = true"
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else rope
-    if kind in ("dynamic", "longrope"):
-        return f"rope_type = {kind!r}"
-    return "" if (act := config.get("hidden_act", "silu")) == "silu" else f"hidden_act = {act!r}"
-
-
-def local_problem(rules: Rules, root: Path) -> EngineError | None:
-    """The same of a model in a folder; None for one on the hub, which `prepare` looks at."""
-    problem = None if rules.model_revision else folder_problem(rules, root / rules.model)
-    return EngineError(problem) if problem else None
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
+    if rope_type not in STATIC_ROPE:
+        return f"rope_type = {rope_type!r}"
+    others = {"hidden_act": "silu", "attention_dropout": 0}
+    return ", ".join(f"{name} = {config[name]!r}" for name, value in others.items() if config.get(name, value) != value)
 
 
 def changes(rules: Rules, folder: Path) -> list[str]:
-    """What a dry run says of a model that rules.toml names."""
+    """Return the lines of a dry run on a model that rules.toml names."""
     if not is_own_model(rules):
         return []
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
@@ -81,17 +92,17 @@ def _json(path: Path) -> dict[str, Any]:
 
 def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
     """Return the folder of the rules' model; download it if it is missing. EngineError if the model is of no use."""
-    folder = _model(root, rules, note)
-    if problem := folder_problem(rules, folder):
-        raise EngineError(problem)
+    if rules.model_revision is None:
+        folder, problem = root / rules.model, local_problem(rules, root)
+    else:
+        folder = _download(rules, note)
+        problem = folder_problem(rules, folder) if is_own_model(rules) else None
+    if problem:
+        raise problem
     return folder
 
 
-def _model(root: Path, rules: Rules, note: Note) -> Path:
-    if rules.model_revision is None:
-        if not (is_own_model(rules) or (root / rules.model / "model.safetensors").is_file()):
-            raise EngineError(f"{rules.model} is missing", "Restore it: git checkout models")
-        return root / rules.model
+def _download(rules: Rules, note: Note) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

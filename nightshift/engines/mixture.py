@@ -1,14 +1,13 @@
-"""What train.toml says of the examples that train: how much each of several environments gives, how often an example is
-drawn, and who plays the other seat of a game.
+"""The examples that train, by train.toml: how much each of several environments gives, how often an example is drawn,
+and who plays the other seat of a game.
 """
 
 from difflib import get_close_matches
 from typing import Any
 
-from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO
+from nightshift.config.allowlist import CURRICULUM, OPPONENT, RATIO, value_text
 from nightshift.config.rules import Rules
-from nightshift.config.train_toml import Config
-from nightshift.engines.memory import line_in, where
+from nightshift.config.train_toml import Config, line_of
 from nightshift.errors import ConfigError
 
 LEAST_RATIO = 1e-6
@@ -20,8 +19,13 @@ DEFAULT_POOLS = {  # prime-rl's
 }
 
 
+def where(config: Config, path: str) -> str:
+    """Return a key's value with its line, for the beginning of a refusal."""
+    return f"train.toml:{_line(config, path)}: {path} = {value_text(config.get(path))}"
+
+
 def ratios(config: Config, rules: Rules) -> dict[str, float]:
-    """The ratio of every environment of the rules: 1 where train.toml says nothing. Empty for one environment.
+    """Return the ratio of every environment of the rules, by default 1. Empty for one environment.
 
     ConfigError for an environment that is none of theirs, or that is alone, and for less than LEAST_RATIO.
     """
@@ -30,27 +34,24 @@ def ratios(config: Config, rules: Rules) -> dict[str, float]:
         if name not in names or len(names) == 1:
             near = get_close_matches(name, names, 1) if len(names) > 1 else []
             fix = f"Did you mean {near[0]}?" if near else "Delete it; which environments there are rules.toml says."
-            raise ConfigError(f"{where(config, path)}: these rules train on {' and '.join(names)}", fix)
+            raise _unfit(config, path, rules, "", fix)
         if config.get(path) < LEAST_RATIO:  # shares of what is next to nothing overflow; the most is 1e6
-            raise ConfigError(
-                f"{where(config, path)}: too small to share by", f"Write {name} = {LEAST_RATIO:g} or more."
-            )
+            cause = f"{where(config, path)}: too small to share by"
+            raise ConfigError(cause, f"Write {name} = {LEAST_RATIO:g} or more.")
     return {name: config.get(f"{RATIO}.{name}") or 1.0 for name in names} if len(names) > 1 else {}
 
 
 def opponent(config: Config, rules: Rules) -> dict[str, Any]:
-    """Who plays the other seat, by leaf; empty where no environment of the rules is a game. ConfigError for a key that
-    is written there."""
+    """Return who plays the other seat, by leaf. Empty if no environment is a game; then ConfigError for a key of it."""
     if any(environment.is_game for environment in rules.environments):
         return {leaf: config.get(f"{OPPONENT}.{leaf}") for leaf in ("type", "temperature", "interval")}
     for path, _ in _written(config, OPPONENT):
-        cause = f"{where(config, path)}: these rules train on {' and '.join(rules.environment_names)}, no game"
-        raise ConfigError(cause, "Delete it.")
+        raise _unfit(config, path, rules, ", no game")
     return {}
 
 
 def difficulty_pools(config: Config, rules: Rules) -> dict[str, dict[str, float]]:
-    """Threshold and weight of each difficulty pool by its name; empty where examples come in order.
+    """Return threshold and weight of each difficulty pool by its name. Empty if examples come in order.
 
     ConfigError for several environments: their shares would follow from the pools, whatever their ratio.
     """
@@ -58,19 +59,28 @@ def difficulty_pools(config: Config, rules: Rules) -> dict[str, dict[str, float]
     if config.get(f"{table}.type") != "difficulty_pool":
         return {}
     if len(rules.environments) > 1:
-        cause = f"{where(config, f'{table}.type')}: pools go with one environment on this engine"
-        raise ConfigError(f"{cause}, these rules train on {' and '.join(rules.environment_names)}", "Delete it.")
+        raise _unfit(config, f"{table}.type", rules, ", and pools go with one environment on this engine")
     names = [path for path in config.resolved if path.rpartition(".")[0] == f"{table}.pools"]
     pools = {path.rpartition(".")[2]: {leaf: config.get(f"{path}.{leaf}") for leaf in POOL} for path in names}
     return pools or DEFAULT_POOLS
 
 
 def without(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of an engine that knows nothing of all this."""
+    """Return the values for an engine that knows nothing of all this."""
     return {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
 
 
+def _line(config: Config, path: str) -> int | None:
+    """Return the line of train.toml that sets a key; None if the file leaves it out."""
+    return line_of(config.source.decode(), tuple(path.split(".")))
+
+
 def _written(config: Config, table: str) -> list[tuple[str, str]]:
-    """What stands in the file itself, whatever its values were filled up with."""
+    """Return path and last name of the keys of a table that the file itself sets, not only `config.values`."""
     split = ((path, path.rpartition(".")) for path in config.values)
-    return [(path, leaf) for path, (found, _, leaf) in split if found == table and line_in(config, path) is not None]
+    return [(path, leaf) for path, (of, _, leaf) in split if of == table and _line(config, path) is not None]
+
+
+def _unfit(config: Config, path: str, rules: Rules, more: str, fix: str = "Delete it.") -> ConfigError:
+    names = " and ".join(rules.environment_names)
+    return ConfigError(f"{where(config, path)}: these rules train on {names}{more}", fix)

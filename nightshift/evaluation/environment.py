@@ -24,35 +24,121 @@ and of a game, in place of data.messages and scoring,
 `load` and `prepare` refuse by a ValueError: one line with its fix.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from nightshift.campaign.records import Completion
-from nightshift.config.rules import EnvironmentRules
+from nightshift.campaign.records import Completion, ProgressCallback, Weights
+from nightshift.config.rules import TASKSET_FOLDERS, Decoding, EnvironmentRules
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.evaluation.episode import Chat, Complete, Episode, Example, Split
 from nightshift.evaluation.scorer import Scorer
-from nightshift.evaluation.verifiers_environment import PROCESS, Question, VerifiersTaskset, frame_of, place_of
 from nightshift.text import clean
 
 CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
+PROCESS = "environments/taskset/nightshift_taskset/process.py"
+_PACKAGE_FILE = re.compile(r"environments/\w+/.*\.py$")
+Split = Literal["train", "validation", "test"]
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Chat = Sequence[Message]
+Complete = Callable[[Sequence[Chat]], Sequence[Completion]]  # one completion a chat, in order
 
 
-class SingleTurn:
-    """An Environment of one question and one answer, over the modules `data` and `scoring` of its package.
+class Example(Protocol):
+    """One problem, or one opening of a game. `answer`: the right one, for people who read rollouts."""
+
+    key: str  # the same in every split, order and size
+    answer: str
+
+
+class Episode(Protocol):
+    """One example as a policy plays it. An episode with more to show has `details()`, by name."""
+
+    def ask(self) -> Chat | None:
+        """Return the chat that the policy continues; None once the episode is over."""
+        ...
+
+    def answer(self, text: str) -> None:
+        """Take the policy's continuation of the last chat."""
+        ...
+
+    def score(self) -> float:
+        """Return 0..1. Without an answer it is the score of an empty text."""
+        ...
+
+    def is_formatted(self) -> bool | None:
+        """Return whether the answer has the requested format; None if none is requested."""
+        ...
+
+
+class Policy(Protocol):
+    """A trained policy, whichever engine made it."""
+
+    def load_final_weights(self) -> Weights:
+        """Load the last complete weights of the training. Return the proof of which they are."""
+        ...
+
+    def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
+        """Return one completion a prompt, in order. Raises EngineError if the policy cannot answer."""
+        ...
+
+    @property
+    def earlier(self) -> Mapping[int, Callable[[], None]]:
+        """For a game: loaders of the weights after a few earlier steps, by step, evenly spread over the training.
+
+        A loader raises EngineError.
+        """
+        ...
+
+
+class Question:
+    """The Episode of one question and one answer."""
+
+    is_other_asked = False  # of a game only
+
+    def __init__(self, messages: Chat, answer: str, scoring: Any, scorer: Scorer | None = None) -> None:
+        """`scoring` is the package's module; a `scorer` gives the score in its place."""
+        self._messages, self._answer, self._scoring, self._scorer = messages, answer, scoring, scorer or scoring
+        self._text: str | None = None
+
+    def ask(self) -> Chat | None:
+        return self._messages if self._text is None else None
+
+    def answer(self, text: str) -> None:
+        self._text = text
+
+    def score(self) -> float:
+        """Return 0..1. EngineError if the scoring raises, or returns something else."""
+        score = _call(self._scorer.score, self._text or "", self._answer)
+        if not isinstance(score, Real) or not 0 <= score <= 1:
+            name = getattr(self._scoring, "__name__", "scoring")
+            raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Mend it in its folder.")
+        return float(score)
+
+    def is_formatted(self) -> bool | None:
+        check = getattr(self._scoring, "is_formatted", None)
+        return bool(check(self._text or "")) if check else None
+
+
+class Environment:
+    """Questions with one answer each, over the modules `data` and `scoring` of a package.
 
     The modules are imported when they are first needed, after the controller compared their bytes. `package`: its name
     for Python and verifiers, and in every evaluation. `scorer`: the process that scores, which the caller closes.
     """
 
-    def __init__(self, rules: EnvironmentRules, scorer: Scorer | None = None) -> None:
-        self.name, self.package, self.scorer = rules.name, rules.package, scorer
-        self._rules = rules
+    def __init__(self, rules: EnvironmentRules, root: Path) -> None:
+        self.name, self.package, self._rules = rules.name, rules.package, rules
+        spec = {"path": [str(root / folder) for folder in rules.folders], "scoring": f"{rules.package}.scoring"}
+        self.scorer = Scorer(rules.name, root / PROCESS, spec) if rules.is_bounded else None
 
     def _module(self, name: str) -> Any:
         return _call(importlib.import_module, f"{self.package}.{name}")
@@ -67,10 +153,10 @@ class SingleTurn:
 
     @property
     def prompt_tokens(self) -> int:
-        return int(self._data.PROMPT_TOKENS)
+        return self._rules.taskset.prompt_tokens if self._rules.taskset else int(self._data.PROMPT_TOKENS)
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return one split, as large as the rules say, in a fixed order. Only test_split.py reads the test split.
+        """Return one split, as large as the rules say, in a fixed order.
 
         Raises EngineError for missing or wrong data, another number of examples, or a key twice.
         """
@@ -83,8 +169,8 @@ class SingleTurn:
             raise EngineError(cause, "Mend data.load in its folder.")
         return examples
 
-    def episode(self, example: Example) -> Question:
-        return Question(self._data.messages(example), example.answer, self._scoring, self.scorer)
+    def episode(self, example: Example) -> Episode:
+        return Question(_call(self._data.messages, example), example.answer, self._scoring, self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
         """Return all episodes that score an example. Its score is their mean."""
@@ -102,8 +188,8 @@ class SingleTurn:
             self.examples("validation")  # with the args of rules.toml
 
 
-class Game(SingleTurn):
-    """An Environment of several turns against an opponent, over `data`, `game` and `ratings` of its package."""
+class Game(Environment):
+    """Several turns against an opponent, over `data`, `game` and `ratings` of its package."""
 
     @cached_property
     def _game(self) -> Any:
@@ -118,104 +204,131 @@ class Game(SingleTurn):
 
     def episodes(self, example: Example) -> Sequence[Episode]:
         """Return a game from each seat against each player of a fixed pool."""
-        games: Sequence[Episode] = self._game.episodes(example)
+        games: Sequence[Episode] = _call(self._game.episodes, example)
         return games
 
     def practice(self, example: Example, opponent: str, seat: int, seed: int) -> Any:
         """Return a game to learn from. `opponent` "pool" is a player of the pool by `seed`, any other a policy."""
-        return self._game.practice(example, opponent, seat, seed)
+        return _call(self._game.practice, example, opponent, seat, seed)
 
 
-Environment = SingleTurn | VerifiersTaskset
+class VerifiersTaskset(Environment):
+    """Questions with one answer each, over a verifiers v1 taskset in its own process."""
+
+    def __init__(self, rules: EnvironmentRules, root: Path) -> None:
+        super().__init__(rules, root)
+        assert rules.taskset is not None
+        spec = {
+            "place": str(rules.taskset.place(root)),
+            "path": [str(path) for path in (*rules.taskset.beside(root), *(root / name for name in TASKSET_FOLDERS))],
+            "args": rules.args,
+            "reward_range": rules.taskset.reward_range,
+            "num_validation": rules.num_validation,
+            "num_train": rules.num_train,
+        }
+        self.scorer: Scorer = Scorer(rules.name, root / PROCESS, spec)
+
+    def examples(self, split: Split) -> Sequence[Example]:
+        examples = self.scorer.load(split)
+        if split != "train":  # only training goes on to score at once; the process need not wait for others
+            self.scorer.close()
+        return examples
+
+    def episode(self, example: Any) -> Question:
+        return Question(example.messages, example.key, None, self.scorer)  # the scorer knows the answer by its key
+
+    def slices(self, example: Example) -> Mapping[str, str]:
+        return {}
+
+    def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
+        """Let the taskset fetch what it fetches when it is loaded; note what it left out."""
+        self.scorer.load("validation", is_online=True)
+        for text in self.scorer.notes:
+            note(f"{self.name}: {text}")
+        self.scorer.close()
+
+
 Task = tuple[Environment, Example]
 
 
 def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Completion]]:
     """Play episodes to their ends, a turn of all open ones at a time. Yield index of the episode and completion."""
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        for (index, _), completion in zip(asked, complete([chat for _, chat in asked]), strict=True):
+        completions = complete([chat for _, chat in asked])
+        if len(completions) != len(asked):
+            raise EngineError(f"the policy completed {len(completions)} of {len(asked)} examples")
+        for (index, _), completion in zip(asked, completions, strict=True):
             episodes[index].answer(completion.text)
             yield index, completion
 
 
-def _games(tasks: Sequence[Task]) -> dict[str, Game]:
-    return {environment.name: environment for environment, _ in tasks if isinstance(environment, Game)}
-
-
 def game_figures(
-    tasks: Sequence[Task], played: Sequence[Sequence[Episode]], complete: Complete
-) -> dict[str, dict[str, float]]:
-    """Return the figures of the games among the environments, by environment. They are for display."""
-
-    def ask(chats: Sequence[Chat]) -> list[str]:
-        return [completion.text for completion in complete(chats)]
-
-    figures = {}
-    for name, game in _games(tasks).items():
-        games = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
-        figures[name] = game.ratings.figures(games, ask)
-    return figures
-
-
-def add_curve(
-    figures: Mapping[str, dict[str, float]],
     tasks: Sequence[Task],
-    earlier: Mapping[int, Callable[[], None]],
+    played: Sequence[Sequence[Episode]],
     complete: Complete,
-) -> tuple[str, ...]:
-    """Add the games' ratings after earlier steps to `figures`, for display: a failure here costs no run.
+    earlier: Mapping[int, Callable[[], None]] | None,
+) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+    """Return the figures of the games among the environments, by environment, for display.
 
-    Return a line if some of the CURVE_STEPS are missing.
+    `earlier` loads the weights of earlier steps, after which the games have ratings, too; None: without them. A failure
+    there costs no run: it, and what is missing of the CURVE_STEPS, is a line.
     """
+    games = {environment.name: environment for environment, _ in tasks if isinstance(environment, Game)}
+    figures: dict[str, dict[str, float]] = {}
+    for name, game in games.items():
+        own = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
+        figures[name] = game.ratings.figures(own, lambda chats: [completion.text for completion in complete(chats)])
+    if earlier is None:
+        return figures, ()
     missing = []
     if len(earlier) < CURVE_STEPS:
         missing.append(f"{len(earlier)} earlier steps were kept, not {CURVE_STEPS}")
     try:
         for step, load_weights in earlier.items():
             load_weights()
-            for name, game in _games(tasks).items():
-                games = [game.episodes(example) for environment, example in tasks if environment is game]
-                list(play_out([episode for episodes in games for episode in episodes], complete))
-                if (rating := game.ratings.rating(games)) is None:
+            for name, game in games.items():
+                own = [game.episodes(example) for environment, example in tasks if environment is game]
+                list(play_out([episode for episodes in own for episode in episodes], complete))
+                if (rating := game.ratings.rating(own)) is None:
                     missing.append(f"after step {step} {name} has none: all won or all lost")
                 else:
                     figures[name][f"elo_step_{step}"] = rating
     except EngineError as error:
         missing.append(f"it ends before step {step}: {error}")
-    return (f"{' and '.join(figures)}: the curve of ratings: {'; '.join(missing)}",) if missing else ()
+    return figures, (f"{' and '.join(figures)}: the curve of ratings: {'; '.join(missing)}",) if missing else ()
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:
     """Return the wanted environments of the checkout at `root`. From now on Python can import their packages.
 
-    Raises: UsageError if there is no such folder, if its package uses the former names of splits, or if Python has a
-    package of that name elsewhere, whose bytes no rules hash would cover.
+    Raises: UsageError if there is no such folder, or if Python has a package of that name elsewhere, whose bytes no
+    rules hash would cover.
     """
-    environments: list[Environment] = []
+    environments = list[Environment]()
     for rules in wanted:
-        if rules.taskset is not None:
-            environments.append(VerifiersTaskset(rules, rules.taskset, root))
-            continue
-        for folder in rules.folders:
+        for folder in rules.folders if rules.taskset is None else ():
             _put_on_path(root / folder)
-        spec = {"path": [str(root / folder) for folder in rules.folders], "scoring": f"{rules.package}.scoring"}
-        scorer = Scorer(rules.name, root / PROCESS, spec) if rules.is_bounded else None
-        environments.append(Game(rules) if rules.is_game else SingleTurn(rules, scorer))
+        kind = Game if rules.is_game else Environment if rules.taskset is None else VerifiersTaskset
+        environments.append(kind(rules, root))
     return tuple(environments)
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a package's code. A ValueError that it raises itself is one line with its fix; others get their place."""
+    """Call a package's code. A ValueError that it raises itself is one line with its fix; other errors get their place,
+    `environments/NAME/nightshift_NAME/FILE:LINE`."""
     try:
         return function(*arguments, **named)
     except NightshiftError:  # above all Interrupted
         raise
     except (Exception, SystemExit) as error:
-        frame = frame_of(error)
-        if isinstance(error, ValueError) and (frame is None or (frame.line or "").startswith("raise")):
+        frames = list(traceback.extract_tb(error.__traceback__))
+        if isinstance(error, SyntaxError):
+            frames.append(traceback.FrameSummary(error.filename or "", error.lineno, ""))
+        places = [(match.group(), frame) for frame in frames if (match := _PACKAGE_FILE.search(frame.filename))]
+        if isinstance(error, ValueError) and (not places or (places[-1][1].line or "").startswith("raise")):
             raise EngineError(str(error)) from error
-        cause = clean(f"{type(error).__name__}: {error}", 300)
-        raise EngineError(f"{place_of(frame)}{cause}", "Mend it there.") from error
+        place = f"{places[-1][0]}:{places[-1][1].lineno}: " if places else ""
+        raise EngineError(place + clean(f"{type(error).__name__}: {error}", 300), "Mend it there.") from error
 
 
 def _put_on_path(folder: Path) -> None:

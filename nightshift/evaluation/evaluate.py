@@ -8,21 +8,17 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from nightshift.campaign.journal import JOURNAL_NAME, Journal
 from nightshift.campaign.records import Completion, Evaluation, Part, ProgressCallback, packed
 from nightshift.config.rules import Rules
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import Task, add_curve, game_figures, load, play_out
-from nightshift.evaluation.episode import Chat, Episode, Policy
+from nightshift.evaluation.environment import Complete, Episode, Game, Policy, Task, game_figures, load, play_out
 from nightshift.files import write_atomically
-
-# Of one example: completions, episodes, score, and whether its answer has the requested format (None: none requested).
-Row = tuple[Task, Sequence[Completion], Sequence[Any], float, bool | None]
 
 
 def examples_of_validation_split(rules: Rules, root: Path) -> list[Task]:
@@ -31,12 +27,23 @@ def examples_of_validation_split(rules: Rules, root: Path) -> list[Task]:
     return [(environment, example) for environment in environments for example in environment.examples("validation")]
 
 
+def examples_of_test_split(rules: Rules, root: Path, token: str) -> list[Task]:
+    """Return the examples of the test split, for a job of the last access. EngineError for any other job.
+
+    Only this function loads them (tests/unit/test_access.py walks the sources for others). An access is a line of
+    runs/journal.jsonl with the tokens of its jobs. The controller adds it before the job's worker starts, so no access
+    is uncounted.
+    """
+    accesses = Journal(root / "runs").accesses()
+    tokens = {access.token for access in accesses if access.number == accesses[-1].number}
+    if not token or token not in tokens:
+        raise EngineError(f"the journal ({JOURNAL_NAME}) holds no access to the test split for this job")
+    environments = load(root, rules.environments)
+    return [(environment, example) for environment in environments for example in environment.examples("test")]
+
+
 def evaluate(
-    session: Policy,
-    tasks: Sequence[Task],
-    rules: Rules,
-    path: Path | None,
-    progress: ProgressCallback,
+    session: Policy, tasks: Sequence[Task], rules: Rules, path: Path | None, progress: ProgressCallback
 ) -> Evaluation:
     """Load the final weights, play every example to its end, score it, and write one JSON line an example to `path`.
 
@@ -46,35 +53,38 @@ def evaluate(
     """
     began = time.monotonic()
     weights = session.load_final_weights()
-    complete = partial(_complete, session, rules, progress)
+    complete: Complete = lambda chats: session.complete(chats, rules.decoding, progress)  # noqa: E731
     played = [environment.episodes(example) for environment, example in tasks]
-    episodes = [episode for of_example in played for episode in of_example]
-    example_of = [index for index, of_example in enumerate(played) for _ in of_example]
+    numbered = [(number, episode) for number, episodes in enumerate(played) for episode in episodes]
     completions: list[list[Completion]] = [[] for _ in tasks]
-    for index, completion in play_out(episodes, complete):
-        completions[example_of[index]].append(completion)
+    for index, completion in play_out([episode for _, episode in numbered], complete):
+        completions[numbered[index][0]].append(completion)
     scores, unscored = _scores(tasks, played, is_secret=path is None)
-    n, parts = len(scores), _parts(rules, tasks, scores)
-    formatted = [answer for episode in episodes if (answer := episode.is_formatted()) is not None]
-    has_format = len(formatted) == n == len(episodes)
-    strict = _parts(rules, tasks, [s * f for s, f in zip(scores, formatted, strict=True)]) if has_format else ()
+    formatted = [answer for _, episode in numbered if (answer := episode.is_formatted()) is not None]
+    has_format = len(formatted) == len(scores) == len(numbered)
+    parts, strict = _parts(rules, tasks, scores), tuple[Part, ...]()
+    if has_format:
+        strict = _parts(
+            rules, tasks, [score * is_formatted for score, is_formatted in zip(scores, formatted, strict=True)]
+        )
     if path is not None:
-        is_formatted = formatted if has_format else [None] * n
-        _write(path, zip(tasks, completions, played, scores, is_formatted, strict=True))
-    figures = game_figures(tasks, played, complete)
-    if figures and path is not None:
-        unscored += add_curve(figures, tasks, session.earlier, complete)
+        rows = zip(tasks, completions, played, scores, formatted if has_format else [None] * len(tasks), strict=True)
+        write_atomically(path, "".join(_line(*row) for row in rows).encode(), sync=False)
+    figures: dict[str, dict[str, float]] = {}
+    if any(isinstance(environment, Game) for environment, _ in tasks):
+        figures, missing = game_figures(tasks, played, complete, session.earlier if path is not None else None)
+        unscored += missing
     return Evaluation(
         eval_score=_mean(parts),
         eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),
         scores=packed(scores),
         examples_sha256=examples_digest(tasks),
-        truncated_share=sum(any(c.truncated for c in turns) for turns in completions) / n,
-        completion_tokens_mean=sum(c.num_tokens for turns in completions for c in turns) / n,
+        truncated_share=fmean(any(turn.truncated for turn in turns) for turns in completions),
+        completion_tokens_mean=fmean(sum(turn.num_tokens for turn in turns) for turns in completions),
         weights=weights,
         seconds=time.monotonic() - began,
         strict_score=_mean(strict) if strict else None,
-        format_rate=sum(formatted) / n if has_format else None,
+        format_rate=fmean(formatted) if has_format else None,
         parts=parts if len(parts) > 1 else (),
         unscored=unscored,
         figures=figures,
@@ -119,26 +129,19 @@ def _mean(parts: Sequence[Part]) -> float:
     return sum(part.weight * part.score for part in parts) / sum(part.weight for part in parts)
 
 
-def _complete(session: Policy, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]) -> list[Completion]:
-    completions = session.complete(chats, rules.decoding, progress)
-    if len(completions) != len(chats):
-        raise EngineError(f"the policy completed {len(completions)} of {len(chats)} examples")
-    return completions
-
-
-def _write(path: Path, rows: Iterable[Row]) -> None:
-    lines = [
-        {
-            "environment": environment.package,
-            "key": example.key,
-            "score": score,
-            **({} if is_formatted is None else {"formatted": is_formatted}),
-            "answer": example.answer,
-            "completion": "\n".join(turn.text for turn in turns),
-            **({"games": [e.details() for e in episodes]} if hasattr(episodes[0], "details") else {}),
-            "num_tokens": sum(turn.num_tokens for turn in turns),
-            "truncated": any(turn.truncated for turn in turns),
-        }
-        for (environment, example), turns, episodes, score, is_formatted in rows
-    ]
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), sync=False)
+def _line(
+    task: Task, turns: Sequence[Completion], episodes: Sequence[Any], score: float, is_formatted: bool | None
+) -> str:
+    environment, example = task
+    line = {
+        "environment": environment.package,
+        "key": example.key,
+        "score": score,
+        **({} if is_formatted is None else {"formatted": is_formatted}),
+        "answer": example.answer,
+        "completion": "\n".join(turn.text for turn in turns),
+        **({"games": [episode.details() for episode in episodes]} if hasattr(episodes[0], "details") else {}),
+        "num_tokens": sum(turn.num_tokens for turn in turns),
+        "truncated": any(turn.truncated for turn in turns),
+    }
+    return json.dumps(line) + "\n"

@@ -8,7 +8,6 @@ run ends.
 
 import json
 import os
-import select
 import tempfile
 import time
 import uuid
@@ -23,7 +22,7 @@ import msgspec
 from nightshift.campaign.records import Seconds
 from nightshift.config.rules import Fraction
 from nightshift.errors import EngineError
-from nightshift.executors.process import Child, ProcessGroup, python_command, python_environment
+from nightshift.executors.process import Pipes, ProcessGroup, python_command, python_environment
 from nightshift.files import parse_json
 from nightshift.text import clean
 
@@ -34,7 +33,6 @@ LOAD_SECONDS = 300.0  # importing verifiers alone takes 3 to 15 s
 MEMORY_BYTES = 4 << 30  # of data; what a data set maps from files is not counted
 MIN_ALL_FAILED = 32  # as many failed answers, and no other, end the run
 _GRACE_SECONDS = 0.5
-_READ_BYTES = 1 << 20
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
 _FIX = "Look at it: uv run nightshift doctor --environment"
 
@@ -78,7 +76,6 @@ class Scorer:
         self._name, self._program, self._spec = name, program, {**spec, "memory": MEMORY_BYTES}
         self._lost_seconds = self._cpu_before = self._cpu_now = 0.0
         self._group: ProcessGroup | None = None
-        self._buffer = b""
 
     @property
     def cpu_seconds(self) -> float:
@@ -122,7 +119,7 @@ class Scorer:
     def close(self) -> None:
         """Kill the process tree. Safe to call twice. EngineError if a process survives SIGKILL."""
         if self._group is not None:
-            group, self._group, self._buffer = self._group, None, b""
+            group, self._group = self._group, None
             self._cpu_before, self._cpu_now = self.cpu_seconds, 0.0
             left = group.stop()
             self._folder.cleanup()
@@ -134,7 +131,7 @@ class Scorer:
         folder = Path(self._folder.name)
         variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | ({} if is_online else _OFFLINE)
         self._group = ProcessGroup(f"scorer-{uuid.uuid4().hex}", _GRACE_SECONDS)
-        self._child: Child = self._group.start(
+        self._child = self._group.start(
             "scorer",
             python_command(str(self._program)),
             log_path=folder / "scorer.log",
@@ -143,7 +140,8 @@ class Scorer:
             stdin=PIPE,
             stdout=PIPE,
         )
-        self._ask({"open": self._spec}, "ready", LOAD_SECONDS, is_online)
+        self._pipes = Pipes(self._group, self._child)
+        self._ask({"open": self._spec}, "ready", LOAD_SECONDS)
         self._cpu_before -= self._cpu_now  # loading is no scoring
 
     def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
@@ -152,8 +150,8 @@ class Scorer:
             self._start(is_online)
         deadline = time.monotonic() + seconds
         try:
-            self._send(json.dumps(request).encode() + b"\n", deadline)
-            reply = parse_json(self._line(deadline), _Reply)
+            self._pipes.send(json.dumps(request).encode(), deadline)
+            reply = parse_json(self._pipes.receive(deadline), _Reply)
         except TimeoutError:
             self.close()
             raise _Failed(f"no reply within {seconds:g} s") from None
@@ -172,29 +170,6 @@ class Scorer:
                 self.close()
             raise _Failed(clean(reply.failed or "an odd reply", 300))
         return value
-
-    def _send(self, data: bytes, deadline: float) -> None:
-        """Write to stdin, as much at a time as a pipe takes without blocking. TimeoutError if nobody reads."""
-        assert self._child.stdin is not None
-        pipe = self._child.stdin.fileno()
-        for start in range(0, len(data), select.PIPE_BUF):
-            if not select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))[1]:
-                raise TimeoutError
-            os.write(pipe, data[start : start + select.PIPE_BUF])
-
-    def _line(self, deadline: float) -> bytes:
-        """Return the next line of stdout. TimeoutError, or BrokenPipeError if the process ended."""
-        assert self._child.stdout is not None
-        pipe = self._child.stdout.fileno()
-        while b"\n" not in self._buffer:
-            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise TimeoutError
-            data = os.read(pipe, _READ_BYTES)
-            if not data:
-                raise BrokenPipeError
-            self._buffer += data
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        return line
 
     def _death(self) -> str:
         """Return why there is no reply."""

@@ -1,22 +1,18 @@
 """Your own environments: the skeleton that `new environment` writes, and the checks of `doctor --environment`."""
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
-from nightshift.config.rules import RULES_NAME, EnvironmentRules
+from nightshift.config.rules import RULES_NAME
 from nightshift.config.rules_toml import NAME, environments_named, refuse_unused_weights
-from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.evaluation.environment import load
-from nightshift.evaluation.verifiers_environment import frame_of, place_of
+from nightshift.errors import UsageError
+from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.text import clean
 
 NUM_EXAMPLES = 20
-REWARD_SECONDS = 30.0
 _SKELETON = "docs/environment"
 
 
@@ -45,42 +41,6 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
     """Yield lines on splits, an example, and what rewards cost and pay. NightshiftError names a fault and its place."""
     refuse_unused_weights(root)
     (rules,) = environments_named(root, [name])
-    try:
-        yield from _look(root, rules, clock)
-    except _TooLong as error:
-        place = place_of(frame_of(error))
-        if not place:  # the package runs in its own process
-            place = f"{rules.taskset.place(root) if rules.taskset else root / rules.folders[0] / rules.package}: "
-        raise EngineError(f"{place}no score within {REWARD_SECONDS:g} s", "Mend it there.") from error
-    except Interrupted:
-        raise
-    except Exception as error:
-        place = place_of(frame_of(error.__cause__ or error))
-        if not place or str(error).startswith(place):
-            raise
-        raise EngineError(f"{place}{clean(str(error), 300)}", "Mend it there.") from error
-
-
-class _TooLong(BaseException):
-    """A reward hangs. It is no Exception, so that code that catches every Exception does not catch it."""
-
-
-@contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raise _TooLong in the code inside after so many seconds. Main thread only."""
-
-    def ring(number: int, frame: object) -> None:
-        raise _TooLong
-
-    handler, timer = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
-
-
-def _look(root: Path, rules: EnvironmentRules, clock: Callable[[], float]) -> Iterator[str]:
     (environment,) = load(root, [rules])
     scorer, began = environment.scorer, clock()
     try:
@@ -99,16 +59,8 @@ def _look(root: Path, rules: EnvironmentRules, clock: Callable[[], float]) -> It
         if rules.is_game:  # the answer of an opening is its value, no move
             del texts_of["its answer"]
         for what, texts in texts_of.items():
-            scores, began = [], clock()
-            for example, text in zip(examples, texts, strict=True):
-                with _at_most(REWARD_SECONDS):
-                    episodes = environment.episodes(example)
-                    for episode in episodes:
-                        while episode.ask() is not None:
-                            episode.answer(text)
-                    scores.append(fmean(episode.score() for episode in episodes))
-                if scorer and scorer.num_failed and clock() - began > REWARD_SECONDS:
-                    raise EngineError(scorer.failures(), "Mend it there.")
+            began = clock()
+            scores = [_score(environment, example, text) for example, text in zip(examples, texts, strict=True)]
             milliseconds = 1000 * (clock() - began) / len(scores)
             shown = f" ({clean(texts[0], 60)!r})" if texts[0] else " (the task knows none)" * (what == "its answer")
             yield f"{what}{shown}: score {fmean(scores):.3f} over {len(scores)} tasks, {milliseconds:.1f} ms each"
@@ -117,3 +69,12 @@ def _look(root: Path, rules: EnvironmentRules, clock: Callable[[], float]) -> It
     finally:
         if scorer:
             scorer.close()
+
+
+def _score(environment: Environment, example: Example, text: str) -> float:
+    """Return the score of an example whose every question is answered by `text`."""
+    episodes = environment.episodes(example)
+    for episode in episodes:
+        while episode.ask() is not None:
+            episode.answer(text)
+    return fmean(episode.score() for episode in episodes)

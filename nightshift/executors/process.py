@@ -7,9 +7,11 @@ found by memory and marker only.
 
 import atexit
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +31,7 @@ from nightshift.text import ANSI, clean
 CHECKOUT = str(Path(__file__).absolute().parents[2])
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
+_PIPE_BYTES = 65536
 
 
 class Child(subprocess.Popen[bytes]):
@@ -255,6 +258,49 @@ class ProcessGroup:
 
 _open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
 _watchdog: Watchdog | None = None
+
+
+class Pipes:
+    """Lines to the stdin of a child and from its stdout, each with a deadline on the clock of time.monotonic.
+
+    TimeoutError after the deadline. BrokenPipeError once the child has closed a pipe.
+    """
+
+    def __init__(self, group: ProcessGroup, child: Child) -> None:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        self._group, self._stdin, self._stdout = group, child.stdin.fileno(), child.stdout.fileno()
+        os.set_blocking(self._stdin, False)
+        self._buffer = b""
+
+    def send(self, line: bytes, deadline: float) -> None:
+        """Write a line of any length. What the child writes meanwhile is read: neither waits for the other."""
+        unsent = memoryview(line + b"\n")
+        while unsent:
+            if self._wait(deadline, [self._stdin]):
+                unsent = unsent[os.write(self._stdin, unsent[:_PIPE_BYTES]) :]
+
+    def receive(self, deadline: float) -> bytes:
+        """Return the next line, without its end."""
+        while b"\n" not in self._buffer:
+            self._wait(deadline, [])
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line
+
+    def _wait(self, deadline: float, to_write: list[int]) -> bool:
+        """Wait up to a second, and read what there is. Return whether the child can be written to."""
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        readable, writable, _ = select.select([self._stdout], to_write, [], min(seconds, 1.0))
+        if readable:
+            data = os.read(self._stdout, _PIPE_BYTES)
+            if not data:
+                raise BrokenPipeError
+            self._buffer += data
+        elif not writable:
+            self._group.check()
+        return bool(writable)
 
 
 def _owner(process: psutil.Process) -> ProcessGroup | None:

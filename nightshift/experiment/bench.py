@@ -16,8 +16,7 @@ from nightshift.campaign.ledger import baseline_of, fixed_variables
 from nightshift.campaign.records import LATE_SECONDS, Job, Record, Request
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
-from nightshift.engines.base import Engine, open_engine
-from nightshift.engines.memory import on_cards
+from nightshift.engines.base import Engine, on_cards, open_engine
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import load

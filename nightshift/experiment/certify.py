@@ -28,9 +28,8 @@ from nightshift.campaign.results import last_campaign
 from nightshift.campaign.scores import split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
 from nightshift.config.train_toml import Config, parse
-from nightshift.engines.base import Effective, open_engine
+from nightshift.engines.base import Effective, on_cards, open_engine
 from nightshift.engines.downloads import data_problem
-from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left

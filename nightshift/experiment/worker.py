@@ -38,8 +38,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.engines.base import Engine, NoGradient, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation.evaluate import evaluate, examples_of_validation_split
-from nightshift.evaluation.test_split import examples_of_test_split
+from nightshift.evaluation.evaluate import evaluate, examples_of_test_split, examples_of_validation_split
 from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean

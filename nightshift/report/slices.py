@@ -14,8 +14,7 @@ import numpy as np
 from nightshift.campaign.records import Z95, Record
 from nightshift.config.rules_toml import environments_named
 from nightshift.errors import NightshiftError
-from nightshift.evaluation.environment import Environment, load
-from nightshift.evaluation.episode import Example
+from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import examples_digest
 
 MOST_VALUES = 12  # of one quantity: more are no groups

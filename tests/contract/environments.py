@@ -19,8 +19,7 @@ import pytest
 
 from nightshift.config.rules import EnvironmentRules
 from nightshift.config.rules_toml import environments_named
-from nightshift.evaluation.environment import Environment, load
-from nightshift.evaluation.episode import Episode, Example, Split
+from nightshift.evaluation.environment import Environment, Episode, Example, Split, load
 
 ROOT = Path(__file__).parents[2]
 SPLITS = get_args(Split)

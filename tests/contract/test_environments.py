@@ -13,8 +13,7 @@ from nightshift_tictactoe.data import Example as Opening
 from nightshift_tictactoe.game import Match
 from nightshift_tictactoe.players import POOL
 
-from nightshift.evaluation.environment import Environment
-from nightshift.evaluation.episode import Example
+from nightshift.evaluation.environment import Environment, Example
 from tests.contract.environments import PackageContract, Sets
 from tests.datasets import small_gsm8k, small_math
 

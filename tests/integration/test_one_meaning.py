@@ -343,10 +343,10 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
 
 
 def test_a_keep_between_the_look_at_the_records_and_the_look_at_git_is_no_commit_of_the_users(checkout, monkeypatch):
-    setup = make_poor(checkout, quick(ARITHMETIC_TRL), monkeypatch)
-    run_experiment(Request(), setup)
+    controller = make_poor(checkout, quick(ARITHMETIC_TRL), monkeypatch)
+    controller.run(Request())
     looks = list[list[Record]]()
-    with during(setup, lambda folder: looks.append(Ledger(checkout).records())):
-        keep(setup)
-    campaign = Campaign.read(Ledger(checkout), looks[0], CAMPAIGN, setup.rules_hash)
+    with during(controller, lambda folder: looks.append(Ledger(checkout).records())):
+        keep(controller)
+    campaign = Campaign.read(Ledger(checkout), looks[0], CAMPAIGN, controller.bench.rules_hash)
     assert (campaign.kept, campaign.user_decisions, campaign.unread) == ((), (), None)

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from nightshift_tictactoe.players import POOL
 from nightshift.config.rules import EnvironmentRules
 from nightshift.evaluation import environment as environments
 from tests.conftest import slow
-from tests.integration.test_trl_trainer import make_spec, other_of
+from tests.integration.test_trl_trainer import make_spec
 from tests.rules import ROOT
 from tests.waiting import HANG_SECONDS
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    return importlib.import_module("nightshift.engines.trl.play")
+    return importlib.import_module("nightshift.engines.trl.selfplay")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_who_has_heard_more_than_there_is_room_for_says_nothing_more(module: Mod
 
 
 def make_trainer(
-    tmp_path: Path, tokenizer: Any, others: Any = (), max_steps: int = 3, **opponent: Any
+    tmp_path: Path, tokenizer: Any, max_steps: int = 3, **opponent: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
     import torch
     from transformers import AutoModelForCausalLM
@@ -131,26 +132,7 @@ def make_trainer(
     spec = make_spec(tmp_path, max_steps=max_steps, max_completion_tokens=4, opponent=opponent)
     rows: list[dict[str, Any]] = []
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "tictactoe-base", dtype="float32")
-    return selfplay.SelfPlay(model, tokenizer, [environment, *others], spec, rows.append), rows
-
-
-@pytest.mark.slow
-def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tokenizer: Any) -> None:
-    scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: None)
-
-    def fail() -> float:
-        scorer.num_failed += 1
-        return 0.0
-
-    def failing(episode: Any) -> Any:
-        chats = iter([episode.ask()])
-        parts = {"ask": lambda: next(chats, None), "answer": lambda text: None, "score": fail}
-        return SimpleNamespace(is_other_asked=False, **parts)
-
-    trainer, rows = make_trainer(tmp_path, tokenizer, [other_of(failing, scorer)])
-    trainer.train_for(HANG_SECONDS)
-    shares = [row["error_share"] for row in rows if row["event"] == "step"]
-    assert 0 < sum(shares) * 32 == scorer.num_failed < 96
+    return selfplay.SelfPlay(model, tokenizer, [environment], spec, rows.append), rows
 
 
 @pytest.mark.slow
@@ -171,14 +153,14 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
     worker = importlib.import_module("nightshift.engines.trl.trainer")
     self, events = object.__new__(worker.Trainer), []
     self._trainer, self._policy = trainer, copy.deepcopy(trainer.model)
-    self._said, self._send = {"x": None}, events.append
+    self._traces, self._send = {"x": None}, events.append
     for step in expected:
         self.obey({"command": "load_step", "step": step})
         pairs = zip(self._policy.parameters(), seen[step - 1], strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
         assert not torch.equal(next(self._policy.parameters()), seen[-1][0])
     assert events == [{"event": "completed"}] * len(expected)
-    assert not (expected and self._said), "answers of other weights"
+    assert not (expected and self._traces), "answers of other weights"
 
 
 @pytest.mark.parametrize("kind", [slow("self"), "previous", slow("pool")])
@@ -207,7 +189,7 @@ def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_pat
         assert any(not one.equal(other) for one, other in pairs)
 
 
-def test_a_chat_goes_on_in_the_tokens_that_were_said_and_an_example_is_part_of_its_prompt(
+def test_a_chat_goes_on_in_the_tokens_that_were_traces_and_an_example_is_part_of_its_prompt(
     module: ModuleType, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = importlib.import_module("nightshift.engines.trl.trainer")
@@ -219,8 +201,8 @@ def test_a_chat_goes_on_in_the_tokens_that_were_said_and_an_example_is_part_of_i
 
     monkeypatch.setattr("nightshift.engines.trl.sampler.sample", sample)
     self = object.__new__(worker.Trainer)
-    self._tokenizer, self._said, self._spec = tokenizer, {}, {"device": "cpu"}
-    self._trainer = SimpleNamespace(eos_token_ids=[1])
+    self._tokenizer, self._traces, self._spec = tokenizer, {}, {"device": "cpu"}
+    self._trainer = SimpleNamespace(eos_token_ids=[1], accelerator=SimpleNamespace(autocast=nullcontext))
     self._policy, self._send = SimpleNamespace(eval=lambda: None), lambda event: None
 
     def complete(*chat: str) -> list[int]:

@@ -118,25 +118,6 @@ def test_samples_in_the_precision_of_a_gpu_are_likely_ones(sampler: ModuleType, 
         assert (logits.amax(1) - chosen).max() < 0.3
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hidden_act": "gelu"}, "hidden_act = gelu"),
-        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "sliding attention"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type = dynamic"),
-    ],
-)
-def test_a_model_with_another_forward_pass_is_refused(changes: dict[str, Any], words: str) -> None:
-    from transformers import LlamaConfig, Qwen2Config
-
-    check = importlib.import_module("nightshift.engines.trl.qwen2").check
-    check(Qwen2Config())
-    with pytest.raises(ValueError, match=words):
-        check(Qwen2Config(**changes))
-    with pytest.raises(ValueError, match="model_type = llama"):
-        check(LlamaConfig())
-
-
 def make_settings(**changes: Any) -> dict[str, Any]:
     return {
         "optimizer": ADAMW,
@@ -158,6 +139,7 @@ def make_spec(folder: Path, trained_at_once: int = 512, **changes: Any) -> dict[
         "settings": make_settings(**changes),
         "train_seed": 3,
         "budget_clock": "cpu",
+        "model_revision": None,
         "trained_at_once": trained_at_once,
         "sampled_at_once": 512,
         "weights_dir": str(folder / "weights"),
@@ -499,13 +481,11 @@ def test_every_optimizer_trains_with_a_schedule(make_trainer, optimizer, tmp_pat
         ({"type": "cosine", "warmup_steps": 2, "min_lr": 0.2}, 6, [0.2, 0.6, 1.0, 0.8828, 0.6, 0.3172]),
     ],
 )
-def test_schedules_are_prime_rls(settings: dict[str, Any], max_steps: int | None, expected: list[float]) -> None:
+def test_schedules_are_prime_rls(trainer_module, settings, max_steps, expected):
     import torch
 
-    optimizer_module = importlib.import_module("nightshift.engines.trl.optimizer")
-
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = optimizer_module.make_scheduler(settings, optimizer, max_steps, 1.0)
+    scheduler = trainer_module.make_scheduler(settings, optimizer, max_steps, 1.0)
     factors = []
     for _ in expected:
         factors.append(optimizer.param_groups[0]["lr"])

@@ -24,9 +24,8 @@ USE_SETUP = {"cli", "night", "experiment"}  # what lies below is given the parts
 CHILDREN = {
     "engines/prime_rl/reader.py": (),
     "engines/prime_rl/validate.py": (),
-    "engines/trl/grpo.py": ("engines.trl", "evaluation.environment", "evaluation.episode"),
-    "engines/trl/qwen2.py": (),
-    "engines/trl/sampler.py": ("engines.trl.qwen2",),
+    "engines/trl/grpo.py": ("engines.trl", "evaluation.environment"),
+    "engines/trl/sampler.py": (),
     "executors/watchdog.py": (),
 }
 PRINTING = {"cli/output.py"}

@@ -82,7 +82,7 @@ def detach(controller: Controller) -> None:
 def edit_files(controller: Controller) -> None:
     write(controller, GOOD)
     (controller.bench.root / MEASURING).write_text("MEASURES = 'otherwise'\n")
-    (controller.bench.root / "nightshift/evaluation/episode.py").write_text("NEW = True\n")
+    (controller.bench.root / "nightshift/evaluation/environment.py").write_text("NEW = True\n")
     git(controller.bench.root, "add", "train.toml")  # staged or not
     (controller.bench.root / "prepare.py").write_text("measures nothing\n")
 
@@ -112,7 +112,7 @@ STARTS = [
         "{today}",
         ["Start campaign: 3 files as they were"],
         "created branch {today} from main; its first commit contains your train.toml, " + MEASURING + ", "
-        "nightshift/evaluation/episode.py, and main is unchanged. To go back: git switch main",
+        "nightshift/evaluation/environment.py, and main is unchanged. To go back: git switch main",
     ),
     (own_branch, "mine", [], "branch mine becomes a campaign"),
     (

@@ -1,6 +1,5 @@
 """Environments behind their protocol: found by folder, on Python's path by the harness, chosen by rules.toml."""
 
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,25 +37,6 @@ def test_folders_come_last_on_the_path_and_a_package_from_elsewhere_is_refused(t
         environments.load(tmp_path, [EnvironmentRules("three", 1)])
 
 
-@pytest.mark.parametrize(
-    ("code", "cause"),
-    [
-        ("raise OSError('no disk')", "data.py:1: OSError: no disk. Mend it there"),
-        ("def load(split, size):\n    return [][1]", "data.py:2: IndexError: list index out of range"),
-        ("def load(split, size):\n    raise ValueError('x.json is missing. Fetch it')", "x.json is missing. Fetch it"),
-    ],
-)
-def test_a_load_error_names_its_place_and_a_refusal_of_the_package_stays_as_it_is(code, cause, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    name = f"load_{abs(hash(code))}"
-    (package(tmp_path / "environments" / name, f"nightshift_{name}") / "data.py").write_text(code + "\n")
-    (environment,) = environments.load(tmp_path, [EnvironmentRules(name, 1)])
-    place = f"environments/{name}/nightshift_{name}/" if cause.startswith("data.py") else ""
-    with pytest.raises(EngineError, match=re.escape(place + cause)) as refused:
-        environment.examples("train")
-    assert str(refused.value).startswith(place + cause)
-
-
 def test_a_signal_in_the_code_of_a_package_is_no_fault_of_the_package(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     data = package(tmp_path / "environments" / "signalled", "nightshift_signalled") / "data.py"
@@ -79,4 +59,4 @@ def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_tha
     environment = SimpleNamespace(package="nightshift_math")
     digests = {examples_digest([(environment, SimpleNamespace(key="x", answer=right))]) for right in ("1", "2")}
     assert len(digests) == 2
-    assert "nightshift/evaluation/verifiers_environment.py" in GSM8K_TRL.measuring
+    assert "nightshift/evaluation/environment.py" in GSM8K_TRL.measuring

@@ -8,8 +8,7 @@ import pytest
 
 from nightshift.config.rules import NO_CARD
 from nightshift.config.train_toml import parse
-from nightshift.engines.base import open_engine
-from nightshift.engines.memory import on_cards
+from nightshift.engines.base import on_cards, open_engine
 from nightshift.engines.prime_rl.config import AC, OFFLOAD, SHARE, with_defaults
 from tests.prime_rl_plans import SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL

@@ -26,49 +26,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# By the only test of the contract that each fault may break: the file of the skeleton, a text in it, the fault.
-FAULTS = {
-    "no_problem_is_in_two_splits": ("data.py", '("loses", -1)', '("buys", 1.0)'),  # each question twice
-    "every_key_is_unique": (
-        "data.py",
-        "    return found\n",
-        "    return [Example(str(i), one.question, one.answer) for i, one in enumerate(found)]\n",
-    ),
-    "right_answers_score_1": ("scoring.py", "== answer", "== f'+{answer}'"),
-    "wrong_and_hostile_answers_score_0": ("scoring.py", "(text) == answer", "(text or '0').startswith(answer)"),
-    "an_episode_without_an_answer_scores_as_an_empty_text": ("data.py", '"role": "user"', '"role": "assistant"'),
-    "another_process_loads_the_same_bytes": ("data.py", "example: example.key)", "example: hash(example.key))"),
-    "a_smaller_set_is_part_of_the_larger": ("data.py", "found[:size]", "found[-(size or 0) :]"),
-    "a_set_that_is_not_there_is_refused_in_one_line": ("data.py", "not 0 < size <= len(found)", "size < 1"),
-    "another_seed_trains_on_no_held_out_problem": (
-        "data.py",
-        "(example.key) == split",
-        "(example.key) == split or seed",
-    ),
-}
-
-
 @pytest.mark.slow
-def test_the_skeleton_passes_its_test_and_each_fault_breaks_one_rule(root: Path) -> None:
-    template.create(root, "faultless")
-    for number, (file, text, fault) in enumerate(FAULTS.values()):
-        name = f"fault_{number}"
+def test_the_skeleton_passes_its_test_and_a_fault_breaks_a_rule(root: Path) -> None:
+    for name, check in (("faultless", "== answer"), ("faulty", "== f'+{answer}'")):
         template.create(root, name)
-        folder = root / "environments" / name
-        path = folder / f"nightshift_{name}" / file
-        assert path.read_text().count(text) == 1
-        path.write_text(path.read_text().replace(text, fault))
-        if "hash(" not in fault:  # the rule that costs a process
-            with (folder / f"test_{name}.py").open("a") as test:
-                test.write("    test_another_process_loads_the_same_bytes = None\n")
+        path = root / "environments" / name / f"nightshift_{name}" / "scoring.py"
+        assert path.read_text().count("== answer") == 1
+        path.write_text(path.read_text().replace("== answer", check))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-c", "/dev/null", "-p", "no:cacheprovider", "--tb=no"]
     command += map(str, root.glob("environments/fault*/test_*.py"))
     variables = {**os.environ, "PYTHONPATH": str(root)}
     process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=variables)
     failed = re.findall(r"(?:FAILED|ERROR) \S*/test_(\w+)\.py::TestEnvironment::test_(\w+)", process.stdout)
-    expected = [(f"fault_{number}", rule) for number, rule in enumerate(FAULTS)]
-    expected.append(("fault_0", "another_seed_trains_on_no_held_out_problem"))  # what is in two splits is held out
-    assert sorted(failed) == sorted(expected), process.stdout + process.stderr
+    assert failed == [("faulty", "right_answers_score_1")], process.stdout + process.stderr
 
 
 def test_the_skeleton_is_an_environment(root: Path) -> None:
@@ -99,25 +69,24 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("file", "code", "line"),
     [
-        ("data.py", "x = 1\ndef load(:\n", "data.py:2: SyntaxError: "),
-        ("data.py", "raise OSError('no disk')\n", "data.py:1: OSError: no disk"),
-        ("scoring.py", "import sys\nsys.exit(0)\n", "scoring.py:2: SystemExit: 0"),
-        ("scoring.py", "def score(text, answer):\n    return 1 / 0\n", "scoring.py:2: "),
-        ("scoring.py", "def score(text, answer):\n    while True:\n        pass\n", "scoring.py:"),
-        ("data.py", "PROMPT_TOKENS = 1\ndef load(split, size):\n    return len(split)['x']\n", "data.py:3: "),
+        ("data.py", "x = 1\ndef load(:\n", "PLACE/data.py:2: SyntaxError: "),
+        ("data.py", "raise OSError('no disk')\n", "PLACE/data.py:1: OSError: no disk"),
+        ("scoring.py", "import sys\nsys.exit(0)\n", "PLACE/scoring.py:2: SystemExit: 0"),
+        ("scoring.py", "def score(text, answer):\n    return 1 / 0\n", "PLACE/scoring.py:2: "),
+        ("data.py", "PROMPT_TOKENS = 1\ndef load(split, size):\n    return len(split)['x']\n", "PLACE/data.py:3: "),
+        ("data.py", "def load(split, size):\n    raise ValueError('no x.json. Fetch it')\n", "no x.json. Fetch it"),
     ],
 )
-def test_a_fault_of_a_package_is_one_line_with_its_place(root, file, code, line, monkeypatch):
+def test_a_fault_of_a_package_is_one_line_with_its_place_and_its_own_refusal_stays(root, file, code, line, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(template, "REWARD_SECONDS", 0.5)
     name = "faulty"
     template.create(root, name)
     (root / f"environments/{name}/nightshift_{name}" / file).write_text(code)
-    with pytest.raises(EngineError, match=rf"^environments/{name}/nightshift_{name}/{re.escape(line)}") as refused:
+    start = line.replace("PLACE", f"environments/{name}/nightshift_{name}")
+    with pytest.raises(EngineError, match=f"^{re.escape(start)}") as refused:
         list(template.look(root, name))
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 2
-    assert "while True" not in code or "no score within 0.5 s" in str(refused.value)
     for module in [module for module in sys.modules if module.startswith(f"nightshift_{name}")]:
         del sys.modules[module]
 

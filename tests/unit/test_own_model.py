@@ -50,7 +50,8 @@ def test_a_good_one_is_taken_and_a_dry_run_says_what_it_changes(folder: Path) ->
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has rope_type = 'dynamic', which"),
         ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "has rope_type = 'longrope', which"),
         ({"rope_scaling": ["odd"], "layer_types": 3, "rope_parameters": None}, None),
-        ({"hidden_act": "gelu"}, "has hidden_act = 'gelu', which"),
+        ({"hidden_act": "gelu", "attention_dropout": 0.1}, "has hidden_act = 'gelu', attention_dropout = 0.1, which"),
+        ({"model_type": "llama"}, "has model_type = 'llama', which"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "sliding_window": 16}, None),
     ],
 )

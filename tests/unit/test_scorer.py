@@ -99,13 +99,12 @@ def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(make, te
 def test_a_reward_that_hangs_is_ended_with_all_that_it_started(make, monkeypatch, tmp_path):
     scorer, note = make(), tmp_path / "pid"
     assert scorer.score("#one", "key") == 1.0
-    line = Scorer._line
 
-    def is_late(self: Scorer, deadline: float) -> bytes:
+    def is_late(deadline: float) -> bytes:
         wait_for(lambda: note.exists() and note.read_text(), "what a hanging reward starts")
-        return line(self, 0.0)
+        raise TimeoutError
 
-    monkeypatch.setattr(Scorer, "_line", is_late)
+    monkeypatch.setattr(scorer._pipes, "receive", is_late)
     hang = "import signal\nsignal.signal(15, signal.SIG_IGN)\np = subprocess.Popen(['sleep', '600'], "
     hang += f"start_new_session=True)\nopen({str(note)!r}, 'w').write(str(p.pid))\nwhile True: pass"
     assert scorer.score(hang, "key") == 0.0

@@ -10,7 +10,7 @@ import pytest
 
 from nightshift.campaign.records import Failure, Outcome, Progress
 from nightshift.config.rules import Decoding
-from nightshift.engines.trl.session import TrlSession, decode_event
+from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import EngineError
 from nightshift.executors.process import engine_environment
 from tests.conftest import living_children
@@ -110,7 +110,8 @@ def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start
         b"[" * 100_000,
     ],
 )
-def test_anything_else_is_one_line_about_the_trainer(line: bytes) -> None:
+def test_anything_else_is_one_line_about_the_trainer(start: Start, line: bytes) -> None:
+    session = start(f"{READY}sys.stdout.buffer.write({line!r} + b'\\n'); sys.stdout.flush()\nsys.stdin.read()\n")
     with pytest.raises(EngineError, match="the trainer said b'") as caught:
-        decode_event(line)
+        complete(session)
     assert len(str(caught.value)) < 1000

@@ -12,8 +12,8 @@ from typing import Any
 from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, Value, resolve
 from nightshift.config.rules import EnvironmentRules, Rules
 from nightshift.config.train_toml import Config
-from nightshift.engines.memory import size_of, where
-from nightshift.engines.mixture import opponent, ratios, without
+from nightshift.engines.base import size_of
+from nightshift.engines.mixture import opponent, ratios, where, without
 from nightshift.errors import ConfigError
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))

@@ -21,7 +21,7 @@ import msgspec
 from nightshift.campaign.records import Completion
 from nightshift.config.rules import Decoding
 from nightshift.errors import EngineError
-from nightshift.evaluation.episode import Message
+from nightshift.evaluation.environment import Message
 from nightshift.files import parse_json
 from nightshift.text import clean
 

@@ -40,7 +40,7 @@ from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
-from nightshift.evaluation.episode import Message
+from nightshift.evaluation.environment import Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file

@@ -22,9 +22,8 @@ from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, number_text, uses
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags
+from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, size_of
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
-from nightshift.engines.memory import size_of
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -58,6 +57,7 @@ _SETTINGS = {
     "seq_len": "seq_len",
 }
 # The tables with variants: their keys are those of the allow-list that this engine uses.
+_OF_EXAMPLES = {"ratio": RATIO, "opponent": OPPONENT}  # mixture.py
 _TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
 
 
@@ -76,17 +76,12 @@ class TrlEngine(Engine):
         *,
         trainer: Sequence[str] = TRAINER,
     ) -> None:
-        """`environ` is the harness's own, of which the trainer inherits what `engine_environment` allows. `trainer`:
-        the words of its command (process.py: python_command).
-
-        A run leaves nothing heavy, so `keep_all` changes nothing. `gpus` is one GPU, on which the tiny model trains,
-        too; UsageError for others.
-        """
-        self.rules, self.root, self._environ = rules, root, environ
+        """`trainer`: the words of its command (process.py: python_command). `gpus` is one GPU, on which the tiny model
+        trains, too; UsageError for others. A run leaves nothing heavy, so `keep_all` changes nothing."""
+        self.rules, self.root, self._environ, self._trainer = rules, root, environ, trainer
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, 1)
         if self._gpu_ids == ():
             raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Leave it out.")
-        self._trainer = trainer
         self._cuda = rules.num_gpus > 0 or gpus is not None
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
@@ -97,11 +92,11 @@ class TrlEngine(Engine):
         prepare_data(self.root, self.rules, flags.sources, note)
 
     def prepare_at_start(self, note: Note) -> None:
-        """All of it: it is small."""
+        """Do all of `prepare`: it is small."""
         self.prepare(PrepareFlags(), note)
 
     def doctor(self) -> list[Check]:
-        """Check the GPU and the base model; the data."""
+        """Check the GPU, the base model and the data."""
         names = ", ".join(environment.package for environment in self.rules.environments)
         gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
         ready = f"{self.rules.name}: {gpu}base model"
@@ -112,7 +107,7 @@ class TrlEngine(Engine):
         return found + self.warnings()
 
     def warnings(self) -> list[Check]:
-        """The kind of the GPU, and the disk."""
+        """Return guesses about the GPU and the disk."""
         problems = list[EngineError]()
         if self._cuda:
             with suppress(EngineError):
@@ -122,43 +117,39 @@ class TrlEngine(Engine):
         return [Check(self.name, "machine", warning, is_warning=True) for warning in problems]
 
     def check(self) -> list[str]:
-        """A missing or busy GPU, a missing base model, each with its fix."""
-        problems: list[str] = []
-        if self._cuda:
-            try:
-                problems += map(str, gpu_problems([self._gpu()]))
-            except EngineError as error:
-                return [str(error)]
+        """Return the problems of the GPU and of the base model, each with its fix."""
+        problems = list[EngineError]()
+        try:
+            problems += gpu_problems([self._gpu()]) if self._cuda else []
+        except EngineError as error:
+            problems.append(error)
         if problem := local_problem(self.rules, self.root):
-            problems.append(str(problem))
-        if self.rules.model.startswith(MODELS) and not (self.root / self.rules.model / "model.safetensors").is_file():
-            problems.append(f"{self.rules.model} is missing. Restore it: git checkout models")
-        return problems
+            problems.append(problem)
+        return [str(problem) for problem in problems]
 
     def hardware(self) -> str:
-        """`cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
-        if self._cuda:
-            try:
-                return f"1 x {self._gpu().name}"
-            except EngineError:
-                return "no such GPU"  # `check` says so before anything runs
-        return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+        """Return `cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
+        if not self._cuda:
+            return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+        with suppress(EngineError):  # `check` reports it before anything runs
+            return f"1 x {self._gpu().name}"
+        return "no such GPU"
 
     def gpu_ids(self) -> tuple[int, ...]:
-        """One, or none."""
+        """Return one number, or none."""
         return (self._gpu().index,) if self._cuda else ()
 
     def capacity(self) -> Capacity | None:
-        """On a CPU with a model of models/, whose memory was measured."""
+        """Return the capacity of a CPU for a model of models/, whose memory was measured."""
         return capacity() if not self._cuda and self.rules.model.startswith(MODELS) else None
 
     def versions(self) -> dict[str, str]:
-        """Of Python and of the packages that train; the trainer runs in this environment."""
+        """Return those of Python and of the packages that train; the trainer runs in this environment."""
         packages = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
         return {"python": platform.python_version(), **packages}
 
     def validate(self, config: Config) -> Effective:
-        """The trainer's settings. The learning rate is scaled by the rules; lengths are capped by them.
+        """Return the trainer's settings. The learning rate is scaled by the rules; lengths are capped by them.
 
         Raises ConfigError for an optimizer, schedule or algorithm that TRL cannot express.
         """
@@ -171,16 +162,16 @@ class TrlEngine(Engine):
             if kind not in keys[0].choices_of(self.name):
                 cause = f'train.toml: {table}.type = "{kind}" has no equal in TRL'
                 raise ConfigError(cause, "Write another type, or use --engine prime-rl.")
-        if pools := difficulty_pools(config, self.rules):
-            settings["difficulty_pools"] = pools
-        if ratio := ratios(config, self.rules):
-            settings["ratio"] = ratio
-        if other := opponent(config, self.rules):
-            settings["opponent"] = other
-        without_effect = (*(() if ratio else (RATIO,)), *(() if other else (OPPONENT,)))
-        unused |= {path for path in config.values if path.startswith(tuple(f"{table}." for table in without_effect))}
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
+        examples = {
+            "difficulty_pools": difficulty_pools(config, self.rules),
+            "ratio": ratios(config, self.rules),
+            "opponent": opponent(config, self.rules),
+        }
+        settings |= {name: value for name, value in examples.items() if value}
+        without_effect = [f"{table}." for name, table in _OF_EXAMPLES.items() if name not in settings]
+        unused |= {path for path in config.values if path.startswith(tuple(without_effect))}
         scale, scaled = self.rules.learning_rate_scale, []
         for name, leaf in (("optimizer", "lr"), ("scheduler", "min_lr")):
             if rate := settings[name].get(leaf):
@@ -194,7 +185,7 @@ class TrlEngine(Engine):
         return Effective(settings, tuple(path for path in config.values if path in unused), tuple(scaled))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
-        """The trainer's command line and what its spec.json would hold; and what is missing here."""
+        """Return the trainer's command line, the fields of its spec.json, and what is missing here."""
         spec = self.spec(settings, seed, run_dir)
         command = shlex.join(python_command(*self._trainer, str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
@@ -220,14 +211,13 @@ class TrlEngine(Engine):
         return session
 
     def _gpu(self) -> Gpu:
-        """The GPU that trains. EngineError where there is none."""
+        """Return the GPU that trains. EngineError if there is none."""
         return choose_gpus(list_gpus(), self._gpu_ids, 1, self._environ)[0]
 
     def spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
-        """What the trainer process reads."""
-        trained, sampled = _AT_ONCE_ON_CPU
-        if self.rules.memory != NO_CARD:
-            trained, sampled = AT_ONCE[size_of(self.rules.memory)[1]]
+        """Return what the trainer process reads."""
+        memory = self.rules.memory
+        trained, sampled = _AT_ONCE_ON_CPU if memory == NO_CARD else AT_ONCE[size_of(memory)[1]]
         return {
             "model": self.rules.model if self.rules.model_revision else str(self.root / self.rules.model),
             "model_revision": self.rules.model_revision,

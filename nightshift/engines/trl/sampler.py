@@ -1,8 +1,12 @@
-"""Batched sampling from a Qwen2 model, several times faster than `generate` when the model is tiny.
+"""Qwen2's forward pass, sampling, and log-probabilities: a fraction of the time of transformers on a CPU.
 
-With a tiny model on a CPU, nearly all the time of `generate` goes into Python and into moving keys and
-values. So here every prompt is read once for its whole group, keys and values are written in place, and
-finished rows leave the batch.
+The same mathematics as transformers' Qwen2 (tests compare values and gradients), with less waste: padding is not
+computed, a prompt is read once for its whole group, keys and values are written in place, finished rows leave the
+batch, and the three projections of attention, like the two of the gated MLP, are one product. Of the prompt the last
+layer computes keys and values only. downloads.py refuses models for which this is not the whole forward pass.
+
+A batch has u prompts of at most p tokens, padded on the left. A token's position is its column: rotary embeddings know
+distances only, which padding does not change. `packed` tensors (tokens, ...) hold the real tokens only, row after row.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,11 +15,132 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-
-from nightshift.engines.trl.qwen2 import Qwen2
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 COMPACT_SHARE = 0.125  # of the batch must be finished before its rows are worth moving
+
+
+class Qwen2:
+    """The weights of a model as they are now; gradients go through to the model."""
+
+    def __init__(self, model: Any, length: int) -> None:
+        """`length`: how many positions are needed."""
+        config, backbone = model.config, model.model
+        self.num_heads, self.num_kv = config.num_attention_heads, config.num_key_value_heads
+        self.embed = backbone.embed_tokens
+        self.layers = [_fused(layer) for layer in backbone.layers]
+        self._eps: float = config.rms_norm_eps
+        self._norm, self._head = backbone.norm.weight, model.lm_head.weight
+        cosines, sines = backbone.rotary_emb(self._head, torch.arange(length, device=model.device)[None])
+        # x -> cos x + sin rotate_half(x); the sign of rotate_half moves into the sines.
+        half = sines.shape[-1] // 2
+        sines = torch.cat([-sines[..., :half], sines[..., half:]], dim=-1)
+        self._cosines, self._sines = cosines[0, :, None], sines[0, :, None]  # (length, 1, size)
+
+    def heads(self, weights: dict[str, Tensor], hidden: Tensor, positions: Any) -> tuple[Tensor, Tensor]:
+        """Return queries (tokens, heads, size) of packed tokens, and keys and values (tokens, 2 * kv heads, size)."""
+        normed = rms_norm(hidden, hidden.shape[-1:], weights["attention_norm"], self._eps)
+        heads = linear(normed, weights["qkv"], weights["qkv_bias"])
+        heads = heads.view(len(heads), self.num_heads + 2 * self.num_kv, self._cosines.shape[-1])
+        turned = heads[:, : -self.num_kv]  # queries and keys
+        turned = turned * self._cosines[positions] + turned.roll(turned.shape[-1] // 2, -1) * self._sines[positions]
+        return turned[:, : self.num_heads], torch.cat([turned[:, self.num_heads :], heads[:, -self.num_kv :]], dim=1)
+
+    def rest(self, weights: dict[str, Tensor], hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return packed tokens after the layer, from those before it and the attention (tokens, heads * size)."""
+        hidden = hidden + linear(attended, weights["output"])
+        normed = rms_norm(hidden, hidden.shape[-1:], weights["mlp_norm"], self._eps)
+        gate, up = linear(normed, weights["gate_up"]).chunk(2, -1)
+        return hidden + linear(silu(gate) * up, weights["down"])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return (tokens, vocabulary) of packed tokens after the last layer."""
+        return linear(rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps), self._head)
+
+    def read(self, ids: Tensor, is_real: Tensor) -> list[Tensor]:
+        """Return keys and values (u, p, 2 * kv heads, size) of each layer, 0 at padding, of prompts (u, p)."""
+        length = ids.shape[1]
+        positions = torch.arange(length, device=ids.device).expand_as(ids)[is_real]
+        causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+        # Padding sees itself: a softmax over nothing has no gradient.
+        mask = causal & is_real[:, None] | torch.eye(length, dtype=torch.bool, device=ids.device)
+        hidden, by_layer = self.embed(ids[is_real]), list[Tensor]()
+        for weights in self.layers:
+            queries, pairs = self.heads(weights, hidden, positions)
+            by_layer.append(padded(pairs, is_real))
+            if len(by_layer) < len(self.layers):
+                attended = self.attend(padded(queries, is_real), by_layer[-1], mask)[is_real]
+                hidden = self.rest(weights, hidden, attended)
+        return by_layer
+
+    def attend(self, queries: Tensor, pairs: Tensor, mask: Tensor) -> Tensor:
+        """Return (rows, n, heads * size) from queries (rows, n, heads, size), keys and values (rows, m, 2 * kv heads,
+        size), and which of m each of n sees (rows, n, m)."""
+        keys, values = pairs.transpose(1, 2).chunk(2, dim=1)
+        is_shared = self.num_kv < self.num_heads
+        if is_shared and queries.is_cuda:  # CUDA's fast kernels take no mask together with shared keys
+            keys, values = (each.repeat_interleave(self.num_heads // self.num_kv, 1) for each in (keys, values))
+            is_shared = False
+        queries = queries.transpose(1, 2)
+        attended = scaled_dot_product_attention(queries, keys, values, mask[:, None], enable_gqa=is_shared)
+        return attended.transpose(1, 2).flatten(2)
+
+
+def padded(packed: Tensor, is_real: Tensor) -> Tensor:
+    """Return (rows, columns, ...) with 0 where no token is."""
+    empty = packed.new_zeros(is_real.numel(), *packed.shape[1:])
+    return empty.index_copy(0, is_real.flatten().nonzero()[:, 0], packed).view(*is_real.shape, *packed.shape[1:])
+
+
+def _fused(layer: Any) -> dict[str, Tensor]:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return {
+        "attention_norm": layer.input_layernorm.weight,
+        "qkv": torch.cat([projection.weight for projection in projections]),
+        "qkv_bias": torch.cat([projection.bias for projection in projections]),
+        "output": attention.o_proj.weight,
+        "mlp_norm": layer.post_attention_layernorm.weight,
+        "gate_up": torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        "down": mlp.down_proj.weight,
+    }
+
+
+def log_probs_and_entropies(
+    model: Any, ids: Tensor, mask: Tensor, is_trained: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies in nats of the tokens that are trained, both (b, n), 0 elsewhere.
+
+    `ids` and `mask` are (b, l): prompts padded on the left, completions padded on the right to the last n columns.
+    `is_trained` is (b, n). Entropies have no gradient.
+    """
+    # The last token of the prompt is read with the completion: each position then predicts the token beside it.
+    n = is_trained.shape[1]
+    num_prefix = ids.shape[1] - n - 1
+    is_real = mask.bool()
+    is_read = is_real[:, num_prefix + 1 :]
+    prefixes, owner = ids.new_zeros(1, 0), ids.new_zeros(len(ids))  # where all prompts are one token
+    if num_prefix > 0:
+        real = ids[:, :num_prefix].where(is_real[:, :num_prefix], -1)
+        prefixes, owner = torch.unique(real, dim=0, return_inverse=True)
+    is_prefix = prefixes >= 0
+    qwen2 = Qwen2(model, ids.shape[1] - 1)
+    read = qwen2.read(prefixes, is_prefix)
+    causal = torch.ones(n, n, dtype=torch.bool).tril()
+    seen = torch.cat([is_prefix[owner][:, None].expand(-1, n, -1), causal.expand(len(ids), -1, -1)], dim=2)
+    positions = torch.arange(num_prefix, num_prefix + n).expand_as(is_read)[is_read]
+    hidden = qwen2.embed(ids[:, num_prefix:-1][is_read])
+    for weights, before in zip(qwen2.layers, read, strict=True):
+        queries, pairs = qwen2.heads(weights, hidden, positions)
+        everything = torch.cat([before[owner], padded(pairs, is_read)], dim=1)
+        attended = qwen2.attend(padded(queries, is_read), everything, seen)[is_read]
+        hidden = qwen2.rest(weights, hidden, attended)
+    all_log_probs = (qwen2.logits(hidden[is_trained[is_read]]) / temperature).log_softmax(-1)
+    log_probs = all_log_probs.gather(1, ids[:, num_prefix + 1 :][is_trained][:, None])[:, 0]
+    with torch.no_grad():
+        entropies = -torch.linalg.vecdot(all_log_probs.exp(), all_log_probs)
+    empty = log_probs.new_zeros(is_trained.shape)
+    return empty.masked_scatter(is_trained, log_probs), empty.masked_scatter(is_trained, entropies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +156,10 @@ def sample(
     model: Any, prompts: Sequence[list[int]], group_size: int, max_tokens: int, temperature: float, end_ids: set[int],
     look: Callable[[], None] = lambda: None,
 ) -> list[Sample]:  # fmt: skip
-    """`group_size` completions of each prompt, in the order of the prompts; greedy at temperature 0. `look` is called
-    before every token, and may raise."""
+    """Return `group_size` completions of each prompt, in the order of the prompts; greedy at temperature 0.
+
+    `look` is called before every token, and may raise.
+    """
     decoder = _Decoder(model, prompts, group_size, max_tokens)
     ends, chosen = torch.tensor(sorted(end_ids), device=model.device), decoder.last
     rows = torch.arange(len(chosen), device=model.device)  # which completion each row of the batch is
@@ -44,7 +171,7 @@ def sample(
         tokens[rows, position] = chosen
         alive &= ~torch.isin(chosen, ends)
         num_alive = int(alive.sum())
-        if num_alive == 0 or position + 1 == max_tokens:
+        if num_alive == 0:
             break
         if num_alive <= (1 - COMPACT_SHARE) * len(rows):
             kept = alive.nonzero().squeeze(1)
@@ -57,25 +184,24 @@ class _Decoder:
     """The state of a batch between two tokens, and the forward pass for one more token a row."""
 
     def __init__(self, model: Any, prompts: Sequence[list[int]], group_size: int, max_tokens: int) -> None:
-        """Reads all prompts but their last tokens, each once for its group."""
+        """Read all prompts but their last tokens, each once for its group."""
         self._position = max(map(len, prompts)) - 1
-        capacity = self._position + max_tokens
+        capacity, device = self._position + max_tokens, model.device
         self._qwen2 = Qwen2(model, capacity)
-        device = model.device
         ids = torch.tensor([[0] * (self._position + 1 - len(prompt)) + prompt for prompt in prompts], device=device)
         lengths = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         mask = torch.arange(capacity, device=device) >= self._position - lengths[:, None]
-        read = self._qwen2.read(ids[:, :-1], mask[:, : self._position])
         self.last: Tensor = ids[:, -1].repeat_interleave(group_size)  # the last token of each row's prompt
         # Added to the scores. From a boolean mask attention would compute it again for every token.
         bias = torch.zeros(mask.shape, device=device).masked_fill(~mask, -torch.inf)
         self._mask = bias.repeat_interleave(group_size, 0)[:, None, None]
         self._cache = [
-            [_with_room(half, group_size, capacity) for half in pairs.transpose(1, 2).chunk(2, dim=1)] for pairs in read
+            [_with_room(half, group_size, capacity) for half in pairs.transpose(1, 2).chunk(2, dim=1)]
+            for pairs in self._qwen2.read(ids[:, :-1], mask[:, : self._position])
         ]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits (rows, vocabulary) after one more token a row."""
+        """Return logits (rows, vocabulary) after one more token a row."""
         qwen2, end = self._qwen2, self._position + 1
         hidden, mask = qwen2.embed(tokens), self._mask[..., :end]
         for weights, (keys, values) in zip(qwen2.layers, self._cache, strict=True):
@@ -98,7 +224,7 @@ class _Decoder:
 
 
 def _with_room(tensor: Tensor, repeats: int, capacity: int) -> Tensor:
-    """(rows, heads, positions, size), each row repeated, with room for `capacity` positions."""
+    """Return (rows, heads, positions, size), each row repeated, with room for `capacity` positions."""
     rows, heads, length, size = tensor.shape
     buffer = tensor.new_empty(rows, repeats, heads, capacity, size)
     buffer[:, :, :, :length] = tensor[:, None]
@@ -106,13 +232,13 @@ def _with_room(tensor: Tensor, repeats: int, capacity: int) -> Tensor:
 
 
 def _cut(row: list[int], end_ids: set[int]) -> Sample:
-    """A finished row may go on after its end token until the batch is compacted."""
+    """Return the tokens up to the first end: a finished row may go on until the batch is compacted."""
     length = next((position for position, token in enumerate(row, 1) if token in end_ids), None)
     return Sample(row[:length], truncated=length is None)
 
 
 def _choose(logits: Tensor, temperature: float) -> Tensor:
-    """One token id a row."""
+    """Return one token id a row."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     # By inverting the distribution function: one random number a row, where multinomial draws one a token.

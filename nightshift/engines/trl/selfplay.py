@@ -3,24 +3,96 @@
 All rollouts of a group are of one opening and one seat, so what grpo and max_rl subtract is the mean of that seat. Who
 plays the other seat ([orchestrator.train.opponent] of train.toml): the policy itself, the policy of some steps ago, or
 a player of the fixed pool.
+
+Each seat has a chat of its own. The trained seat's chat is a row of the batch: the first prompt, then its answers, and
+between them what it was told, which it does not learn from. The other seat's answers are in no row.
 """
 
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from nightshift.engines.trl.grpo import Trainer
-from nightshift.engines.trl.play import check_template, play
+from nightshift.engines.trl.sampler import Sample
 from nightshift.evaluation.environment import Game
+
+_CUT = Sample([], True)
+Say = Callable[[list[list[int]]], list[Sample]]  # a completion of each prompt, in their order
+
+
+@dataclass(slots=True)
+class Trace:
+    """One seat of one episode in token ids: the first prompt, all that followed, and which of that it said itself."""
+
+    prompt: list[int] = field(default_factory=list)
+    completion: list[int] = field(default_factory=list)
+    is_own: list[int] = field(default_factory=list)
+    truncated: bool = False
+    _text: str = ""  # of the chat up to its last answer
+
+    def hear(self, chat: Sequence[Any], tokenizer: Any) -> list[int]:
+        """Add the chat. Return all ids up to where the seat is to speak. ValueError if its earlier text changed."""
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        if not text.startswith(self._text):
+            raise ValueError("the chat template writes earlier turns anew: several turns cannot be trained with it")
+        heard = tokenizer(text[len(self._text) :], add_special_tokens=False)["input_ids"]
+        self._text = text
+        if not self.prompt:
+            self.prompt = heard
+        else:
+            if heard[0] in tokenizer.all_special_ids and self.completion[-1] in tokenizer.all_special_ids:
+                del heard[0]  # the end of its answer, which it said itself, perhaps by another token
+            self.completion += heard
+            self.is_own += [0] * len(heard)
+        return self.prompt + self.completion
+
+    def say(self, answer: Sample, tokenizer: Any) -> str:
+        """Add an answer. Return its text."""
+        self.completion += answer.ids
+        self.is_own += [1] * len(answer.ids)
+        self.truncated |= answer.truncated
+        text: str = tokenizer.decode(answer.ids, skip_special_tokens=True)
+        self._text += text
+        return text
+
+
+def check_template(tokenizer: Any) -> None:
+    """Raise ValueError for a chat template with which an answer would be another text once the chat goes on."""
+    trace, chat = Trace(), [{"role": "user", "content": "a"}]
+    trace.hear(chat, tokenizer)
+    text = trace.say(Sample([*tokenizer(" b ")["input_ids"], tokenizer.eos_token_id], False), tokenizer)
+    trace.hear([*chat, {"role": "assistant", "content": text}, *chat], tokenizer)
+
+
+def play(episodes: Sequence[Any], tokenizer: Any, say: Say, say_other: Say, room: int) -> list[Trace]:
+    """Play all episodes to their ends, a turn of all open ones at a time. Return the trained seat's trace of each.
+
+    A seat that has heard more than `room` tokens is cut: it says nothing. A seat that was never asked has a prompt and
+    an answer of one token that nothing is learned from.
+    """
+    own, others = ([Trace() for _ in episodes] for _ in range(2))
+    while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
+        for is_other, traces, speak in ((False, own, say), (True, others, say_other)):
+            heard = {i: traces[i].hear(chat, tokenizer) for i, chat in asked if episodes[i].is_other_asked is is_other}
+            prompts = {index: ids for index, ids in heard.items() if len(ids) <= room}
+            answers = dict(zip(prompts, speak([*prompts.values()]) if prompts else (), strict=True))
+            for index in heard:
+                episodes[index].answer(traces[index].say(answers.get(index, _CUT), tokenizer))
+    end = tokenizer.eos_token_id
+    for trace in own:
+        if not trace.completion:
+            trace.prompt, trace.completion, trace.is_own = [end], [end], [0]
+    return own
 
 
 class SelfPlay(Trainer):
-    """See the module."""
+    """GRPO on whole episodes of games, and of the other environments beside them."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -29,17 +101,11 @@ class SelfPlay(Trainer):
         self._opponent = self._settings["opponent"]
         self._previous: tuple[int, Any] | None = None  # a step, and the policy after it
         self._num_games = itertools.count()
-        self.earlier: dict[int, list[torch.Tensor]] = {}  # by step, in order: the parameters after it
         self._fifth = 0  # of the training, of which a step was kept last
-        self._indices: list[int] = []
         self._rewards: Iterator[float] = iter(())
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._indices = [row["index"] for row in inputs]
-        return super()._generate_and_score_completions(inputs)
-
     def _play(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """What TRL calls in place of generation."""
+        """Play what TRL would generate."""
         model, kind = self.accelerator.unwrap_model(self.model), self._opponent["type"]
         step = self.state.global_step
         if kind == "previous" and (self._previous is None or step - self._previous[0] >= self._opponent["interval"]):
@@ -69,13 +135,8 @@ class SelfPlay(Trainer):
             "logprobs": None,
         }
 
-    def train_for(self, budget_seconds: float) -> dict[str, Any]:
-        """And which earlier steps are kept: the first that ended in each fifth of the training but the first."""
-        trained = super().train_for(budget_seconds)
-        return trained | {"earlier_steps": [step for step in self.earlier if step < self.state.global_step]}
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """And keep such a step."""
+        """Also keep the weights of the first step that ends in each fifth of the training but the first."""
         super().log(logs, start_time)
         step, max_steps = self.state.global_step, self._settings["max_steps"] or math.inf
         fifth = int(5 * max((self._clock() - self._started) / (self._ends - self._started), step / max_steps))
@@ -84,5 +145,5 @@ class SelfPlay(Trainer):
             self._fifth, self.earlier[step] = fifth, weights
 
     def _score(self, text: str, index: int) -> float:
-        """Of the next episode that was played: rewards are asked for in their order."""
+        """Return the score of the next episode that was played: TRL asks for rewards in their order."""
         return next(self._rewards)

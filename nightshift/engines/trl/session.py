@@ -1,7 +1,5 @@
 """One run of the trl engine: commands to the trainer and its events, as JSON lines over its pipes."""
 
-import os
-import selectors
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,22 +26,23 @@ from nightshift.campaign.records import (
 from nightshift.config.rules import Decoding
 from nightshift.engines.base import NoGradient
 from nightshift.errors import EngineError
-from nightshift.evaluation.episode import Message
-from nightshift.executors.process import ProcessGroup, python_command
+from nightshift.evaluation.environment import Chat
+from nightshift.executors.process import Pipes, ProcessGroup, python_command
 from nightshift.files import parse_json
 
 LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
-_CHECK_SECONDS = 1.0
-_PIPE_BYTES = 65536
 
 
-# What the trainer says, by the `event` of its line; what nobody reads of it is not named here.
-class Ready(msgspec.Struct, tag_field="event", tag="ready"):
+class Event(msgspec.Struct, tag_field="event", tag=str.lower):
+    """What the trainer sends, by the `event` of its line, with the fields that are read here."""
+
+
+class Ready(Event):
     pass
 
 
-class StepEnded(msgspec.Struct, tag_field="event", tag="step"):
+class StepEnded(Event, tag="step"):
     step: int
     time: float  # seconds since training began
     reward_mean: float
@@ -51,7 +50,7 @@ class StepEnded(msgspec.Struct, tag_field="event", tag="step"):
     equal_share: float | None = None
 
 
-class Trained(msgspec.Struct, tag_field="event", tag="trained"):
+class Trained(Event):
     outcome: Literal["finished", "budget"]
     num_steps: int
     training_seconds: float
@@ -60,33 +59,25 @@ class Trained(msgspec.Struct, tag_field="event", tag="trained"):
     earlier_steps: tuple[int, ...] = ()
 
 
-class FinalWeights(msgspec.Struct, tag_field="event", tag="weights"):
+class FinalWeights(Event, tag="weights"):
     step: int
     sha256: str
 
 
-class Completions(msgspec.Struct, tag_field="event", tag="completions"):
+class Completions(Event):
     completions: list[Completion]  # the next ones, in the order of the prompts
 
 
-class Completed(msgspec.Struct, tag_field="event", tag="completed"):
+class Completed(Event):
     pass
 
 
-class Failed(msgspec.Struct, tag_field="event", tag="error"):
+class Failed(Event, tag="error"):
     cause: str
     is_machinery: bool = False  # an environment that cannot score is no config's fault
 
 
-Event = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
-
-
-def decode_event(line: bytes) -> Event:
-    """One event of the trainer. EngineError for a line that is none, or lacks what is read of it."""
-    try:
-        return cast(Event, parse_json(line, Event))  # type: ignore[arg-type]  # a union
-    except ValueError as error:
-        raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
+_EVENTS = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
 
 
 class TrlSession:
@@ -96,30 +87,22 @@ class TrlSession:
         self, trainer: Sequence[str], spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
     ) -> None:
         """`deadline` is on the clock of time.monotonic."""
-        self._run_dir = run_dir
-        self._deadline = deadline
-        self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
-        self._buffer = b""
+        self._run_dir, self._deadline = run_dir, deadline
         self._num_steps = 0
         self.earlier: dict[int, Callable[[], None]] = {}
+        self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
         argv = python_command(*trainer, str(spec_path))
         self._trainer = self._group.start(
             "trainer", argv, log_path=run_dir / LOG_NAME, env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
-        stdin, stdout = self._trainer.stdin, self._trainer.stdout
-        assert stdin is not None
-        assert stdout is not None
-        self._stdin, self._stdout = stdin.fileno(), stdout.fileno()
-        os.set_blocking(self._stdin, False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._stdout, selectors.EVENT_READ)
+        self._pipes = Pipes(self._group, self._trainer)
 
     def wait_until_ready(self, startup_seconds: float) -> None:
-        """Raises EngineError with the trainer's last words if it does not come up in time."""
+        """Raise EngineError with the trainer's last words if it does not come up in time."""
         event = self._next_event(min(self._deadline, time.monotonic() + startup_seconds))
         if not isinstance(event, Ready):
-            said = event.cause if isinstance(event, Failed) else f"it was not ready after {startup_seconds:g} s"
-            raise EngineError(f"the trainer failed to start: {said}{self._last_words()}", log=LOG_NAME)
+            cause = event.cause if isinstance(event, Failed) else f"it was not ready after {startup_seconds:g} s"
+            raise EngineError(f"the trainer failed to start: {cause}{self._last_words()}", log=LOG_NAME)
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, or until `progress` raises NoGradient. The trainer keeps the budget's clock,
@@ -132,9 +115,9 @@ class TrlSession:
                 match event:
                     case Trained():
                         self.earlier = {step: partial(self._load_step, step) for step in event.earlier_steps}
-                        measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
                         is_early = is_ended and event.outcome == "budget"
                         outcome = Outcome.NO_GRADIENT if is_early else Outcome(event.outcome)
+                        measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
                         return Training(outcome, event.num_steps, *measured)
                     case Failed():
                         failure = Failure.MACHINERY if event.is_machinery else Failure.TRAINING
@@ -159,36 +142,32 @@ class TrlSession:
     def load_final_weights(self) -> Weights:
         """Have the trainer write its final policy and load what completes from that very file."""
         events = self._events({"command": "load_final_weights"})
-        return next(Weights(e.step, e.sha256) for e in events if isinstance(e, FinalWeights))
+        return next(Weights(event.step, event.sha256) for event in events if isinstance(event, FinalWeights))
 
-    def complete(
-        self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
-    ) -> list[Completion]:
-        """Completions in the order of the prompts; EngineError if the trainer fails or the deadline passes.
+    def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
+        """Return completions in the order of the prompts. EngineError if the trainer fails or the deadline passes.
 
         Prompts and answers go through the pipes only: those of a test split must not lie anywhere below runs/.
         """
         completions: list[Completion] = []
         for event in self._events({"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}):
+            if isinstance(event, Completed):
+                break
             if isinstance(event, Completions):
                 completions += event.completions
                 progress(Progress(Phase.EVALUATING, self._num_steps, num_done=len(completions)))
-            elif isinstance(event, Completed):
-                break
         return completions
 
     def close(self) -> None:
-        """Stop the trainer and whatever it started. Raises EngineError if something survives SIGKILL."""
-        self._selector.close()
-        left = self._group.stop()
-        if left:
+        """Stop the trainer and whatever it started. EngineError if something survives SIGKILL."""
+        if left := self._group.stop():
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
     def _load_step(self, step: int) -> None:
         next(event for event in self._events({"command": "load_step", "step": step}) if isinstance(event, Completed))
 
     def _events(self, command: Mapping[str, Any]) -> Iterator[Event]:
-        """Send a command; what the trainer says from then on, until it fails or the deadline passes."""
+        """Send a command. Yield what the trainer sends from then on, until it fails or the deadline passes."""
         self._send(command)
         while (event := self._next_event(self._deadline)) is not None:
             if isinstance(event, Failed):
@@ -197,41 +176,26 @@ class TrlSession:
         raise EngineError(f"no answer to {command['command']} before the deadline of the run")
 
     def _send(self, command: Mapping[str, Any]) -> None:
-        """Write a command, of any length. What the trainer says meanwhile is taken in: neither waits for the other."""
-        unsent = memoryview(msgspec.json.encode(command) + b"\n")
-        self._selector.register(self._stdin, selectors.EVENT_WRITE)
         try:
-            while unsent:
-                if time.monotonic() >= self._deadline:
-                    raise EngineError(f"the trainer did not take {command['command']} before the deadline of the run")
-                if self._wait(self._deadline):
-                    unsent = unsent[os.write(self._stdin, unsent[:_PIPE_BYTES]) :]
+            self._pipes.send(msgspec.json.encode(command), self._deadline)
+        except TimeoutError:
+            cause = f"the trainer did not take {command['command']} before the deadline of the run"
+            raise EngineError(cause) from None
         except BrokenPipeError:
             raise self._death() from None
-        finally:
-            self._selector.unregister(self._stdin)
 
     def _next_event(self, deadline: float) -> Event | None:
-        """The trainer's next event; None once the deadline has passed; EngineError if the trainer is gone."""
-        while b"\n" not in self._buffer:
-            if time.monotonic() >= deadline:
-                return None
-            self._wait(deadline)
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        return decode_event(line)
-
-    def _wait(self, deadline: float) -> bool:
-        """Wait a moment for the pipes and take in what the trainer said; True if it can be written to."""
-        ready = self._selector.select(min(max(0.0, deadline - time.monotonic()), _CHECK_SECONDS))
-        if not ready:
-            self._group.check()
-        files = [key.fd for key, _ in ready]
-        if self._stdout in files:
-            data = os.read(self._stdout, _PIPE_BYTES)
-            if not data:
-                raise self._death()
-            self._buffer += data
-        return self._stdin in files
+        """Return the trainer's next event; None once the deadline has passed. EngineError for a line that is no event,
+        and if the trainer is gone."""
+        try:
+            line = self._pipes.receive(deadline)
+            return cast(Event, parse_json(line, _EVENTS))  # type: ignore[arg-type]  # a union
+        except TimeoutError:
+            return None
+        except BrokenPipeError:
+            raise self._death() from None
+        except ValueError as error:
+            raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
 
     def _death(self) -> EngineError:
         with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
