@@ -192,7 +192,7 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
 
 def is_under_way(ledger: Ledger, since: float) -> bool:
     """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
-    from nightshift.campaign.records import NIGHT_NAME
+    from nightshift.campaign.records import CERTIFY_NAME, NIGHT_NAME
     from nightshift.night.state import load
 
     path = ledger.runs_dir / NIGHT_NAME
@@ -200,7 +200,7 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
         return True
     return any(
         path.stat().st_mtime > since
-        for place in ("*", "certify/*/*")
+        for place in ("*", f"{CERTIFY_NAME}/*/*")
         for path in ledger.runs_dir.glob(f"{place}/{METRICS_NAME}")
     )
 

@@ -27,6 +27,7 @@ from nightshift.campaign.records import (
     Z95,
     Action,
     Change,
+    Comparison,
     Cost,
     Effect,
     NightStatus,
@@ -38,7 +39,6 @@ from nightshift.campaign.results import UNDECIDED, Counts, Row, last_scores, ver
 from nightshift.config import train_toml
 from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError
-from nightshift.experiment.certify import Comparison, read_comparisons
 from nightshift.files import read_json, read_rows
 from nightshift.report.slices import SelectionSet, Slice
 from nightshift.report.timing import Seconds, split_experiment
@@ -257,7 +257,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     )
     comparisons, damage = list[Comparison](), None
     try:
-        comparisons = read_comparisons(ledger)
+        comparisons = ledger.comparisons()
     except UsageError as error:
         damage = f"A certificate cannot be read: {error}"
     configs = baseline_and_incumbent(ledger, campaign)

@@ -52,7 +52,6 @@ def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
     # gsm8k's own data module reads the file to hold its problems out of training.
     assert passed_on == {
         ("nightshift/evaluation/test_split.py", "examples"),
-        ("nightshift/experiment/certify.py", "_task"),  # plans the job
         ("environments/gsm8k/nightshift_gsm8k/data.py", "_examples"),
     }
     assert users_of("examples_of_validation_split") == {

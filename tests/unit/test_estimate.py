@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nightshift.campaign.records import Estimate
 from nightshift.config.decision_rules import RuleConstants
 from nightshift.experiment.estimate import (
     SEED_DF,
-    Estimate,
     estimate,
     level_of_access,
     t_probability,
