@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.campaign import Campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.campaign.records import CERTIFY_NAME, PLAN_NAME, Comparison  # noqa: E402
 from nightshift.campaign.results import last_campaign  # noqa: E402
-from nightshift.experiment.certify import Comparison, read_comparisons  # noqa: E402
 from nightshift.night import state  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
@@ -60,7 +60,7 @@ def campaign_of(folder: Path) -> Campaign:
 
 
 def certificate_of(folder: Path) -> Comparison | None:
-    comparisons = read_comparisons(Ledger(folder))
+    comparisons = Ledger(folder).comparisons()
     return next((comparison for comparison in reversed(comparisons) if comparison.plan.split == "test"), None)
 
 
@@ -77,7 +77,8 @@ def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: S
     campaign = campaign_of(folder)
     if campaign.kept and certificate_of(folder) is None:
         click.echo(f"{folder.name}: {seeds} fresh seeds each of baseline and incumbent", err=True)
-        if nightshift(folder, "certify", "--seeds", str(seeds)) != 0:
+        is_begun = (folder / "runs" / CERTIFY_NAME / "0001" / PLAN_NAME).exists()
+        if nightshift(folder, "certify", *(("--resume", "0001") if is_begun else ("--seeds", str(seeds)))) != 0:
             sys.exit(f"the certificate failed: see {folder}.log")
 
 

@@ -12,11 +12,17 @@ from nightshift.campaign.campaign import Campaign, events_of
 from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import (
+    CERTIFY_NAME,
+    COMPARISON_NAME,
     Change,
+    ComparedRun,
+    Comparison,
+    Estimate,
     Evaluation,
     Failure,
     Judgement,
     Outcome,
+    Plan,
     Proposal,
     Record,
     Result,
@@ -28,8 +34,6 @@ from nightshift.campaign.records import (
 )
 from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, diff, parse, set_values
-from nightshift.experiment.certify import COMPARISON_NAME, Comparison, Plan
-from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
 from tests.rules import ARITHMETIC_TRL
 
@@ -235,9 +239,11 @@ COMPARISON = Comparison(
     level=0.025,
     access=1,
     estimate=Estimate(0.05, 0.015, 30.0, (0.02, 0.08)),
-    baseline_score=0.66,
-    incumbent_score=0.71,
-    num_seeds={"baseline": 3, "incumbent": 3},
+    runs=tuple(
+        ComparedRun(side, 101_000 + i, 300 + i, score)
+        for side, score in (("baseline", 0.66), ("incumbent", 0.71))
+        for i in range(3)
+    ),
     num_examples=1000,
     strict_scores=None,
     by_environment={},
@@ -247,7 +253,7 @@ COMPARISON = Comparison(
 
 def with_certificate(ledger: Ledger, comparison: Comparison) -> None:
     """Write a comparison as `nightshift certify` does, without its runs."""
-    path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
+    path = ledger.runs_dir / CERTIFY_NAME / "0001" / COMPARISON_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, comparison)
 

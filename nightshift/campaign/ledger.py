@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.journal import Event, Journal
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import Progress, Record
+from nightshift.campaign.records import CERTIFY_NAME, COMPARISON_NAME, Comparison, Progress, Record
 from nightshift.campaign.results import results_tsv
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -50,7 +50,6 @@ from nightshift.text import clean, local
 
 STARTED = "started"
 RECORD_NAME = "record.json"
-PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"  # of a certificate
 HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
 _RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
@@ -283,6 +282,12 @@ class Ledger:
         commit = (record.kept_commit or record.commit or "HEAD")[:7]
         fix = f"Put it back: git show {commit}:{CONFIG_NAME} > {name}"
         raise UsageError(f"{name} is not what experiment {record.number:04d} ran", fix)
+
+    def comparisons(self) -> list[Comparison]:
+        """Return the finished comparisons of `nightshift certify`, the latest last. UsageError for a damaged one."""
+        paths = sorted(self.runs_dir.glob(f"{CERTIFY_NAME}/*/{COMPARISON_NAME}"))
+        comparisons = [read_json(path, Comparison, f"Give it up: rm -r {path.parent}") for path in paths]
+        return sorted(filter(None, comparisons), key=lambda comparison: comparison.created)
 
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""

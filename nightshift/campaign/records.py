@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, fmean, median
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,6 +27,12 @@ NIGHT_NAME, BLOCK_NAME, NOTEBOOK_NAME = "night.json", "night.txt", "notebook.md"
 DIRECTION_NAME = "direction.txt"  # the user's direction of the last night
 DETACHED_NAME = "detached.log"  # the output of a start with --detach
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
+CERTIFY_NAME = "certify"  # the folder of comparisons in runs/: certify/NNNN has a plan, a folder a run, the result
+PLAN_NAME, RUN_NAME, COMPARISON_NAME = "plan.json", "run.json", "comparison.json"
+SIDES = ("baseline", "incumbent")
+# A run collapsed if its score is by more than this below the median of its side's other runs: half of what the decision
+# rule takes for a typical accident.
+COLLAPSE = -min(mean for mean, _, _ in RuleConstants().accidents) / 2
 LATE_SECONDS = 20.0  # a worker that is this late after its own deadline hangs, and is killed
 NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
@@ -647,3 +653,141 @@ class Job:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(json.encode(self)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `names`: for people.
+
+    `environments`, `budget_seconds` and `revisions` are the options of `nightshift certify`.
+    """
+
+    branch: str
+    rules_hash: str
+    split: Literal["test", "validation"]
+    configs: dict[str, str]  # by side
+    names: dict[str, str]  # by side: `experiment 0004`, or a commit
+    num_seeds: int
+    first_seed_index: int
+    access: int | None = None  # number of the use of the test split, counted over the checkout
+    environments: tuple[str, ...] = ()
+    budget_seconds: float | None = None
+    revisions: dict[str, str] = field(default_factory=dict)
+    night: str = ""  # `started` of the night that began it; empty for `nightshift certify`
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRun:
+    """One finished run of a comparison: `run.json`. `proof`: what the engine proves of the weights that were scored."""
+
+    side: str
+    seed: int
+    result: Result
+    proof: str | None = None
+    num_starts: int = 1  # of this side and seed
+
+    @property
+    def score(self) -> float | None:
+        """None if it crashed."""
+        return self.result.evaluation.eval_score if self.result.evaluation else None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A difference of scores, a fraction, with its standard error, degrees of freedom and 95 % interval."""
+
+    difference: float
+    stderr: float
+    df: float
+    interval: tuple[float, float]
+    note: str = ""  # what was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """One run of a finished comparison. `score`: None for a crash."""
+
+    side: str
+    seed: int
+    num_steps: _Count
+    score: Fraction | None
+
+    def __str__(self) -> str:
+        """`81.0 (698 steps)`: the score in percent."""
+        return f"{'crashed' if self.score is None else f'{100 * self.score:.1f}'} ({self.num_steps} steps)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1.
+
+    `verdict` (better, worse, no significant difference) tests at `level`; the interval is of 95 % whatever the level.
+    `access`: number of the use of the test split by this campaign, None on the validation split.
+    `by_environment`: the difference on each of several environments, not corrected for their number.
+    """
+
+    plan: Plan
+    created: str  # ISO 8601, UTC
+    environments: tuple[str, ...]
+    budget_seconds: float
+    model: str
+    verdict: str
+    level: float
+    access: int | None
+    estimate: Estimate
+    runs: tuple[ComparedRun, ...]
+    num_examples: int
+    strict_scores: tuple[float, float] | None
+    by_environment: dict[str, Estimate]
+    notes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(self.scores, SIDES)):
+            raise ValueError("a side has no score")
+
+    def runs_of(self, side: str) -> list[ComparedRun]:
+        return [run for run in self.runs if run.side == side]
+
+    def scores(self, side: str) -> list[float]:
+        return [run.score for run in self.runs_of(side) if run.score is not None]
+
+    @property
+    def baseline_score(self) -> float:
+        return fmean(self.scores("baseline"))
+
+    @property
+    def incumbent_score(self) -> float:
+        return fmean(self.scores("incumbent"))
+
+    @property
+    def runs_text(self) -> str:
+        """`baseline 60.3 (286 steps), 60.8 (285 steps); incumbent 81.0 (698 steps), crashed (12 steps)`, in percent."""
+        return "; ".join(f"{side} {', '.join(map(str, self.runs_of(side)))}" for side in SIDES)
+
+    @property
+    def crashes(self) -> str:
+        """`1 of 4 runs of the incumbent crashed`; empty without a crash."""
+        counted = {side: [run.score is None for run in self.runs_of(side)] for side in SIDES}
+        parts = (f"{sum(of)} of {len(of)} runs of the {side} crashed" for side, of in counted.items() if any(of))
+        return "; ".join(parts)
+
+    @property
+    def collapses(self) -> str:
+        """`1 of 5 runs of the incumbent collapsed`, or `0 of 5`, and what that means; of the baseline only if a run
+        collapsed. Empty if no side has two scores."""
+        parts = list[str]()
+        for side in SIDES:
+            scores = self.scores(side)
+            others = [scores[:i] + scores[i + 1 :] for i in range(len(scores))] if len(scores) > 1 else []
+            num = sum(score < median(rest) - COLLAPSE for score, rest in zip(scores, others, strict=False))
+            if num or (others and side == "incumbent"):
+                parts.append(f"{num} of {len(scores)} runs of the {side} collapsed")
+        meaning = f"by more than {100 * COLLAPSE:g} pp below the median of the other runs"
+        return f"{'; '.join(parts)} ({meaning})" if parts else ""
+
+    @property
+    def estimator(self) -> str:
+        return (
+            "95 % interval from the variance between seeds (pooled over both configs) and of the paired difference "
+            f"between examples; t with {self.estimate.df:.1f} degrees of freedom"
+        )

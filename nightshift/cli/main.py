@@ -16,7 +16,7 @@ import msgspec
 
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Request
+from nightshift.campaign.records import Comparison, Request
 from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.imports import import_command
@@ -74,7 +74,14 @@ def status(as_json: bool) -> None:
 @click.option("--budget-seconds", type=float, help="Train for so long: does the winner of a short run win a long one?")
 @click.option("--baseline", metavar="REV", help="A commit whose train.toml is the baseline. Default: the campaign's.")
 @click.option("--incumbent", metavar="REV", help="A commit whose train.toml is the incumbent. Default: the campaign's.")
-@click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    help="Fresh runs of each of the two. Default: 3, which show a gain of 3.5 pp in 51 % of simulated comparisons and "
+    "a gain of 5 pp in 81 %; 5 seeds show them in 74 % and 97 %.",
+)
+@click.option("--resume", type=int, metavar="NNNN", help="Make the missing runs of comparison NNNN.")
+@click.option("--new", "is_new", is_flag=True, help="Begin another comparison beside an unfinished one.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; read nothing of the test split.")
 @GPUS
 @SLURM
@@ -85,30 +92,36 @@ def certify(
     baseline: str | None,
     incumbent: str | None,
     seeds: int | None,
+    resume: int | None,
+    is_new: bool,
     dry_run: bool,
     gpus: str | None,
     slurm: Path | None,
     as_json: bool,
 ) -> None:
-    """Train baseline and incumbent afresh and compare them; the same command resumes.
+    """Train baseline and incumbent afresh, in all slots of the campaign, and compare them.
 
-    Without --environment and --budget-seconds it uses the test split, and each access counts. With them it uses the
-    validation split there.
+    Without --environment and --budget-seconds it uses the test split, and each use counts. With them it uses the
+    validation split there. An unfinished comparison has a number: --resume NNNN finishes it.
     """
     from nightshift.experiment import certify as certificates
     from nightshift.experiment.bench import sweep
     from nightshift.experiment.experiment import open_controller
 
-    wanted = (seeds, environments, budget_seconds, {"baseline": baseline, "incumbent": incumbent})
+    sides = {"baseline": baseline, "incumbent": incumbent}
+    revisions = {side: revision for side, revision in sides.items() if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
-        questions = certificates.tasks(controller, *wanted)  # a wrong question is refused before anything is ended
+        find = partial(
+            certificates.tasks, controller, seeds, environments, budget_seconds, revisions, resume=resume, is_new=is_new
+        )
+        questions = find()  # a wrong question is refused before anything is ended
         plan = tuple(line for task in questions for line in task.describe())
-        comparisons = tuple[certificates.Comparison, ...]()
+        comparisons = tuple[Comparison, ...]()
         if not dry_run:
             with controller.ledger.lock():
                 sweep(controller.bench.root, reporter.note)
-                comparisons = tuple(certificates.certify(certificates.tasks(controller, *wanted)))
+                comparisons = tuple(certificates.certify(find()))
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
     if as_json or dry_run:
         print_found(certified, plan, as_json)

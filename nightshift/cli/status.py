@@ -21,6 +21,7 @@ from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progre
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
     BLOCK_NAME,
+    CERTIFY_NAME,
     DETACHED_NAME,
     LOG_NAME,
     NIGHT_NAME,
@@ -198,7 +199,7 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
         return True
     return any(
         path.stat().st_mtime > since
-        for place in ("*", "certify/*/*")
+        for place in ("*", f"{CERTIFY_NAME}/*/*")
         for path in ledger.runs_dir.glob(f"{place}/{METRICS_NAME}")
     )
 

@@ -20,11 +20,11 @@ rules' `seed_sd` with SEED_DF degrees of freedom, E is 0, and `note` says so.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.campaign.records import Estimate
 from nightshift.campaign.student import t_probability, t_quantile
 from nightshift.config.rules import RuleConstants
 
@@ -34,21 +34,6 @@ NO_DIFFERENCE = "no significant difference"  # the verdict that is neither bette
 MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
 
 Scores = Sequence[float] | NDArray[np.float64]  # one value an example, in the order of the split
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A difference of scores, a fraction, with its standard error, degrees of freedom and 95 % interval."""
-
-    difference: float
-    stderr: float
-    df: float
-    interval: tuple[float, float]
-    note: str = ""  # what was not measured
-
-    @property
-    def p_value(self) -> float:
-        return t_probability(self.difference / self.stderr, self.df) if self.stderr else float(self.difference == 0)
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: RuleConstants) -> Estimate:
@@ -77,6 +62,12 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Rul
     return Estimate(difference, stderr, df, (difference - half, difference + half), note)
 
 
+def p_value(result: Estimate) -> float:
+    """Return the probability of a difference as far from 0, or farther, between equal configs."""
+    difference, stderr = result.difference, result.stderr
+    return t_probability(difference / stderr, result.df) if stderr else float(difference == 0)
+
+
 def level_of_access(number: int) -> float:
     """The level of the k-th access to the test split by one campaign: 0.05 / (k (k + 1)), which sums to 0.05."""
     return LEVEL / (number * (number + 1))
@@ -88,8 +79,9 @@ def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
     Holm's procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`.
     """
     answers, is_open = [NO_DIFFERENCE] * len(estimates), True
-    for rank, index in enumerate(sorted(range(len(estimates)), key=lambda index: estimates[index].p_value)):
-        is_open = is_open and estimates[index].p_value <= level / (len(estimates) - rank)
+    p_values = [*map(p_value, estimates)]
+    for rank, index in enumerate(sorted(range(len(estimates)), key=p_values.__getitem__)):
+        is_open = is_open and p_values[index] <= level / (len(estimates) - rank)
         if is_open:
             answers[index] = "better" if estimates[index].difference > 0 else "worse"
     return answers

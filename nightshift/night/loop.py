@@ -43,7 +43,6 @@ from nightshift.night.state import (
     NightState,
     Stop,
     by_end,
-    certificate_seconds,
     decided,
     is_spent,
     night_cost,
@@ -169,19 +168,12 @@ class Night:
         """Train baseline and incumbent afresh, as `nightshift certify` does. Returns the line with the result."""
         controller, deadline = self._controller, self.state.deadline
         try:
-            tasks = certify.tasks(controller, self.state.request.certify)
-        except (UsageError, EngineError) as error:
-            return f"not certified: {error}"
-        for comparison in certify.read_comparisons(self._ledger):  # a kill came after it, before night.json
-            is_recent = datetime.fromisoformat(comparison.created) >= parse_time(self.state.started)
-            if is_recent and comparison.plan.split == "test" and comparison.plan.configs == tasks[0].plan.configs:
-                return certified_line(comparison)
-        seconds = run_seconds(self._own(), self._bench.rules.budget_seconds)
-        needed = certificate_seconds(self.state, seconds) - seconds  # the last run of the night may have been slow
-        if deadline is not None and controller.now() + timedelta(seconds=needed) > deadline:
-            return f"not certified: the hours left are too few for its {2 * (self.state.request.certify or 0)} runs"
-        try:
-            [comparison] = certify.certify(tasks)
+            [task] = certify.tasks(controller, self.state.request.certify, night=self.state.started)
+            num_runs = task.num_waves() - 0.5  # the last run of the night may have been slow
+            needed = num_runs * run_seconds(self._own(), self._bench.rules.budget_seconds)
+            if deadline is not None and controller.now() + timedelta(seconds=needed) > deadline:
+                return f"not certified: the hours left are too few for its {2 * task.plan.num_seeds} runs"
+            [comparison] = certify.certify([task])
         except (UsageError, EngineError) as error:
             return f"not certified: {error}"
         except Interrupted:
@@ -439,7 +431,7 @@ class Night:
             return Stop(f"file {STOP_NAME} found", by_user=True)
         own = self._own()
         seconds = run_seconds(own, self._bench.rules.budget_seconds)
-        return stop_rule(self.state, own, self._controller.now(), seconds, self._cost())
+        return stop_rule(self.state, own, self._controller.now(), seconds, self._cost(), self._executor.num_slots)
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""

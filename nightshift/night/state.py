@@ -171,9 +171,11 @@ def runs_left(state: NightState, own: Sequence[Record], num_started: int, contro
         left = state.request.experiments - num_started
     if state.deadline is not None:
         seconds = run_seconds(own, controller.bench.rules.budget_seconds)
-        seconds_left = (state.deadline - controller.now()).total_seconds() - certificate_seconds(state, seconds)
+        num_slots = controller.bench.executor.num_slots
+        seconds_left = (state.deadline - controller.now()).total_seconds()
+        seconds_left -= certificate_seconds(state, seconds, num_slots)
         rounds = math.floor(max(seconds_left, 0.0) / max(seconds, 1.0))
-        left = min(left, rounds * controller.bench.executor.num_slots)
+        left = min(left, rounds * num_slots)
     return left
 
 
@@ -183,9 +185,9 @@ def is_spent(state: NightState, cost: Cost) -> bool:
     return most is not None and cost.dollars is not None and cost.dollars >= most
 
 
-def certificate_seconds(state: NightState, run_seconds: float) -> float:
-    """Return the time that the runs of --certify take, one after the other."""
-    return 2 * (state.request.certify or 0) * run_seconds
+def certificate_seconds(state: NightState, run_seconds: float, num_slots: int) -> float:
+    """Return the time that the runs of --certify take in all slots."""
+    return math.ceil(2 * (state.request.certify or 0) / num_slots) * run_seconds
 
 
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
@@ -213,14 +215,19 @@ def by_end(records: Sequence[Record]) -> list[Record]:
 
 
 def stop_rule(
-    state: NightState, own: Sequence[Record], now: datetime, run_seconds: float, cost: Cost = NOTHING
+    state: NightState,
+    own: Sequence[Record],
+    now: datetime,
+    run_seconds: float,
+    cost: Cost = NOTHING,
+    num_slots: int = 1,
 ) -> Stop | None:
     """Return the first rule by which nothing new begins; None to go on. `own`: the night's closed experiments;
     `run_seconds`: expected of the next run; `cost`: of all proposals of the night."""
     request, num_without = state.request, num_since_keep(own)
     if request.experiments is not None and len(decided(own)) >= request.experiments:
         return Stop(f"{request.experiments} experiments are done")
-    needed = run_seconds + certificate_seconds(state, run_seconds)
+    needed = run_seconds + certificate_seconds(state, run_seconds, num_slots)
     if state.deadline is not None and now + timedelta(seconds=needed) > state.deadline:
         certificate = " and the certificate" if request.certify else ""
         return Stop(

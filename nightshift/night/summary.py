@@ -18,13 +18,15 @@ from nightshift.campaign.records import (
     NOTEBOOK_NAME,
     NOTHING,
     PAGE_NAME,
+    SIDES,
+    Comparison,
     Cost,
     Record,
     Stage,
 )
 from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
 from nightshift.errors import Interrupted, NightshiftError
-from nightshift.experiment.certify import Comparison
+from nightshift.experiment.estimate import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
@@ -114,10 +116,12 @@ def certified_line(comparison: Comparison) -> str:
     """Say the result of a night in one line: incumbent minus baseline by fresh runs on the test split."""
     result = comparison.estimate
     low, high = (f"{100 * bound:+.1f}" for bound in result.interval)
-    runs = f"{min(comparison.num_seeds.values())} fresh runs each"
+    runs = f"{min(len(comparison.scores(side)) for side in SIDES)} fresh runs each"
     where = f"{comparison.plan.split} split, {runs}, 95 % interval {low} to {high} pp"
     difference = f"{100 * result.difference:+.1f} pp"
-    return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}, p = {result.p_value:.2g})"
+    crashes = f"; {comparison.crashes}" if comparison.crashes else ""
+    where = f"{where}, p = {p_value(result):.2g}"
+    return f"certified: {comparison.verdict}, {difference} incumbent minus baseline ({where}){crashes}"
 
 
 def message(

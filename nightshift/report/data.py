@@ -35,6 +35,7 @@ from nightshift.campaign.records import (
     Z95,
     Action,
     Change,
+    Comparison,
     Cost,
     Decision,
     Effect,
@@ -50,7 +51,6 @@ from nightshift.config import train_toml
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, changes_of, diff
 from nightshift.errors import UsageError
-from nightshift.experiment.certify import Comparison, read_comparisons
 from nightshift.files import read_json, read_rows
 from nightshift.report.slices import SelectionSet, Slice
 from nightshift.report.timing import Seconds, split_experiment
@@ -275,7 +275,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     )
     comparisons, damage = list[Comparison](), None
     try:
-        comparisons = read_comparisons(ledger)
+        comparisons = ledger.comparisons()
     except UsageError as error:
         damage = f"A certificate cannot be read: {error}"
     on_test = [(c, _obsolete(c, story)) for c in reversed(comparisons) if c.plan.split == "test"]

@@ -9,10 +9,9 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
-from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
+from nightshift.campaign.records import SIDES, Z95, Comparison, Effect, Record, Standing, percent
 from nightshift.campaign.results import contradiction, decisions_text, gain_text
 from nightshift.campaign.scores import compare
-from nightshift.experiment.certify import Comparison
 from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.data import Morning, counted
 
@@ -68,7 +67,8 @@ def headline(morning: Morning) -> Headline:
             sentence = f"Certified gain of the incumbent over the baseline: {difference} (95 % interval {interval}). "
             sentence += f"The campaign's own estimate is {gain} ({scores}).{remarks}"
             title, tone = _CERTIFIED.get(certificate.verdict, (certificate.verdict, "open"))
-            rows.append((True, f"{title}, certified: {difference}", sentence, tone))
+            crashes = f" ({certificate.crashes})" if certificate.crashes else ""
+            rows.append((True, f"{title}, certified: {difference}{crashes}", sentence, tone))
         sentence = f"Gain of the incumbent over the baseline: {gain} ({scores}).{remarks}"
         rows.append((standing.gain_interval[0] > 0, f"Better: {gain}", sentence, "good"))
         perhaps = f"{sentence} The interval includes no gain at all."
@@ -98,11 +98,11 @@ def certificate_line(morning: Morning) -> str:
         return (
             morning.obsolete or "Not certified yet: nothing was measured on the test split (uv run nightshift certify)."
         )
-    seeds = (c.num_seeds["baseline"], c.num_seeds["incumbent"])
+    seeds = tuple(len(c.scores(side)) for side in SIDES)
     told = "1 fresh seed each" if seeds == (1, 1) else f"{seeds[0]} and {seeds[1]} fresh seeds"
     line = (
         f"Certified on {counted(c.num_examples, 'test example')} with {told}: {_measured(c)}: {c.verdict}, at level "
-        f"{c.level:.3g}. It was access {c.access} to the test split by this campaign."
+        f"{c.level:.3g}. It was access {c.access} to the test split by this campaign. {_runs(c)}"
     )
     return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
 
@@ -111,7 +111,7 @@ def elsewhere_lines(morning: Morning) -> list[str]:
     """A sentence for each comparison on another environment, or with another budget."""
     return [
         f"Elsewhere: {'+'.join(c.environments)}, {c.budget_seconds:g} s of training, {c.model}: {c.verdict}, "
-        f"{c.plan.names['incumbent']} against {c.plan.names['baseline']}: {_measured(c)}."
+        f"{c.plan.names['incumbent']} against {c.plan.names['baseline']}: {_measured(c)}. {_runs(c)}"
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in c.notes)
         for c in morning.elsewhere
     ]
@@ -124,6 +124,11 @@ def _measured(c: Comparison) -> str:
     parts = "".join(f"; {name} alone {points(e.difference)}, {_span(e.interval)}" for name, e in each)
     change = f"{score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, {points(c.estimate.difference)}"
     return f"{change}, 95 % interval {_span(c.estimate.interval)}{strict}{parts}"
+
+
+def _runs(c: Comparison) -> str:
+    """Return the score and the steps of each run, and how many collapsed or crashed."""
+    return " ".join(f"{part}." for part in (f"Scores in %: {c.runs_text}", c.collapses, c.crashes) if part)
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.campaign.records import Request
 from nightshift.engines.trl.engine import TRAINER
-from nightshift.experiment.certify import certify, read_comparisons, tasks
+from nightshift.experiment.certify import certify, tasks
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_controller import furnish, make_controller
@@ -35,8 +35,8 @@ def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     (made,) = certify(tasks(make_controller(checkout, RULES, monkeypatch, TRAINER), num_seeds=1))
 
-    assert read_comparisons(controller.ledger) == [made]
-    assert made.num_seeds == {"baseline": 1, "incumbent": 1}
+    assert controller.ledger.comparisons() == [made]
+    assert [(run.side, run.num_steps) for run in made.runs] == [("baseline", 1), ("incumbent", 1)]
     assert made.num_examples == 32
     assert made.estimate.interval[0] < made.estimate.difference < made.estimate.interval[1]
     assert 0.1 < made.baseline_score < 0.9  # the base model scores 0.43 before any training

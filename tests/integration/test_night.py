@@ -22,7 +22,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure
+from nightshift.campaign.records import CERTIFY_NAME, Failure
 from nightshift.config.train_toml import parse
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.executors.watchdog import is_alive
@@ -346,6 +346,28 @@ def test_a_night_ends_with_a_certificate(root: Path) -> None:
     code, stdout, stderr = whole_night(root, agent="random", proposer="lr", experiments=2, certify=1)
     assert (code, state(root)["certificate"]) == (0, line), stderr
     assert [path.name for path in (root / "runs" / "certify").iterdir()] == ["0001"]
+
+
+@pytest.mark.slow
+def test_a_certificate_is_made_in_all_slots_and_resumed_by_its_night(root: Path) -> None:
+    folder = root / "runs" / CERTIFY_NAME
+    folder.mkdir(parents=True)
+    fault(folder, "hold", once=False)
+    asked = {"agent": "random", "proposer": "lr", "experiments": 4, "certify": 2, "slots": 2}
+    night = start(root, **asked)
+    wait_for(lambda: len([*folder.glob("*/*/metrics.jsonl")]) == 2)
+    assert sorted(path.name.split("-")[0] for path in (folder / "0001").glob("*-*")) == ["baseline", "incumbent"]
+    night.kill()
+    finish(night)
+    (folder / "stand-in.json").unlink()
+    good_night(root, **asked)
+    assert state(root)["certificate"].startswith("certified: better, +")
+    assert [path.name for path in folder.iterdir()] == ["0001"]
+    [comparison] = Ledger(root).comparisons()
+    assert len(comparison.runs) == 4
+    assert {access.number for access in Ledger(root).journal.accesses()} == {1}
+    jobs = [json.loads((path.parent / "job.json").read_bytes()) for path in folder.glob("*/*/run.json")]
+    assert {job["slot"] for job in jobs} == {"slot 1", "slot 2"}
 
 
 def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Failure, Job
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import CERTIFY_NAME, Failure, Job
 from nightshift.config.train_toml import load
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.local import LocalExecutor
@@ -205,6 +206,24 @@ def test_a_night_of_eight_on_a_cluster_whose_head_is_killed_once(root: Path, clu
     assert len({r.hardware for r in ours}) == 1
     assert cluster.ask("squeue", "-h") == ""
     assert leftovers(root) == []
+
+
+@pytest.mark.slow
+def test_the_jobs_of_a_certificate_whose_controller_is_killed_are_taken_over(root: Path, cluster: Cluster) -> None:
+    folder = root / "runs" / CERTIFY_NAME
+    folder.mkdir(parents=True)
+    fault(folder, "hold", once=False)
+    asked = {"agent": "lr", "proposer": "lr", "experiments": 4, "certify": 1, "slurm": str(root.parent / "slurm.toml")}
+    night = start(root, **asked)
+    wait_for(lambda: len([*folder.glob("*/*/metrics.jsonl")]) == 2)
+    night.kill()
+    night.communicate()
+    (folder / "stand-in.json").unlink()
+    code, _, stderr = finish(start(root, **asked))
+    assert code == 0, stderr
+    assert len(Ledger(root).comparisons()) == 1
+    assert len(Ledger(root).journal.accesses()) == 2, "a job was submitted again"
+    assert cluster.ask("squeue", "-h") == ""
 
 
 # Stand-ins for sbatch that kill the controller, which is the process that calls them, once.

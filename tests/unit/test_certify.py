@@ -1,32 +1,34 @@
 """certify, end to end on a real git checkout, with stand-ins for the executor and for the training process."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nightshift_arithmetic import data
 
-from nightshift.campaign.records import Proposal, Request, Weights
+from nightshift.campaign.records import SIDES, Comparison, Proposal, Request, Weights
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import certify as certifying
 from nightshift.experiment.certify import (
     FIRST_SEED_INDEX,
     Certified,
-    Comparison,
     certify,
-    read_comparisons,
     tasks,
 )
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError
 from nightshift.files import remove_tree
+from nightshift.night.summary import certified_line
 from nightshift.report.data import Story, gather
 from nightshift.report.export.model import certified as card_line
+from nightshift.report.text import headline
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_controller import GOOD, POOR, keep, make_poor, with_bench, write
+from tests.stand_in_controller import GOOD, POOR, during, keep, make_poor, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -36,6 +38,21 @@ def certified(controller: Controller, num_seeds: int | None = None) -> Compariso
     """What `nightshift certify --seeds N` makes."""
     (comparison,) = certify(tasks(controller, num_seeds))
     return comparison
+
+
+def stop_at(words: str) -> Callable[[str], None]:
+    """A Ctrl-C when the news has these words."""
+
+    def interrupt(text: str) -> None:
+        if words in text:
+            raise Interrupted("stopped by SIGINT")
+
+    return interrupt
+
+
+def num_scored(comparison: Comparison) -> list[int]:
+    """Of the baseline and of the incumbent."""
+    return [len(comparison.scores(side)) for side in SIDES]
 
 
 @pytest.fixture
@@ -65,8 +82,8 @@ def run_names(controller: Controller) -> list[str]:
 def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> None:
     kept.reporter.notes.clear()
     made = certified(kept)
-    assert read_comparisons(kept.ledger) == [made]
-    assert made.num_seeds == {"baseline": 3, "incumbent": 3}
+    assert kept.ledger.comparisons() == [made]
+    assert num_scored(made) == [3, 3]
     assert made.num_examples == NUM_VALIDATION
     assert (made.access, made.level, made.verdict) == (1, 0.025, "better")
     assert made.strict_scores == pytest.approx((made.baseline_score, made.incumbent_score))  # all end with `#### n`
@@ -82,6 +99,10 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     assert max(used) < first
     began = [note.split(",")[0] for note in kept.reporter.notes if ": run " in note]
     assert began == ["baseline", "incumbent", "incumbent", "baseline", "baseline", "incumbent"]
+    first_run = made.runs[0]
+    assert f"baseline, seed {first_run.seed}: {first_run.score:.4f}, 3 steps" in kept.reporter.notes
+    assert f"baseline {100 * first_run.score:.1f} (3 steps), " in str(Certified(plan=(), comparisons=(made,)))
+    assert made.collapses.startswith("0 of 3 runs of the incumbent collapsed")
     assert living_children() == []
 
 
@@ -119,27 +140,31 @@ def test_a_damaged_line_of_the_journal_is_noted(kept: Controller) -> None:
     assert note in certified(kept, num_seeds=1).notes
 
 
-def test_an_interrupted_certificate_goes_on_and_is_the_same_access(kept: Controller) -> None:
-
-    def interrupt(text: str) -> None:
-        if "run 4 of 6" in text:
-            raise Interrupted("stopped by SIGINT")
-
-    kept.reporter.on_note = interrupt
+def test_an_interrupted_certificate_is_resumed_by_its_number_and_is_the_same_access(kept: Controller) -> None:
+    kept.reporter.on_note = stop_at("run 4 of 6")
     with pytest.raises(Interrupted):
         certified(kept)
     assert living_children() == []
     before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
     assert len(before) == 3
-    assert read_comparisons(kept.ledger) == []
+    assert kept.ledger.comparisons() == []
     kept.reporter.on_note = lambda text: None
-    with pytest.raises(UsageError, match="began with 3 seeds"):
-        certified(kept, num_seeds=5)
+    for num_seeds in (None, 5):
+        with pytest.raises(
+            UsageError, match=r"0001 with these arguments is unfinished\. .* --resume 0001; or begin .*--new"
+        ):
+            tasks(kept, num_seeds)
+    with pytest.raises(UsageError, match="Leave the others out"):
+        tasks(kept, 5, resume=1)
+    with pytest.raises(UsageError, match="has no comparison 0002"):
+        tasks(kept, resume=2)
+    [another] = tasks(kept, is_new=True)
+    assert (another.number, another.plan.access) == (2, 2)
     kept.reporter.notes.clear()
-    made = certified(kept)
+    [made] = certify(tasks(kept, resume=1))
     assert sum(": run " in note for note in kept.reporter.notes) == 3
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
-    assert made.num_seeds == {"baseline": 3, "incumbent": 3}
+    assert num_scored(made) == [3, 3]
     assert {access.number for access in kept.ledger.journal.accesses()} == {made.access} == {1}
 
 
@@ -163,16 +188,79 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(
     assert "access 2 to the test split by this campaign" in str(Certified(plan=(), comparisons=(second,)))
     assert len({name.split("-")[1] for name in run_names(kept)}) == 4
     (task,) = tasks(kept)
-    assert task.done() == {}
+    assert not any(fresh for _, fresh in task.runs())
     assert any("3 to the test split by this campaign" in line for line in task.describe())
 
 
 @pytest.mark.slow
-def test_a_run_that_crashes_leaves_one_seed_less(kept: Controller) -> None:
-    fault(kept.ledger.runs_dir, "error", once=True)
+def test_a_comparison_whose_use_of_the_test_split_is_not_the_last_cannot_be_resumed(kept: Controller) -> None:
+    kept.reporter.on_note = stop_at("run 2 of 2")
+    with pytest.raises(Interrupted):
+        certified(kept, 1)
+    kept.reporter.on_note = lambda text: None
+    [made] = certify(tasks(kept, 1, is_new=True))
+    assert made.access == 2
+    with pytest.raises(UsageError, match=r"comparison 0001 cannot be resumed: .* the test split was used again since"):
+        tasks(kept, resume=1)
+    assert [task.number for task in tasks(kept)] == [3]
+
+
+@pytest.mark.parametrize("num_slots", [2, slow(3)])
+def test_all_slots_are_busy_with_runs_of_both_sides(kept: Controller, num_slots: int) -> None:
+    kept.bench.executor.num_slots = num_slots
+    waves = list[list[str]]()
+    with during(
+        kept, lambda folder: waves.append(sorted(path.name.split("-")[0] for path in kept.bench.executor.in_flight()))
+    ):
+        certified(kept)
+    waves = waves[::num_slots]  # the stand-in makes the runs of a wave one after the other
+    assert [len(wave) for wave in waves] == [num_slots] * (6 // num_slots)
+    assert all({*wave} == {*SIDES} for wave in waves)
+
+
+def test_an_interrupt_ends_every_run_in_flight(kept: Controller) -> None:
+    kept.bench.executor.num_slots = 2
+
+    def interrupt(folder: Path) -> None:
+        raise Interrupted("stopped by SIGINT")
+
+    with during(kept, interrupt), pytest.raises(Interrupted):
+        certified(kept, 1)
+    assert kept.bench.executor.in_flight() == {}
+    assert [path.name for path in kept.ledger.runs_dir.glob("certify/0001/*/*")] == []
+    [made] = certify(tasks(kept, resume=1))
+    assert (num_scored(made), made.access) == ([1, 1], 1)
+
+
+def test_a_crashed_run_is_repeated_with_another_seed_and_the_verdict_says_so(kept: Controller) -> None:
+    kept.reporter.on_note = lambda text: text.endswith("run 2 of 4") and fault(kept.ledger.runs_dir, "error", once=True)
+    made = certified(kept, 2)
+    assert num_scored(made) == [2, 2]
+    seeds = [(run.seed - RULES.seed(FIRST_SEED_INDEX), run.score is None) for run in made.runs_of("incumbent")]
+    assert seeds == [(1, True), (2, False), (5, False)]
+    assert made.notes[0].startswith("incumbent, seed 101001: crashed: loss is nan")
+    crashes = "1 of 3 runs of the incumbent crashed"
+    [line] = [line for line in str(Certified(plan=(), comparisons=(made,))).splitlines() if line.startswith("verdict:")]
+    assert line.endswith(f"; {crashes}")
+    assert certified_line(made).endswith(f"; {crashes}")
+    branch = kept.repo.head().branch
+    assert headline(gather(kept.ledger, branch, branch)).title.endswith(f" pp ({crashes})")
+    assert not any("unequal numbers" in note for note in made.notes)
+
+
+@pytest.mark.slow
+def test_a_collapsed_run_is_counted_and_unequal_numbers_are_noted(kept: Controller) -> None:
+    def strike(text: str) -> None:
+        if "run 2 of 6" in text:
+            fault(kept.ledger.runs_dir, "collapse", once=True)
+        elif "run 3 of 6" in text:  # and once more when it is repeated
+            fault(kept.ledger.runs_dir, "error", once=True)
+
+    kept.reporter.on_note = strike
     made = certified(kept)
-    assert made.num_seeds == {"baseline": 2, "incumbent": 3}
-    assert made.notes[0].startswith("baseline, seed 101000: crashed: loss is nan")
+    meaning = "by more than 6 pp below the median of the other runs"
+    assert made.collapses == f"1 of 2 runs of the incumbent collapsed ({meaning})"
+    assert any(note.startswith("3 runs of the baseline and 2 runs of the incumbent have") for note in made.notes)
 
 
 @pytest.mark.slow
@@ -180,7 +268,7 @@ def test_broken_machinery_is_tried_once_more(kept: Controller) -> None:
     fault(kept.ledger.runs_dir, "sigkill", once=True)
     kept.reporter.notes.clear()
     made = certified(kept)
-    assert made.num_seeds == {"baseline": 3, "incumbent": 3}
+    assert num_scored(made) == [3, 3]
     assert made.notes == ("baseline, seed 101000: was started 2 times",)
     assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in kept.reporter.notes)
 
@@ -192,11 +280,12 @@ def test_a_side_without_a_run_is_no_certificate(kept: Controller, name: str, cau
     fault(kept.ledger.runs_dir, name, once=False)
     with pytest.raises(EngineError, match=f"no run of the baseline was evaluated: {cause}"):
         certified(kept, num_seeds=1)
-    assert read_comparisons(kept.ledger) == []
+    assert kept.ledger.comparisons() == []
     assert living_children() == []
     if name == "sigkill":  # the same look goes on once the machine is mended
         (kept.ledger.runs_dir / "stand-in.json").unlink()
-        assert certified(kept).access == 1
+        [made] = certify(tasks(kept, resume=1))
+        assert made.access == 1
 
 
 def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Controller) -> None:
@@ -211,7 +300,7 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(controller: 
     with pytest.raises(UsageError, match="nothing was kept: the incumbent is the baseline"):
         certified(controller)
     with pytest.raises(UsageError, match=r"uses rules [0-9a-f]+ since its first experiment, this is other"):
-        certified(with_bench(controller, rules_hash="other"))
+        certified(replace(controller, rules_hash="other"))
     (controller.bench.root / MEASURING).write_text("MEASURES = 'better'\n")
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(controller)
@@ -242,7 +331,7 @@ def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kep
     assert answer.budget_seconds == 2.0
     assert kept.ledger.journal.accesses() == []
     assert any("the gain may be flattered" in note for note in answer.notes)
-    assert read_comparisons(kept.ledger) == [answer]
+    assert kept.ledger.comparisons() == [answer]
     assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"
 
 
@@ -252,6 +341,18 @@ def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(kept, mo
     monkeypatch.setattr(certifying, "rules_elsewhere", lambda root, rules, names, gpu_count: rules)
     with pytest.raises(UsageError, match="arithmetic with this budget is what the campaign itself measured"):
         tasks(kept, environments=["arithmetic"])
+
+
+def test_each_of_several_environments_has_its_number_and_all_are_resumed_by_one(kept: Controller) -> None:
+    planned = tasks(kept, 1, environments=["countdown", "arithmetic+countdown"])
+    assert [(task.number, task.controller.bench.rules.environment_names) for task in planned] == [
+        (1, ("countdown",)), (2, ("arithmetic", "countdown")),
+    ]  # fmt: skip
+    kept.reporter.on_note = stop_at("run 1 of 2")
+    with pytest.raises(Interrupted):
+        certify(planned)
+    for number in (1, 2):
+        assert [task.plan for task in tasks(kept, resume=number)] == [task.plan for task in planned]
 
 
 def test_two_commits_are_compared(kept: Controller) -> None:
@@ -284,12 +385,12 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     best = kept.campaign().parent
     assert best is not None
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    assert card_line(Story.of(kept.ledger, None), best).startswith("Not certified")
+    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Not certified")
     own = certified(kept, 1)
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    page = gather(kept.ledger, branch)
+    page = gather(kept.ledger, branch, branch)
     assert (page.certificate, page.obsolete) == (own, None)
-    assert card_line(Story.of(kept.ledger, None), best).startswith("Certified")
+    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
 
 
 @pytest.mark.slow
@@ -300,7 +401,7 @@ def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(kept, monk
     (again,) = certify(tasks(kept, budget_seconds=2.0))
     assert (again.plan, again.estimate) == (first.plan, first.estimate)
     assert {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")} == before
-    with pytest.raises(UsageError, match="began with 1 seeds"):
+    with pytest.raises(UsageError, match="has 1 seeds"):
         tasks(kept, 3, budget_seconds=2.0)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nightshift.campaign.records import Estimate
 from nightshift.config.rules import RuleConstants
 from nightshift.experiment.estimate import (
     SEED_DF,
-    Estimate,
     estimate,
     level_of_access,
     t_probability,
@@ -54,7 +54,6 @@ COVERED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("num_runs", "n", "seed_sd", "within", "between"), COVERED)
 def test_the_interval_covers_the_truth_in_93_percent_at_least(num_runs, n, seed_sd, within, between):
     """1,000 repetitions; both configs are equally good, so the truth is 0 exactly. Standard error 0.7 %."""

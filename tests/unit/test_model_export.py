@@ -14,9 +14,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Job, Weights
+from nightshift.campaign.records import Estimate, Job, Weights
 from nightshift.errors import EngineError, UsageError
-from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
 from nightshift.report.data import Story
 from nightshift.report.export.model import copy_model

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +62,19 @@ def test_one_slow_run_does_not_begin_the_last_runs(records: list[Record]) -> Non
     assert [states.run_seconds(own, 60.0) for own in ([], records, [*records, slow], [*records, slow, slow])] == [
         *(60.0, 75.0, 75.0, 900.0)
     ]
+
+
+@pytest.mark.parametrize(("num_slots", "num_waves"), [(1, 6), (2, 3), (4, 2)])
+def test_a_night_reserves_the_time_of_its_certificate_in_all_slots(
+    records: list[Record], num_slots: int, num_waves: int
+) -> None:
+    executor = SimpleNamespace(num_slots=num_slots)
+    bench = SimpleNamespace(executor=executor, rules=SimpleNamespace(budget_seconds=60.0))
+    controller = SimpleNamespace(bench=bench, now=lambda: NOW)
+    for seconds, num_left in ((75 * (num_waves + 1) + 1, num_slots), (75 * (num_waves + 1) - 1, 0)):
+        state = state_of(hours=seconds / 3600, certify=3)
+        assert states.runs_left(state, records, 0, controller) == num_left
+        assert (stop_rule(state, records, NOW, 75, num_slots=num_slots) is None) == (num_left > 0)
 
 
 def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:

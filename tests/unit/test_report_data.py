@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import (
+    CERTIFY_NAME,
+    COMPARISON_NAME,
     Action,
     Change,
     Decision,
@@ -20,7 +22,6 @@ from nightshift.campaign.records import (
     Stage,
 )
 from nightshift.errors import UsageError
-from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.charts import key_panels
 from nightshift.report.data import Morning, gather
@@ -156,6 +157,7 @@ def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_pa
     assert line.startswith("Certified on 1,000 test examples with 3 and 3 fresh seeds: 0.660")
     assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp: better, at level 0.00833." in line
     assert "It was access 2 to the test split by this campaign." in line
+    assert "; incumbent 71.0 (300 steps), 71.0 (301 steps), 71.0 (302 steps). 0 of 3 runs of the incumbent" in line
     assert "strict" not in line
     line = certificate_line(certified_morning(tmp_path / "strict", judged(STORY), strict_scores=(0.61, 0.7)))
     assert "to +8.0 pp; strict 0.610 \N{RIGHTWARDS ARROW} 0.700: better" in line
@@ -181,7 +183,7 @@ def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: 
 @pytest.mark.parametrize("data", ["{torn", "[]", "{}", '{"difference": NaN}'])
 def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: str) -> None:
     ledger = stored(tmp_path, judged(STORY))
-    path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
+    path = ledger.runs_dir / CERTIFY_NAME / "0001" / COMPARISON_NAME
     path.parent.mkdir(parents=True)
     path.write_text(data)
     found = gather(ledger, None)

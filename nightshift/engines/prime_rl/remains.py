@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job
+from nightshift.campaign.records import CERTIFY_NAME, JOB_NAME, RESULT_NAME, Job
 from nightshift.errors import UsageError
 from nightshift.files import read_json
 
@@ -25,7 +25,7 @@ def remove_heavy(prime_dir: Path) -> None:
 
 def sweep(runs_dir: Path) -> None:
     """Clean the folders of all runs that are over. No run on this machine is in flight; a job in SLURM may be."""
-    for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *runs_dir.glob(f"certify/*/*/{JOB_NAME}")):
+    for path in (*runs_dir.glob(f"*/{JOB_NAME}"), *runs_dir.glob(f"{CERTIFY_NAME}/*/*/{JOB_NAME}")):
         clean(runs_dir, path.parent, may_run=True)
 
 
