@@ -52,6 +52,7 @@ class Posterior:
         self._kept: dict[Settings, Settings] = {}  # what each kept change still sets, in the order of adoption
         self._setters: dict[str, Settings] = {}  # the kept change that sets a key
         self._fixed = set[Settings]()  # changes that the user decided
+        self._dropped = set[Settings]()  # configs of which a run was an accident
         self._rows: dict[Settings, int] = {}  # of the Gaussian: each change, and rests of changes
         self._counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])
         factors, priors = np.array(rules.noises).T
@@ -144,17 +145,22 @@ class Posterior:
 
         The result is the Gaussian with mean and covariance of the mixture. All kinds move along Px and u only, so that
         the covariance changes by one 2 x 2 matrix between these two directions. An accident of a run without a new
-        change is treated as a new change of this run only, which is forgotten afterwards.
+        change is treated as a new change of this run only, which is forgotten afterwards. It is believed once: if a run
+        of the same config was probably an accident, a second low score is the config's.
         """
         settings = None if run.new is None else settings_of(run.new)
         is_new = settings is not None and settings not in self._rows
         if settings is not None and run.new is not None and settings not in self._changes:
             self._add(settings, run.new)
+        changes = [self._admitted(change) for change in run.changes]
+        rests = remaining(changes)
+        config = frozenset(item for _, rest in rests for item in rest)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
+        if not is_new and config in self._dropped:
+            kinds = kinds[:1]
         mus, variances = kinds[:, 0], kinds[:, 1] ** 2
         shares = self._counts / self._counts.sum() if is_new else kinds[:, 2]
-        changes = [self._admitted(change) for change in run.changes]
-        for whole, rest in remaining(changes):
+        for whole, rest in rests:
             if rest and rest not in self._rows:
                 share = len(rest) / len(whole)
                 self._add_row(rest, whole, share, share * (1 - share) * self.rules.kinds[0][1] ** 2)
@@ -164,6 +170,8 @@ class Posterior:
         score_variances = known + variances + self.noise_variance
         weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
         weights /= weights.sum()
+        if not is_new and weights[0] < 0.5:
+            self._dropped.add(config)
         # A guess at the noise is judged by the ordinary kind.
         guessed_variances = known + variances[0] + self._variances
         self._log_weights -= 0.5 * weights[0] * (np.log(guessed_variances) + residuals[0] ** 2 / guessed_variances)
@@ -239,20 +247,16 @@ class Posterior:
     def _added(self, settings: Settings) -> tuple[Factors, float]:
         """Return the vector of what a change adds, and the variance besides: the incumbent with the change, as the last
         one or in its place, less the incumbent without it."""
-        factors = {self._rows[settings]: 1.0}
-        variance = 0.0
-        keys = {key for key, _ in settings}
-        if settings in self._kept:
-            others = [kept for kept in self._kept if kept != settings]
-            if not keys.isdisjoint(key for other in others for key, _ in other):
-                factors, variance = self._factors(self._kept, 0.0)
-                for whole, rest in remaining(others):
-                    variance += self._add_term(factors, -1.0, whole, rest)
-        elif replaced := {self._setters[key] for key in keys if key in self._setters}:
-            for whole in sorted(replaced, key=self._rows.__getitem__):
-                rest = self._kept[whole]
-                variance += self._add_term(factors, -1.0, whole, rest)
-                variance += self._add_term(factors, 1.0, whole, frozenset(item for item in rest if item[0] not in keys))
+        if settings not in self._rows:
+            raise KeyError(settings)
+        factors, variance = Factors(), 0.0
+        with_it = self._kept if settings in self._kept else dict(remaining([*self._kept, settings]))
+        without = dict(remaining(kept for kept in self._kept if kept != settings))
+        for whole, rest in with_it.items():
+            other = without.get(whole, frozenset())
+            if rest != other:  # what is the same in both cancels
+                variance += self._add_term(factors, 1.0, whole, rest)
+                variance += self._add_term(factors, -1.0, whole, other)
         return factors, variance
 
     def _factors(

@@ -282,3 +282,32 @@ def test_effects_scale_with_prior_sd_and_noise_is_seed_sd() -> None:
     assert (scaled.seed_sd, scaled.least_worth) == pytest.approx((0.013, 0.005))
     assert scaled.accidents == RULES.accidents
     assert RULES.scaled(GSM8K_PRIOR_SD, RULES.seed_sd) == RULES
+
+
+def test_a_drop_is_an_accident_once_and_the_same_drop_again_is_the_configs() -> None:
+    """A bad incumbent that is measured again must not be a series of accidents (a drop of 10 pp, six times)."""
+    posterior = start()
+    kept_changes = tuple(change(number) for number in range(8))
+    for number, each in enumerate(kept_changes):
+        posterior.observe(Run(kept=kept_changes[:number], new=each), START + 0.01 * (number + 1), 0.1 * number)
+    posterior.set_kept(kept_changes)
+    told = [posterior.gain()[0]]
+    for hours in range(6):
+        posterior.observe(Run(kept=kept_changes, stage=Stage.LAST_INCUMBENTS), START - 0.05, 1.0 + hours)
+        told.append(posterior.gain()[0])
+    assert told[0] > 0.02
+    assert told[1] > told[0] - 0.01, "one drop may be an accident"
+    assert told[2] < told[0] - 0.01, "two drops are no accident"
+    assert told[-1] < told[0] / 2
+
+
+def test_the_rest_of_a_third_change_counts_in_no_uncertainty_of_another() -> None:
+    """What a later change left of an earlier one is the same with and without a third: it cancels."""
+    rests = {"a": "1", "b": "1", "c": "1"}
+    ours = [change(0, **rests), change(1, c="2"), change(2, d="1", e="1"), change(3, e="2")]
+    found = []
+    for members in (ours, ours[2:]):
+        posterior = start(GAUSSIAN)
+        posterior.set_kept(members)
+        found.append(posterior.effect(ours[3]).sd)
+    assert found[0] == pytest.approx(found[1])
