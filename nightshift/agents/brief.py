@@ -15,7 +15,7 @@ from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.metrics import SAMPLES_NAME, Sample
 from nightshift.campaign.records import Z95, Record, Verdict
-from nightshift.campaign.results import gain_text
+from nightshift.campaign.results import contradiction, gain_text
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
 from nightshift.files import read_rows
@@ -219,7 +219,7 @@ def _incumbent(context: Context) -> list[str]:
     assert standing is not None
     estimate = f"estimated score {100 * standing.incumbent:.1f} %"
     if campaign.kept:
-        estimate += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}"
+        estimate += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}{contradiction(standing)}"
     measured = f"last measured {100 * (run.score or 0.0):.1f} %"
     measured += "".join(f", {name} {100 * score:.1f} %" for name, score in run.environment_scores.items())
     measured += f" by {_role_of(run, campaign)}"

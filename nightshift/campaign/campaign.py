@@ -255,13 +255,14 @@ def _standing(posterior: Posterior, num_slots: int) -> Standing:
     """Return the posterior of incumbent and baseline. Their difference is the reported gain."""
     baseline, _ = posterior.predict(())
     _, incumbent_sd = posterior.predict(posterior.kept)
-    gain, halfwidth = posterior.gain(num_slots)
+    (gain, halfwidth), estimate = posterior.gain(num_slots), posterior.estimated_gain(num_slots)
     return Standing(
         incumbent=baseline + gain,
         incumbent_sd=incumbent_sd,
         baseline=baseline,
         gain=gain,
         gain_halfwidth=halfwidth,
+        contradicted=None if (gain, halfwidth) == estimate else estimate,
         run_sd=math.sqrt(posterior.noise_variance),
     )
 

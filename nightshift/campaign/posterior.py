@@ -23,13 +23,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterable, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign.next_run import Settings, remaining, settings_of
 from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Stage
+from nightshift.campaign.student import t_quantile
 from nightshift.config.decision_rules import RuleConstants
 
 Array = NDArray[np.float64]
@@ -37,6 +38,7 @@ Factors = dict[int, float]  # a weighted sum of the Gaussian's entries: row -> f
 NIGHT_HOURS = 8.0  # the unit of time of the drift
 _BASELINE, _DRIFT = 0, 1  # rows of the Gaussian
 _NORMAL = NormalDist()
+FINAL_DF = 8.0  # degrees of freedom that the estimated noise of a run is worth in the final difference
 _TINY = 1e-14  # least variance that is divided by
 
 
@@ -53,6 +55,8 @@ class Posterior:
         self._setters: dict[str, Settings] = {}  # the kept change that sets a key
         self._fixed = set[Settings]()  # changes that the user decided
         self._dropped = set[Settings]()  # configs of which a run was an accident
+        self._baseline_scores = [score]
+        self._final_scores = list[float]()  # of the final check runs of the incumbent as it is
         self._rows: dict[Settings, int] = {}  # of the Gaussian: each change, and rests of changes
         self._counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])
         factors, priors = np.array(rules.noises).T
@@ -77,7 +81,9 @@ class Posterior:
 
     def copy(self) -> Posterior:
         copied = copy.copy(self)
-        vars(copied).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
+        vars(copied).update(
+            {n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | list | set | np.ndarray)}
+        )
         return copied
 
     def known(self, change: Change) -> Change | None:
@@ -100,8 +106,27 @@ class Posterior:
         return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
-        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
-        noisy scores is too high (winner's curse): the more changes, the lower the reported gain."""
+        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval: the estimate, or
+        the difference of the final check runs if the estimate lies outside the interval of that difference."""
+        estimate, final = self.estimated_gain(num_slots), self.final_difference()
+        return final if final is not None and abs(estimate[0] - final[0]) > final[1] else estimate
+
+    def final_difference(self) -> tuple[float, float] | None:
+        """Return the mean of the final check runs of the incumbent less that of all runs of the baseline, and half of
+        the 95 % interval by Student's t. None without two runs of each. The noise of a run as estimated counts as
+        FINAL_DF degrees of freedom besides those of the runs."""
+        sides = [self._final_scores, self._baseline_scores]
+        if min(map(len, sides)) < 2:
+            return None
+        df = FINAL_DF + sum(len(side) - 1 for side in sides)
+        squares = sum((score - fmean(side)) ** 2 for side in sides for score in side)
+        variance = (FINAL_DF * self.noise_variance + squares) / df
+        sd = math.sqrt(variance * sum(1 / len(side) for side in sides))
+        return fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * sd
+
+    def estimated_gain(self, num_slots: int = 1) -> tuple[float, float]:
+        """Return the estimated gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
+        noisy scores is too high (winner's curse): the more changes, the lower the estimate."""
         mean, sd = self._moments(*self._factors(self._kept, 0.0))
         least, more, usual = self.rules.shrink
         shrink = least + more * max(math.log(max(len(self._changes), 1) / usual), 0.0)
@@ -148,6 +173,10 @@ class Posterior:
         change is treated as a new change of this run only, which is forgotten afterwards. It is believed once: if a run
         of the same config was probably an accident, a second low score is the config's.
         """
+        if run.is_baseline:
+            self._baseline_scores.append(score)
+        if run.stage is Stage.LAST_INCUMBENTS and run.changes == self.kept:
+            self._final_scores.append(score)
         settings = None if run.new is None else settings_of(run.new)
         is_new = settings is not None and settings not in self._rows
         if settings is not None and run.new is not None and settings not in self._changes:
@@ -241,7 +270,9 @@ class Posterior:
 
     def _set_kept(self, kept: list[Settings]) -> None:
         """Make `kept` the incumbent's changes. A change without remaining keys leaves."""
-        self._kept = {whole: rest for whole, rest in remaining(kept) if rest}
+        before, self._kept = self._kept, {whole: rest for whole, rest in remaining(kept) if rest}
+        if before != self._kept:
+            self._final_scores.clear()
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
 
     def _added(self, settings: Settings) -> tuple[Factors, float]:

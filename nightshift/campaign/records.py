@@ -426,6 +426,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     baseline: float
     gain: float  # the reported gain: incumbent less baseline
     gain_halfwidth: float  # half of its 95 % interval
+    # The estimated gain and half of its interval, if the final check runs contradict it: `gain` is their difference.
+    contradicted: tuple[float, float] | None = None
     run_sd: float  # noise of one run's score: seeds and examples
 
     @property

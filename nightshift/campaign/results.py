@@ -238,8 +238,16 @@ def num_since_keep(decided: Sequence[Record]) -> int:
 def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
     """Return `expected score 0.5120, baseline 0.4710: +4.1 ± 2.4 pp by 0003, 0007`."""
     names = ", ".join(change.name for change in kept)
-    gain = f"{gain_text(standing)} by {names}" if kept else "nothing is kept"
+    gain = f"{gain_text(standing)} by {names}{contradiction(standing)}" if kept else "nothing is kept"
     return f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain}"
+
+
+def contradiction(standing: Standing) -> str:
+    """Return the words that follow a gain that is the final check runs' own; empty for an estimated gain."""
+    if standing.contradicted is None:
+        return ""
+    estimate = " ± ".join(f"{100 * value:+.1f}" for value in standing.contradicted).replace("± +", "± ")
+    return f"; this is the difference of the final check runs, which contradict the estimate {estimate} pp"
 
 
 def gain_text(standing: Standing) -> str:

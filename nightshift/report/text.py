@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from nightshift import text
 from nightshift.campaign.records import Z95, Effect, Record, Standing, percent
-from nightshift.campaign.results import decisions_text, gain_text
+from nightshift.campaign.results import contradiction, decisions_text, gain_text
 from nightshift.campaign.scores import compare
 from nightshift.experiment.certify import Comparison
 from nightshift.experiment.estimate import NO_DIFFERENCE
@@ -78,9 +78,12 @@ def headline(morning: Morning) -> Headline:
 
 
 def _remarks(morning: Morning) -> Iterator[str]:
-    """Yield what the final check runs scored, and whether more than the answer format was learnt."""
+    """Yield what the final check runs scored, whether they contradict the estimate, and whether more than the answer
+    format was learnt."""
     if runs := morning.last_runs:
         yield f" {runs[:1].upper()}{runs[1:]}."
+    if morning.kept and morning.standing and (words := contradiction(morning.standing)):
+        yield _minus(f" The gain{words.removeprefix('; this')}.")
     campaign = morning.campaign
     last = campaign.incumbent_run or campaign.parent
     form = compare(last, campaign.baseline) if last and morning.kept else None

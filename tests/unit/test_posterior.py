@@ -276,6 +276,29 @@ def test_the_reported_gain_is_below_the_mean_and_lower_after_more_changes() -> N
     assert (later - many) / wider == pytest.approx((mean - few) / half * (0.5 + 0.25 * math.log(150 / 47)) / 0.5)
 
 
+def test_the_final_check_runs_have_the_last_word() -> None:
+    posterior = start()
+    for number in range(1, 6):
+        posterior.observe(Run(kept=posterior.kept, new=change(number)), START + 0.01 * number, 0.1 * number)
+    posterior.stage = Stage.LAST_BASELINES
+    for _ in range(2):
+        posterior.observe(Run(stage=posterior.stage), START, 1.0)
+    assert posterior.kept
+    assert posterior.final_difference() is None
+    posterior.stage = Stage.LAST_INCUMBENTS
+    last = measuring_run(posterior.kept, Stage.LAST_INCUMBENTS)
+    as_expected, worse = posterior.copy(), posterior.copy()
+    for _ in range(2):
+        as_expected.observe(last, posterior.predict(posterior.kept)[0], 1.0)
+        worse.observe(last, START - 0.06, 1.0)
+    assert as_expected.gain() == as_expected.estimated_gain()
+    gain, half = worse.gain()
+    assert gain == pytest.approx(-0.06)
+    assert 0.01 < half < abs(worse.estimated_gain()[0] - gain)
+    worse.decide_for_user(posterior.kept[0], False)  # then they are runs of another config
+    assert worse.gain() == worse.estimated_gain()
+
+
 def test_effects_scale_with_prior_sd_and_noise_is_seed_sd() -> None:
     scaled = RULES.scaled(10 * GSM8K_PRIOR_SD, 0.013)
     assert scaled.kinds[0] == pytest.approx((0.03, 0.07, 0.5))
