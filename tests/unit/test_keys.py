@@ -206,14 +206,8 @@ def test_a_key_follows_its_selector_and_its_table() -> None:
         seen.add(key.path)
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_default_is_a_value_that_the_key_takes(key: Key) -> None:
-    if key.default is not None:
-        assert repr(accept(key, key.default)) == repr(key.default)  # in its canonical type
-
-
 @pytest.mark.parametrize("key", [key for key in KEYS if key.kind in (Kind.INT, Kind.FLOAT)], ids=lambda key: key.path)
-def test_range_ends_where_it_says(key: Key) -> None:
+def test_range_ends_where_it_says_and_a_refusal_offers_a_value_that_the_key_takes(key: Key) -> None:
     tiny = 1 if key.kind is Kind.INT else 1e-9
     for bound, sign in ((key.minimum, -1), (key.maximum, 1)):
         if bound is not None:
@@ -225,25 +219,14 @@ def test_range_ends_where_it_says(key: Key) -> None:
         if bound is not None:
             with pytest.raises(ConfigError):
                 accept(key, float(bound))
-    for value in (float("nan"), float("inf"), -float("inf"), True, "1", [], {}, 10**400, -(10**400)):
-        with pytest.raises(ConfigError):
+    if key.default is not None:
+        assert repr(accept(key, key.default)) == repr(key.default)  # in its canonical type
+    for value in (float("nan"), float("inf"), -float("inf"), True, "1", "nan", "1e999", [], {}, 10**400, -(10**400)):
+        with pytest.raises(ConfigError) as refusal:
             accept(key, value)
-
-
-def test_every_message_of_a_bad_value_offers_a_value_that_the_key_takes() -> None:
-    for key in KEYS:
-        if key.kind not in (Kind.INT, Kind.FLOAT, Kind.BOOL):
-            continue
-        fixes = []
-        for value in ("3e-6", "0.5", "x", -1e300, 1.5, True, [], "1e999", "nan"):
-            try:
-                accept(key, value)
-            except ConfigError as refusal:
-                fixes.append(refusal.fix)
-        for fix in fixes:
-            offered = re.search(rf"{re.escape(key.leaf)} = (\S+)", fix)
-            assert offered, fix
-            accept(key, json.loads(offered[1]))
+        offered = re.search(rf"{re.escape(key.leaf)} = (\S+)", refusal.value.fix)
+        assert offered
+        accept(key, json.loads(offered[1]))
 
 
 def test_description_names_every_key_and_every_lock_and_fits_80_columns() -> None:

@@ -70,11 +70,15 @@ def test_another_environment_touches_its_folder_and_rules_toml_only(root: Path) 
     assert rules_here(root, "prime-rl", 2).name == "gsm8k+mine-prime-rl"
 
 
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(root: Path) -> None:
-    before = ARITHMETIC_TRL.hash(root)
+def test_a_pipe_is_not_waited_for_and_a_byte_cannot_be_moved_into_the_next_file(root: Path) -> None:
+    hashes = [ARITHMETIC_TRL.hash(root)]
     (root / "nightshift" / "experiment" / "worker.py").unlink()
     os.mkfifo(root / "nightshift" / "experiment" / "worker.py")
-    assert ARITHMETIC_TRL.hash(root) != before
+    for first, second in ((b"ab", b""), (b"a", b"b")):
+        (root / "environments" / "gsm8k" / "a.py").write_bytes(first)
+        (root / "environments" / "gsm8k" / "b.py").write_bytes(second)
+        hashes.append(ARITHMETIC_TRL.hash(root))
+    assert len({*hashes}) == 3
 
 
 @pytest.mark.parametrize("name", [".models/tiny", "data/.hidden"])
@@ -133,16 +137,6 @@ def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Pat
     assert (game.model, game.model_revision, game.learning_rate_scale) == ("models/tictactoe-base", None, 20.0)
 
 
-def test_a_file_cannot_be_moved_into_its_neighbour(root: Path) -> None:
-    before = ARITHMETIC_TRL.hash(root)
-    one = root / "environments" / "gsm8k" / "a.py"
-    one.write_bytes(b"ab")
-    moved = ARITHMETIC_TRL.hash(root)
-    one.write_bytes(b"a")
-    (root / "environments" / "gsm8k" / "b.py").write_bytes(b"b")
-    assert len({before, moved, ARITHMETIC_TRL.hash(root)}) == 3
-
-
 def test_another_budget_is_another_set_of_rules() -> None:
     assert ARITHMETIC_TRL.with_budget(10).hash(ROOT) != ARITHMETIC_TRL.hash(ROOT)
     assert ARITHMETIC_TRL.with_budget(60).hash(ROOT) == ARITHMETIC_TRL.hash(ROOT)
@@ -166,13 +160,6 @@ def test_another_budget_is_another_set_of_rules() -> None:
 def test_machine_engine_and_rules_toml_pick_the_rules(engine, num_gpus, names, model, expected):
     rules = rules_of(ROOT, Chosen(environments=names, model=model), engine, num_gpus)
     assert f"{rules.name} {rules.model}" == expected
-
-
-def test_a_tiny_model_needs_an_engine_for_a_cpu() -> None:
-    chosen = Chosen(environments=["gsm8k"], model="models/mixed-base")
-    cause = r"mixed-base \(prime-rl, GPUs needed: 2\) cannot answer them there\..* use another --engine"
-    with pytest.raises(UsageError, match=cause):
-        rules_of(ROOT, chosen, "prime-rl", 2)
 
 
 def test_several_environments_share_the_score_by_their_weights() -> None:
@@ -206,6 +193,10 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
         (f'revision = "{"0" * 40}"', "rules.toml: revision goes with model. Name the model"),
         ('environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"', "cannot answer gsm8k"),
         ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
+        (
+            'environments = ["gsm8k"]\nmodel = "models/mixed-base"',
+            "cannot answer them there. Write environments = [] for",
+        ),
         (None, "rules.toml: [Errno 2] No such file"),
     ],
 )
@@ -215,5 +206,5 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
     if text is not None:
         (tmp_path / "rules.toml").write_text(text)
     with pytest.raises(UsageError) as raised:
-        rules_here(tmp_path, None, 2)
+        rules_here(tmp_path, "prime-rl", 2)
     assert expected in str(raised.value)

@@ -105,10 +105,7 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
         (LINES.replace("num_validation = 5", ""), "has no num_validation. Write how many tasks decide"),
         (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
         (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),
-        (
-            LINES.replace("their_env", "this"),
-            "no package this is installed. Install it: uv pip install NAME. One file is",
-        ),
+        (LINES.replace("their_env", "this"), "no package this is installed. Install it: uv pip"),
         (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Name the folder"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic is there already. Name it otherwise"),
         (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant. Write"),
