@@ -19,7 +19,6 @@ from nightshift.campaign.records import (
     Run,
     Stage,
 )
-from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.experiment.estimate import NO_DIFFERENCE
 from nightshift.report.charts import key_panels
@@ -27,7 +26,7 @@ from nightshift.report.data import Morning, gather
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, elsewhere_lines, headline, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, num_at_once, split_experiment
-from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
+from tests.campaigns import a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
 # A baseline, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [0.515, 0.48, 0.56, 0.53, 0.60, 0.55]
@@ -82,13 +81,6 @@ def test_experiments_of_other_branches_and_rules_are_not_mixed_in(tmp_path: Path
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2]
     assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.story.notes)
-
-
-def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
-    ledger = stored(tmp_path, judged(STORY[:2]))
-    assert gather(ledger, None).story.branch == BRANCH
-    with pytest.raises(UsageError, match="autoresearch/test"):
-        gather(ledger, "autoresearch/other")
 
 
 # What the rule and the user decided
