@@ -257,7 +257,7 @@ def _subject(name: str, before: Config, after: Config) -> str:
         old, new = _text(before.values, key), _text(after.values, key)
         if key in trained:
             old, new = trained[key].old, trained[key].new
-        items.append(f"{_short(key)} {old or 'unset'} → {new or 'unset'}")
+        items.append(f"{short_key(key)} {old or 'unset'} → {new or 'unset'}")
     for num_shown in range(len(items), 0, -1):
         num_more = len(items) - num_shown
         more = f" and {num_more} more key{'s' if num_more > 1 else ''}" if num_more else ""
@@ -267,7 +267,7 @@ def _subject(name: str, before: Config, after: Config) -> str:
     return clean(shorten(subject, MAX_SUBJECT - len(more)) + more)
 
 
-def _short(key: str) -> str:
+def short_key(key: str) -> str:
     """Return the shortest end of a key that no other open key has: `lr`, `optim.type`."""
     parts = key.split(".")
     ends = (".".join(parts[-n:]) for n in range(1, len(parts)))

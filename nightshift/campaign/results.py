@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -21,6 +21,7 @@ UNDECIDED = "undecided"  # in place of a verdict: in flight, or cut off and not 
 
 VerdictName = Literal["baseline", "keep", "discard", "re-run", "crash", "interrupted"]
 Now = Literal["kept", "replaced", "reverted", ""]  # what a change that was kept once is now
+Fate = tuple[Now, str | None]  # and the commit that kept it last
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     `verdict` never changes: None before it, `re-run` without a new change. `now`: what a change that was kept is now;
     `replaced` if kept changes set all of its keys. `effect_at_decision`: of its own new change, at its own decision.
-    `failure`: whose fault a crash is. `incumbent_score`: expected after the decision. `kept`: names of its run's other
-    changes.
+    `failure`: whose fault a crash is. `incumbent_score`: expected after the decision. `kept`: its run's other changes.
     """
 
     number: int
@@ -98,7 +98,7 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     training = record.result.training if record.result else None
     standing = record.judgement.standing if record.judgement else None
     new = record.run.new if verdict in ("keep", "discard") else None
-    now, commit = fates.get(settings_of(new), _NEVER_KEPT) if new else _NEVER_KEPT
+    now, commit = fates.get(settings_of(new) if new else frozenset(), ("", None))
     return Row(
         number=record.number,
         verdict=verdict,
@@ -133,16 +133,6 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     )
 
 
-class Fate(NamedTuple):
-    """What a change is now, and the commit that kept it last."""
-
-    now: Now
-    commit: str | None
-
-
-_NEVER_KEPT = Fate("", None)
-
-
 def fates_of(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings, Fate]:
     """Return the fate of each change that was kept once. `kept`: the incumbent's changes."""
     keys, changes, commits = {key for change in kept for key in change.keys}, list[Change](), dict[str, str]()
@@ -153,7 +143,7 @@ def fates_of(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings
     for change in changes:
         now[settings_of(change)] = "replaced" if change.keys.keys() <= keys else "reverted"
     now |= dict.fromkeys(map(settings_of, kept), "kept")
-    return {settings_of(c): Fate(now[settings_of(c)], commits.get(c.name)) for c in (*changes, *kept)}
+    return {settings_of(c): (now[settings_of(c)], commits.get(c.name)) for c in (*changes, *kept)}
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:

@@ -366,8 +366,7 @@ def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]
         campaign = Campaign.read(ledger, records, last.branch, last.rules_hash)
         kept, standing = campaign.kept, campaign.standing
     assert standing is not None
-    measured = [record for record in ours if record.evaluation and record.status != Verdict.CRASH]
-    num_baseline_runs = sum(record.run.is_baseline for record in measured)
+    num_baseline_runs = sum(r.run.is_baseline for r in ours if r.evaluation and r.status != Verdict.CRASH)
     return Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs), unread
 
 

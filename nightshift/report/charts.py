@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from statistics import quantiles
 
 from nightshift.campaign import records
+from nightshift.campaign.commits import short_key
 from nightshift.campaign.records import Z95, Standing
 from nightshift.config.allowlist import shorten
 from nightshift.config.train_toml import Change
@@ -133,10 +134,9 @@ LABEL_SIZE = 11  # of the monospaced labels
 CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602
 LABEL_HEIGHT = 17
 LABEL_GAP = 3.0  # from a leader to its text
-_MAX_LABEL, _BRIEF_LABEL = 34, 18  # characters
+_MAX_LABEL = 34  # characters
 _CRASH_HEIGHT, _MANY = 22, 300
 _AXIS_HEIGHT = 34
-_GENERIC_LEAVES = ("type", "name", "enabled", "num")
 
 WIDTH, LEFT, RIGHT = 880.0, 46.0, 744.0  # of the drawing, and where its plot begins and ends
 _HEIGHT = 300.0  # of the plot
@@ -297,8 +297,7 @@ def _title(e: Experiment, num_shown: int) -> str:
 
 
 def _steps(standings: Sequence[tuple[float, Standing | None]], axis: Axis) -> tuple[list[Point], list[Point]]:
-    """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon. `standings`: with their
-    x."""
+    """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon."""
     line, upper, lower = list[Point](), list[Point](), list[Point]()
     known = [(x, standing) for x, standing in standings if standing]
     for (x, standing), end in zip(known, [*(x for x, _ in known[1:]), RIGHT], strict=False):
@@ -321,21 +320,19 @@ def _ends(standing: Standing, axis: Axis) -> tuple[Text, ...]:
 
 
 def _labels(kept: Sequence[tuple[Experiment, Dot]]) -> list[Label]:
-    names = short_names(change.key for e, _ in kept for change in e.changes)
     telling = nlargest(_MAX_LABELS, kept, key=lambda each: abs(each[0].effect.mean) if each[0].effect else 0.0)
-    return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)])
+    return place([(dot, _texts(e)) for e, dot in sorted(telling, key=lambda each: each[1].x)])
 
 
-def _texts(e: Experiment, names: Mapping[str, str]) -> list[str]:
-    """What a label may say, from best to shortest."""
+def _texts(e: Experiment) -> list[str]:
+    """What a label may say, from best to shortest. Its key has the name that commit subjects give it."""
     number = f"{e.number:04d}"
     if not e.changes:
         return [number]
     first, *more = e.changes
-    suffix, brief = f" +{len(more)}" if more else "", f"{number} {names[first.key]}"
-    full = f"{brief} {first.old or 'unset'}→{first.new or 'unset'}"
-    limits = ((full, _MAX_LABEL), (brief, _BRIEF_LABEL))
-    return [*(shorten(text, limit - len(suffix)) + suffix for text, limit in limits), number]
+    suffix = f" +{len(more)}" if more else ""
+    text = f"{number} {short_key(first.key)} {first.old or 'unset'}→{first.new or 'unset'}"
+    return [shorten(text, _MAX_LABEL - len(suffix)) + suffix, number]
 
 
 def place(flags: Sequence[tuple[Dot, Sequence[str]]]) -> list[Label]:
@@ -353,14 +350,6 @@ def place(flags: Sequence[tuple[Dot, Sequence[str]]]) -> list[Label]:
                 labels.append(Label(dot, level, text))
                 break
     return labels[::-1]
-
-
-def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """For each key its last segment, or the last two where one is another key's too or says nothing (`type`)."""
-    segments = {key: key.split(".") for key in keys}
-    leaves = Counter(found[-1] for found in segments.values())
-    is_telling = {leaf: count == 1 and leaf not in _GENERIC_LEAVES for leaf, count in leaves.items()}
-    return {key: ".".join(found[-1 if is_telling[found[-1]] else -2 :]) for key, found in segments.items()}
 
 
 def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float) -> list[Text]:

@@ -148,10 +148,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Morning:
-    """All that the page says.
-
-    `obsolete` says why the certificate does not speak of the page's incumbent, None if it does.
-    """
+    """All that the page says. `obsolete`: why the certificate is not of the page's incumbent; None if it is."""
 
     story: Story
     standing: Standing | None  # what is believed now; None before the baseline
@@ -191,11 +188,6 @@ class Morning:
         return f"the last runs: {scores}" if scores else ""
 
     @property
-    def without(self) -> str:
-        """What times and costs leave out, to follow them; empty without a comparison."""
-        return ", without certificates" if self.certificate or self.elsewhere else ""
-
-    @property
     def isolation(self) -> str | None:
         """Which experiments come from an agent without a sandbox, in one line; None if none does."""
         number = sum(not e.record.proposal.is_isolated for e in self.experiments)
@@ -222,10 +214,8 @@ class Story:
 
     @classmethod
     def of(cls, ledger: Ledger, branch: str | None) -> Story:
-        """Of one branch: the one named, else the one checked out, else that of the last experiment.
-
-        Raises UsageError for a named branch without experiments.
-        """
+        """Of the branch named, else the one checked out, else that of the last experiment. UsageError for a named one
+        without experiments."""
         records, damaged = ledger.readable()
         notes = [f"Not counted: {cause}." for cause in damaged]
         branches = list(dict.fromkeys(r.branch for r in records))

@@ -34,9 +34,9 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         seconds = sum(night.length_seconds for night in nights) or None
         lines += [
             f"{morning.counts}, on {markdown(morning.story.branch) or 'no branch'}"
-            + (f", in {duration(seconds)}{morning.without}." if seconds else "; time not measured."),
+            + (f", in {duration(seconds)}, without certificates." if seconds else "; time not measured."),
             "",
-            markdown(f"Spent{morning.without}: {morning.cost}."),
+            markdown(f"Spent, without certificates: {morning.cost}."),
             "",
         ]
     if has_picture:

@@ -25,7 +25,7 @@ from nightshift.agents.history import load_configs
 from nightshift.agents.notebook import belied, compare_prediction, notebook
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
-from nightshift.config.train_toml import Config, spelled
+from nightshift.config.train_toml import spelled
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.report import text
@@ -74,12 +74,6 @@ def dividing(experiments: Sequence[Experiment], examples: SelectionSet) -> Keys:
     most = min(_MAX_TEXTS // len(scores), _MAX_EXAMPLES)
     keys = list(examples.texts)
     return frozenset(keys[place] for place in np.argsort(-spread, kind="stable")[:most] if spread[place] > 0)
-
-
-def settings(configs: Mapping[int, Config]) -> dict[int, Settings]:
-    """The values of all keys that a config sets, by experiment."""
-    keys = list(dict.fromkeys(key for config in configs.values() for key in config.values))
-    return {number: {key: spelled(config.shown(key)) for key in keys} for number, config in configs.items()}
 
 
 def data_block(experiments: Sequence[Experiment], settings: Mapping[int, Settings], examples: SelectionSet) -> Markup:
@@ -215,7 +209,9 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
         details.get(e.number) or replace(e, uses=split_experiment(e.record, [])) for e in morning.experiments
     )
     morning = replace(morning, experiments=experiments)
-    configs = settings(load_configs(ledger, [e.record for e in shown]))
+    configs = load_configs(ledger, [e.record for e in shown])
+    keys = list(dict.fromkeys(key for config in configs.values() for key in config.values))
+    settings = {number: {key: spelled(config.shown(key)) for key in keys} for number, config in configs.items()}
     _, *entries = notebook(morning.story.campaign.decided).rstrip().split("\n")
     return View(
         morning=morning,
@@ -223,7 +219,7 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
         panels=tuple(key_panels(morning.experiments, morning.story.campaign.kept)),
         chart=progress_chart(morning.experiments, morning.standing),
         nights=tuple(nights([(e.record, e.uses) for e in experiments])),
-        compared=data_block(experiments, configs, examples),
+        compared=data_block(experiments, settings, examples),
         notebook=tuple(entries[1:]),  # without its heading
         written=now,
     )

@@ -263,8 +263,6 @@ class Told:
         self.label, incumbent = compare.find("incumbent", root, ledger, Repo(root))
         story = Story.of(ledger, None)
         table = list(csv.DictReader(io.StringIO(as_csv(story).decode())))
-        assert self.status.incumbent
-        assert story.campaign.configs
         self.names = [
             [change.name for change in self.status.incumbent.kept],
             sorted(line.partition("  ")[0] for line in self.history.kept),

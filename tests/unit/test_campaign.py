@@ -89,7 +89,7 @@ def test_a_rider_that_turns_out_well_is_adopted_and_counted_so() -> None:
     [step] = records[-1].judgement.steps
     assert (step.name, step.keys) == ("adopt 0002", {key: (None, value) for key, value in rider.keys.items()})
     assert f"measured by {', '.join(f'{number:04d}' for number in (2, *numbers(records[3:])))}\n" in step.reason
-    records[-1] = replace(records[-1], commits={"adopt 0002": "abcdef0123", "revert 0003": "c0ffee"})
+    records[-1] = replace(records[-1], commits={"adopt 0002": "abcdef0123", "revert 0002": "c0ffee"})
     campaign = folded(records)
     assert [(row.now, row.commit) for row in campaign.rows(records)[1:3]] == [("kept", "abcdef0"), ("", None)]
     assert kept_by_records(records) == campaign.kept

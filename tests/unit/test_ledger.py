@@ -53,20 +53,12 @@ def table(ledger: Ledger) -> list[dict[str, str]]:
 def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
     judgement = Judgement(why="loss is nan")
     closed(ledger, status="crash", judgement=judgement, result=None)
-    closed(ledger, commits={"keep 0002": "abcdef0123", "revert 0001": "c0ffee"})
+    closed(ledger, commits={"keep 0002": "abcdef0123", "revert 0001": "c0ffee"}, proposal=Proposal(description="\t=1"))
     assert COLUMNS[:5] == ("commit", "eval_score", "memory_gb", "status", "description")
     cells, kept = table(ledger)
-    assert (cells["commit"], kept["commit"]) == ("", "abcdef0")
+    assert (cells["commit"], kept["commit"], kept["description"]) == ("", "abcdef0", "'=1")
     for column in ("eval_score", "effect_at_decision", "p_helps", "memory_gb", "reward_mean", "num_steps", "parent"):
         assert cells[column] == "", column
-
-
-def test_no_text_of_results_tsv_is_a_formula_and_numbers_keep_their_minus(ledger: Ledger) -> None:
-    for text in ("\t=1", "lr = 3e-6"):
-        record = closed(ledger, proposal=Proposal(description=text))
-        ledger.close(replace(record, judgement=decided(record, -0.01)))
-    assert [cells["description"] for cells in table(ledger)] == ["'=1", "lr = 3e-6"]
-    assert {cells["effect_at_decision"] for cells in table(ledger)} == {"-0.01"}
 
 
 def test_a_record_with_fields_of_an_earlier_version_is_read_without_them(ledger: Ledger, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import math
 
 import msgspec
 
-from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
-from nightshift.campaign.records import Record
+from nightshift.campaign.metrics import Step
 from nightshift.campaign.results import Row
 from nightshift.config.allowlist import Value, number_text
 from nightshift.report.data import Story
@@ -46,10 +45,6 @@ def values(story: Story, row: Row) -> dict[str, Value]:
     """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B."""
     config = story.configs.get(row.number)
     return {key: config.shown(key) for key in config.resolved} if config else {}
-
-
-def steps(story: Story, record: Record) -> list[Step]:
-    return read_steps(story.ledger.run_dir(record.number) / METRICS_NAME) if record.result else []
 
 
 def measured(step: Step) -> dict[str, float]:

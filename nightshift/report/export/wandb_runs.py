@@ -4,12 +4,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import UNDECIDED, Row
 from nightshift.errors import EngineError
 from nightshift.files import remove_tree, whole_folder
 from nightshift.report.data import Story
-from nightshift.report.export.table import measured, steps, values
+from nightshift.report.export.table import measured, values
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
@@ -62,6 +63,6 @@ def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row
     ) as run:
         run.define_metric("training_step")
         run.define_metric("*", step_metric="training_step")
-        for step in steps(story, record):
+        for step in read_steps(story.ledger.run_dir(row.number) / METRICS_NAME) if record.result else ():
             run.log(measured(step) | {"training_step": step.step})
         run.summary.update({"verdict": verdict, "now": row.now, **numbers})
