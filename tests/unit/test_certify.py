@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from nightshift_arithmetic import data
 
 from nightshift.campaign.records import SIDES, Comparison, Proposal, Request, Weights
+from nightshift.cli.main import commands
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import certify as certifying
@@ -190,6 +192,26 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(
     (task,) = tasks(kept)
     assert not any(fresh for _, fresh in task.runs())
     assert any("3 to the test split by this campaign" in line for line in task.describe())
+
+
+def test_the_command_names_what_is_unfinished_and_resumes_it(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def invoked(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(commands, ["certify", *options])
+        return done.exit_code, done.output
+
+    monkeypatch.setattr("nightshift.experiment.setup.open_setup", lambda *arguments: kept)
+    monkeypatch.setattr("nightshift.cli.run.process_root", lambda: kept.root)
+    kept.reporter.on_note = stop_at("run 2 of 2")
+    assert invoked("--seeds", "1")[0] == 130
+    kept.reporter.on_note = lambda text: None
+    for options in ((), ("--dry-run",)):
+        code, output = invoked(*options)
+        assert (code, "comparison 0001 with these arguments is unfinished" in output) == (2, True), output
+    for options, number in ((("--resume", "0001"), "0001"), (("--new",), "0002")):
+        code, output = invoked(*options, "--dry-run")
+        assert (code, f"number:   {number}; " in output) == (0, True), output
+    code, output = invoked("--resume", "0001")
+    assert (code, "verdict:          better" in output) == (0, True), output
 
 
 @pytest.mark.slow
