@@ -117,7 +117,7 @@ class Question:
     def score(self) -> float:
         """Return 0..1. EngineError if the scoring raises, or returns something else."""
         score = _call(self._scorer.score, self._text or "", self._answer)
-        if not isinstance(score, Real) or not 0 <= score <= 1:
+        if not isinstance(score, Real) or not 0 <= float(score) <= 1:
             name = getattr(self._scoring, "__name__", "scoring")
             raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Mend it in its folder.")
         return float(score)
