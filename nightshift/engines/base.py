@@ -57,12 +57,9 @@ def open_engine(
 
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:
-    """Return `rules` with the memory preset of the smallest GPU that a run would use: the largest that fits, or the
-    least. Without GPUs `rules` as they are: the engine's own check reports it.
-
-    The preset, `2 x 80 GB`, is a value of the rules: results of two presets do not compare. rules.toml may name the
-    size, also where no GPU is visible. `gpus` is --gpus; UsageError if they are none.
-    """
+    """Return `rules` with the memory preset, `2 x 80 GB`, of the smallest GPU that a run would use: the largest that
+    fits, or the least. rules.toml may name the size, also where no GPU is visible. Else, without GPUs, `rules` stay as
+    they are: the engine's own check reports it. UsageError if `gpus`, which is --gpus, are none."""
     if not rules.num_gpus:
         return rules
     ids = None if gpus is None else parse_gpus(gpus, rules.num_gpus)
@@ -209,10 +206,8 @@ class Engine(ABC):
         """Return what `open` would start, for --dry-run; nothing is written or started."""
 
     def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
-        """Return a line that tells whether the weights in `run_dir` were evaluated; None: they cannot be others.
-
-        EngineError if they are others.
-        """
+        """Return a line on the proof that the weights in `run_dir` were evaluated; None: they cannot be others.
+        EngineError if they are others."""
         return None
 
     @abstractmethod

@@ -32,7 +32,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -118,7 +117,7 @@ class Question:
     def score(self) -> float:
         """Return 0..1. EngineError if the scoring raises, or returns something else."""
         score = _call(self._scorer.score, self._text or "", self._answer)
-        if not isinstance(score, Real) or not 0 <= score <= 1:
+        if not isinstance(score, Real) or not 0 <= float(score) <= 1:
             name = getattr(self._scoring, "__name__", "scoring")
             raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Mend it in its folder.")
         return float(score)
@@ -140,20 +139,14 @@ class Environment:
         spec = {"path": [str(root / folder) for folder in rules.folders], "scoring": f"{rules.package}.scoring"}
         self.scorer = Scorer(rules.name, root / PROCESS, spec) if rules.is_bounded else None
 
-    def _module(self, name: str) -> Any:
+    def module(self, name: str) -> Any:
+        """Return a module of the package."""
         return _call(importlib.import_module, f"{self.package}.{name}")
-
-    @cached_property
-    def _data(self) -> Any:
-        return self._module("data")
-
-    @cached_property
-    def _scoring(self) -> Any:
-        return self._module("scoring")
 
     @property
     def prompt_tokens(self) -> int:
-        return self._rules.taskset.prompt_tokens if self._rules.taskset else int(self._data.PROMPT_TOKENS)
+        taskset = self._rules.taskset
+        return int(self.module("data").PROMPT_TOKENS) if taskset is None else taskset.prompt_tokens
 
     def examples(self, split: Split) -> Sequence[Example]:
         """Return one split, as large as the rules say, in a fixed order.
@@ -161,7 +154,7 @@ class Environment:
         Raises EngineError for missing or wrong data, another number of examples, or a key twice.
         """
         size = self._rules.num_train if split == "train" else self._rules.num_validation
-        examples: Sequence[Example] = _call(self._data.load, split, size, **self._rules.args)
+        examples: Sequence[Example] = _call(self.module("data").load, split, size, **self._rules.args)
         num_keys = len({example.key for example in examples})
         if num_keys != (size or len(examples)) or not examples:
             cause = f"environment {self.name}: {len(examples)} examples of {split} with"
@@ -170,7 +163,8 @@ class Environment:
         return examples
 
     def episode(self, example: Example) -> Episode:
-        return Question(_call(self._data.messages, example), example.answer, self._scoring, self.scorer)
+        messages = _call(self.module("data").messages, example)
+        return Question(messages, example.answer, self.module("scoring"), self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
         """Return all episodes that score an example. Its score is their mean."""
@@ -178,38 +172,30 @@ class Environment:
 
     def slices(self, example: Example) -> Mapping[str, str]:
         """Return the groups of the example that the page shows, as `{"events": "2"}`."""
-        slices = getattr(self._data, "slices", None)
+        slices = getattr(self.module("data"), "slices", None)
         return {str(name): str(value) for name, value in _call(slices, example).items()} if slices else {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
         """Fetch missing data, from the folder `source` or from where it is published. Generated data needs none."""
-        if hasattr(self._data, "prepare"):
-            _call(self._data.prepare, source=source, progress=note)
+        if hasattr(data := self.module("data"), "prepare"):
+            _call(data.prepare, source=source, progress=note)
             self.examples("validation")  # with the args of rules.toml
 
 
 class Game(Environment):
     """Several turns against an opponent, over `data`, `game` and `ratings` of its package."""
 
-    @cached_property
-    def _game(self) -> Any:
-        return self._module("game")
-
-    @cached_property
-    def ratings(self) -> Any:
-        return self._module("ratings")
-
     def episode(self, example: Example) -> Any:
         return self.practice(example, "self", 0, 0)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
         """Return a game from each seat against each player of a fixed pool."""
-        games: Sequence[Episode] = _call(self._game.episodes, example)
+        games: Sequence[Episode] = _call(self.module("game").episodes, example)
         return games
 
     def practice(self, example: Example, opponent: str, seat: int, seed: int) -> Any:
         """Return a game to learn from. `opponent` "pool" is a player of the pool by `seed`, any other a policy."""
-        return _call(self._game.practice, example, opponent, seat, seed)
+        return _call(self.module("game").practice, example, opponent, seat, seed)
 
 
 class VerifiersTaskset(Environment):
@@ -277,7 +263,9 @@ def game_figures(
     figures: dict[str, dict[str, float]] = {}
     for name, game in games.items():
         own = [episodes for (environment, _), episodes in zip(tasks, played, strict=True) if environment is game]
-        figures[name] = game.ratings.figures(own, lambda chats: [completion.text for completion in complete(chats)])
+        figures[name] = game.module("ratings").figures(
+            own, lambda chats: [completion.text for completion in complete(chats)]
+        )
     if earlier is None:
         return figures, ()
     missing = []
@@ -289,7 +277,7 @@ def game_figures(
             for name, game in games.items():
                 own = [game.episodes(example) for environment, example in tasks if environment is game]
                 list(play_out([episode for episodes in own for episode in episodes], complete))
-                if (rating := game.ratings.rating(own)) is None:
+                if (rating := game.module("ratings").rating(own)) is None:
                     missing.append(f"after step {step} {name} has none: all won or all lost")
                 else:
                     figures[name][f"elo_step_{step}"] = rating
