@@ -145,10 +145,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
-    """Return the value in its canonical type: None for "None", float for a number, a sorted tuple for a list.
-
-    `path`: the key's name in the file, if the user chose a part of the name. Raises ConfigError for another value.
-    """
+    """Return the value in its canonical type, None for "None". Raises ConfigError, with `path` in place of key.path."""
     if not is_accepted(key, value):
         raise _refusal(key, value, path or tuple(key.path.split(".")))
     if key.kind is Kind.LIST:
@@ -163,10 +160,8 @@ def is_accepted(key: Key, value: Any) -> bool:
     if isinstance(value, str):
         return (value == "None" and key.nullable) or (value in key.choices and key.kind is not Kind.LIST)
     match key.kind:
-        case Kind.CHOICE:
-            return False
-        case Kind.BOOL:
-            return isinstance(value, bool)
+        case Kind.BOOL | Kind.CHOICE:
+            return isinstance(value, bool) and key.kind is Kind.BOOL
         case Kind.TABLE:
             return isinstance(value, dict) and not value
         case Kind.LIST:

@@ -238,6 +238,13 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
         yield cause, "Lower max_completion_tokens or raise seq_len", length_path, "seq_len"
     if resolved[_SCHEDULE] != "constant":
         yield from _schedule_rules(resolved)
+    if resolved["trainer.optim.type"] == "sgd" or resolved["trainer.model.ac"] is None:
+        yield from _switch_rules(values, resolved)
+    if any(path.startswith(_POOLS) for path in values):
+        yield from _pool_rules(resolved)
+
+
+def _switch_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[Broken]:
     if resolved.get("trainer.optim.nesterov") and resolved["trainer.optim.momentum"] == 0:
         fix = "Write nesterov = false, or a momentum above 0"
         yield ": Nesterov needs some", fix, "trainer.optim.momentum", "trainer.optim.nesterov"
@@ -245,8 +252,6 @@ def _broken_rules(values: Mapping[str, Value], resolved: Resolved) -> Iterator[B
     if resolved[ac] is None and values.get(offloading) is not None:  # what the file leaves out, the memory preset sets
         fix = 'Write ac_offloading = "None" too'
         yield ": ac_offloading is on and would switch it on again", fix, ac, offloading
-    if any(path.startswith(_POOLS) for path in values):
-        yield from _pool_rules(resolved)
 
 
 def _schedule_rules(resolved: Resolved) -> Iterator[Broken]:

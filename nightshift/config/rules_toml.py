@@ -43,6 +43,9 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
+Arg = (
+    str | int | bool | Annotated[float, Meta(ge=-1e308, le=1e308)] | list[Any] | dict[str, Any]
+)  # no date, no inf: JSON
 
 _FILE = Path(__file__).with_name("setups.toml")
 _SETUPS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[Rules, ...]])["setups"]
@@ -56,7 +59,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     package: Name = ""
     num_validation: Count | None = None
     num_train: Count | None = None
-    args: dict[str, Any] = {}
+    args: dict[str, Arg] = {}
     reward_range: tuple[float, float] = (0.0, 1.0)
     prompt_tokens: Count = 1024
     models: Models = (ANY_MODEL,)
@@ -97,7 +100,7 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     is_game: bool = False
     is_bounded: bool = False
     max_completion_tokens: int = 0  # room for an answer, if larger than the set-up's
-    args: dict[str, Any] = {}  # arguments of its data that [environment.NAME] may change
+    args: dict[str, Arg] = {}  # arguments of its data that [environment.NAME] may change
     requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
 
@@ -175,7 +178,7 @@ def refuse_unused_weights(root: Path) -> None:
 def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
     """Return the rules of a set-up with a model and environments."""
     if model != setup.model or chosen.revision:
-        _check_model(root, model, chosen.revision)
+        _check_model(root, model, chosen)
     environments = tuple(_environment(root, name, chosen.table(name), entry) for name, entry in declared.items())
     shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
     # For a weighted mean: an upper bound, which assumes perfectly correlated scores of the environments.
@@ -198,11 +201,13 @@ def _complete(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     )
 
 
-def _check_model(root: Path, model: str, revision: str) -> None:
+def _check_model(root: Path, model: str, chosen: Chosen) -> None:
     """Raise UsageError unless the model is a folder or a commit on the hub: a name could be another model tomorrow."""
     is_folder = (root / model).is_dir()
-    if is_folder is bool(revision) or not (is_folder or HUB_NAME.fullmatch(model)):
-        what = "no folder here" if revision else "no folder here, and has no revision"
+    if chosen.revision and not chosen.model:
+        raise UsageError(f"{RULES_NAME}: revision goes with model", "Name the model, or leave revision out.")
+    if is_folder is bool(chosen.revision) or not (is_folder or HUB_NAME.fullmatch(model)):
+        what = "no folder here" if chosen.revision else "no folder here, and has no revision"
         what = "a folder, and has a revision" if is_folder else what
         fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
         raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
@@ -230,8 +235,6 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
     except ValueError as error:
         fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
-    if chosen.revision and not chosen.model:
-        raise UsageError(f"{RULES_NAME}: revision goes with model", "Name the model, or leave revision out.")
     for name, table in chosen.environment.items():
         _declared(root, name, table)
     return chosen
@@ -243,12 +246,6 @@ def _environment(root: Path, name: str, table: Table, declared: _Declared) -> En
     # Our environments may leave a version open: then another version elsewhere is no fault.
     named = tuple(line for depth, line in versions if depth == 0 and (taskset is not None or line in requires))
     text = " ".join(sorted(line for _, line in versions))
-    args = declared.args | table.args
-    try:
-        json.dumps(args, allow_nan=False)  # as the rules hash does
-    except (TypeError, ValueError) as error:
-        fix = "Write text, numbers, true or false, and lists of them."
-        raise UsageError(f"environment {name}: args: {error}", fix) from None
     return EnvironmentRules(
         name,
         declared.num_validation,
@@ -258,7 +255,7 @@ def _environment(root: Path, name: str, table: Table, declared: _Declared) -> En
         taskset=taskset,
         is_game=declared.is_game,
         is_bounded=declared.is_bounded,
-        args=args,
+        args=declared.args | table.args,
         versions=named,
         versions_sha256=hashlib.sha256(text.encode()).hexdigest() if versions else "",
     )
@@ -279,13 +276,18 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
     except (OSError, ValueError, KeyError, TypeError) as error:
         fix = "docs/environments.md describes its keys."
         raise UsageError(f"{path}: [tool.nightshift]: {error}", fix) from None
+    if table != Table():
+        _check_table(name, table, declared)
+    return declared
+
+
+def _check_table(name: str, table: Table, declared: _Declared) -> None:
     where = f"{RULES_NAME}: [environment.{name}]"
     if own := sorted(msgspec.to_builtins(table).keys() - {"weight", "args"}):
         raise UsageError(f"{where}: {own[0]} goes with package", "Write package = ..., or leave it out.")
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
         raise UsageError(f"{where}: args has {json.dumps(unknown[0])}", fix)
-    return declared
 
 
 def _declared_taskset(root: Path, name: str, table: Table) -> _Declared:

@@ -206,15 +206,12 @@ def read_source(path: Path) -> bytes:
     try:
         return read_file(path, MAX_BYTES)
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"{path.name} cannot be read: {reason}", f"Restore it: git checkout {path.name}") from None
+        cause = f"{path.name} cannot be read: {error.strerror or error}"
+        raise ConfigError(cause, f"Restore it: git checkout {path.name}") from None
 
 
 def document(source: bytes, name: str, restore: str = "") -> tuple[str, dict[str, Any]]:
-    """Return the text and the tables of a TOML file. ConfigError: the file is too large, binary, or no TOML.
-
-    `restore`: what to do with a file that is no text.
-    """
+    """Return text and tables of a TOML file. ConfigError: it cannot be read; `restore`: what to do if it is no text."""
     try:
         text = source.decode()
         longest = max(map(len, text.split("\n")))
@@ -262,10 +259,7 @@ def statements(text: str) -> list[tuple[int, int]]:
 
 
 def line_numbers(text: str) -> dict[tuple[str, ...], int]:
-    """Return the first line of each key and each table of a valid TOML text, down to MAX_DEPTH segments.
-
-    For a key in a list of tables it is the line in the first table.
-    """
+    """Return the first line of each key and each table of a valid TOML text, down to MAX_DEPTH segments."""
     lines: dict[tuple[str, ...], int] = {}
     header: tuple[str, ...] = ()
     for start, end in statements(text):
@@ -295,9 +289,7 @@ def line_of(text: str, path: tuple[str, ...]) -> int | None:
 def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
     """Return a valid train.toml with other values; comments, order and everything else stay as they are.
 
-    `git revert` can undo one of two changes if an unchanged line is between them. So an empty line separates an added
-    key from the key above it, and the empty lines around a key that is removed between two keys stay.
-
+    An empty line separates an added key from the key above it: `git revert` can then undo one of the two changes.
     A change to ABSENT removes the key with the comment on its line. None writes "None", or removes the key if None is
     its default (KeyError: the key is not open). {} switches a table on. ConfigError: source or result is refused.
     """

@@ -108,7 +108,7 @@ def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> N
         (LINES.replace("their_env", "this"), "no package this is installed. Install it: uv pip"),
         (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Name the folder"),
         (LINES.replace("mine", "arithmetic"), "environments/arithmetic is there already. Name it otherwise"),
-        (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant. Write"),
+        (LINES + "args = { x = inf }", "Expected `float` <= 1e+308 - at `$.environment"),
         (LINES.replace("their_env", "typed"), "typed/pyproject.toml: Expected `array`, got `int`"),
         (LINES.replace("= 5", "= 0"), "Expected `int` >= 1"),
         (LINES + "reward_range = [1, 1]", "reward_range = [1, 1]. Write [lowest, highest]"),

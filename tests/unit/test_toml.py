@@ -192,13 +192,13 @@ LINES = {
 def test_the_line_of_a_key_is_that_of_the_statement_that_has_it_first(end: str) -> None:
     text = DOCUMENT.replace("\n", end)
     assert {path: line_of(text, path) for path in LINES} == LINES
-    assert {*paths(tomllib.loads(text))} == {path for path, line in LINES.items() if line}
+    assert {*nodes(tomllib.loads(text))} == {path for path, line in LINES.items() if line}
 
 
-def paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    if not isinstance(node, dict):
-        return []
-    return [found for name, value in node.items() for found in [(*path, name), *paths(value, (*path, name))]]
+def nodes(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    items: dict[str, Any] = tree if isinstance(tree, dict) else {}
+    below = [{(*path, name): value, **nodes(value, (*path, name))} for name, value in items.items()]
+    return {key: value for part in below for key, value in part.items()}
 
 
 # Hostile files
@@ -255,16 +255,11 @@ def test_a_hostile_file_is_refused_in_clean_lines_or_has_open_keys_with_allowed_
     except ConfigError as error:
         assert_clean_lines(str(error))
         return
-    document = tomllib.loads(source.decode())
-    nodes = {path: node(document, path) for path in paths(document)}
-    for path, value in nodes.items():
+    found = nodes(tomllib.loads(source.decode()))
+    for path, value in found.items():
         keys = [key for pattern, key in OPEN if pattern.fullmatch(".".join(path))]
         assert keys or isinstance(value, dict), path  # a table around keys
         assert all(is_accepted(key, {} if isinstance(value, dict) else value) for key in keys), path
         assert not any("." in part for part in path)
-    assert set(map(".".join, nodes)).isdisjoint(LOCKED)
+    assert set(map(".".join, found)).isdisjoint(LOCKED)
     assert parse(set_values(source, {})).hash == config.hash
-
-
-def node(document: Any, path: tuple[str, ...]) -> Any:
-    return node(document[path[0]], path[1:]) if path else document
