@@ -36,7 +36,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
     cost = night_cost(state, setup.ledger) + runs_cost(state.own(records))
     text = summary(state, records, campaign, setup.now(), cost)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
-    write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
+    write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
     try:
         write_report(setup.root, setup.now(), branch=state.branch, is_live=state.cause is None)
     except Interrupted:

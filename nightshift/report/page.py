@@ -227,7 +227,7 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     )
     morning = replace(morning, experiments=experiments)
     configs = settings(load_configs(ledger, [e.record for e in shown]))
-    _, *entries = notebook(morning.campaign.decided).rstrip().split("\n")
+    _, *entries = notebook(morning.campaign).rstrip().split("\n")
     return View(
         morning=morning,
         headline=text.headline(morning),

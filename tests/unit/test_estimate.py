@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nightshift.campaign.student import SEED_DF, t_probability, t_quantile
 from nightshift.config.decision_rules import RuleConstants
 from nightshift.experiment.estimate import (
-    SEED_DF,
     Estimate,
     estimate,
     level_of_access,
-    t_probability,
-    t_quantile,
     verdicts,
 )
 from tests.conftest import slow
