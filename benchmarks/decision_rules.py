@@ -43,6 +43,8 @@ NUM_EXAMPLES = 1319
 START = 0.475  # true score of the baseline
 SAME_EXAMPLES = 0.60  # correlation of two configs' answers to one example
 INHERITED = 0.8  # of a config's luck on the examples, by the config with one change more
+PUSHED, OPTIMUM = 0.06, 4.0  # the gain at the best value of the shared quantity, and this value: about four pushes
+EDGE, EDGE_LOSS = 5.0, 0.15  # beyond this value the score falls
 HARMFUL = -0.002  # a kept change below this effect is harmful
 HELPFUL = 0.002  # a measured change above this effect is missed if it is not kept at the end
 
@@ -65,9 +67,9 @@ class World:
     decay: float = 0.0  # of the helpful share, a change
     helpful_from_to: tuple[float, float] | None = None  # the helpful share over the first 46 changes
     has_conflicts: bool = False  # changes of one of six groups do not add up; other pairs have synergies
+    pushing: float = 0.0  # share of changes whose only effect is to push one quantity that all of them share
+    noise_spread: float = 0.0  # sd of the log of the factor of the seed noise, a change; of a config 0.4 to 2.5
     full: float = 0.15  # the gain at which nothing helps any more
-    has_edge: bool = False  # four changes in ten push one quantity, and beyond an edge of it 15 pp are lost
-    config_noise: float = 0.0  # sd of the logarithm of a change's factor on the noise of a run, 0.4 to 2.5 in all
     scale: float = 1.0  # of all effects
     night_seconds: float = 9 * 3600.0
     run_seconds: float = 675.0 + 0.0152 * NUM_EXAMPLES  # start-up, training and evaluation
@@ -116,8 +118,8 @@ WORLDS = {
     "drawn 5": drawn_world(5),
     "drawn 6": drawn_world(6),
     "arithmetic": arithmetic_world(),
-    "cliff": World(full=0.5, has_edge=True),
-    "noise by config": World(config_noise=0.25),
+    "cliff": World(pushing=0.4),
+    "noise by config": World(noise_spread=0.3),
 }
 
 
@@ -131,9 +133,9 @@ class Proposal:
     luck: float  # on the examples, in standard deviations
     group: int
     pairs: dict[int, float] = field(default_factory=dict)
-    push: float = 0.0  # of the quantity that has an edge at 1
-    noise: float = 1.0  # factor on the noise of a run
     crash_seconds: float | None = None
+    push: float = 0.0  # of the shared quantity
+    noise: float = 1.0  # factor of the seed noise
 
 
 class Nature:
@@ -173,11 +175,11 @@ class Nature:
         proposal = Proposal(change, helps, other, 0.6 * rng.standard_normal(), int(rng.integers(6)))
         if world.has_conflicts:
             proposal.pairs = self._pairs(proposal)
-        if world.has_edge and rng.random() < 0.4:
-            proposal.push = rng.uniform(0.05, 0.25)
-            proposal.helps, proposal.other = 0.08 * proposal.push, 0.0
-        if world.config_noise:
-            proposal.noise = math.exp(rng.normal(0.0, world.config_noise))
+        if world.pushing and rng.random() < world.pushing:
+            proposal.helps = proposal.other = 0.0
+            proposal.push = rng.uniform(0.5, 1.5)
+        if world.noise_spread:
+            proposal.noise = math.exp(rng.normal(0.0, world.noise_spread))
         if rng.random() < world.crashes:
             proposal.crash_seconds = 75.0 + 600.0 * rng.random() ** 2
         self.proposals.append(proposal)
@@ -204,17 +206,17 @@ class Nature:
             together = sum(proposal.pairs.get(other, 0.0) for other in members if other < number)
             score = min(max(score + proposal.helps * room + proposal.other + together, 0.01), 0.99)
             luck = INHERITED * luck + proposal.luck
-        if sum(self.proposals[number - 1].push for number in members) > 1:
-            score = max(score - 0.15, 0.01)
-        return score, luck
+        pushed = sum(self.proposals[number - 1].push for number in members)
+        score += PUSHED * (1 - (1 - pushed / OPTIMUM) ** 2) - (EDGE_LOSS if pushed > EDGE else 0.0)
+        return max(score, 0.01), luck
 
     def measure(self, changes: Sequence[Change], seconds: float) -> float:
         """Return the score of a run that starts at `seconds`."""
         score, luck = self.truth(changes)
+        noise = math.prod(self.proposals[change.experiment - 1].noise for change in changes)
         variance = score * (1 - score) / NUM_EXAMPLES
         score += luck * math.sqrt(0.05 * variance) + self.world.drift * seconds / self.world.night_seconds
-        factor = math.prod(self.proposals[change.experiment - 1].noise for change in changes)
-        score += self._noise.normal(0.0, self.world.seed_sd * min(max(factor, 0.4), 2.5))
+        score += self._noise.normal(0.0, self.world.seed_sd * min(max(noise, 0.4), 2.5))
         score += self._noise.normal(0.0, math.sqrt((1 - SAME_EXAMPLES - 0.05) * variance))
         return min(max(score, 0.0), 1.0)
 

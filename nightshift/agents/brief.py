@@ -219,7 +219,7 @@ def _incumbent(context: Context) -> list[str]:
     assert standing is not None
     estimate = f"estimated score {100 * standing.incumbent:.1f} %"
     if campaign.kept:
-        estimate += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}{contradiction(standing)}"
+        estimate += f", baseline {100 * standing.baseline:.1f} %, gain {gain_text(standing)}"
     measured = f"last measured {100 * (run.score or 0.0):.1f} %"
     measured += "".join(f", {name} {100 * score:.1f} %" for name, score in run.environment_scores.items())
     measured += f" by {_role_of(run, campaign)}"
@@ -228,7 +228,8 @@ def _incumbent(context: Context) -> list[str]:
     sd = 100 * standing.run_sd
     noise = f"standard deviation of one run's score {sd:.1f} pp (seeds, examples), of the difference of two runs "
     noise += f"{sd * 2**0.5:.1f} pp"
-    return [f"{estimate}; {measured}", *(line for line in known if line.startswith(tuple(items))), noise]
+    final = [text] if (text := contradiction(standing)) else []
+    return [f"{estimate}; {measured}", *final, *(line for line in known if line.startswith(tuple(items))), noise]
 
 
 def _role_of(run: Record, campaign: Campaign) -> str:

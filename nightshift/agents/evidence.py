@@ -41,7 +41,7 @@ notebook.md        hypotheses, outcomes and lessons so far
 def evidence(context: Context) -> dict[str, bytes]:
     """Return the files by name, at most MAX_BYTES together; the most important runs first."""
     files = {
-        NOTEBOOK_NAME: notebook(context.campaign.decided).encode(),
+        NOTEBOOK_NAME: notebook(context.campaign).encode(),
         HISTORY_NAME: str(context.memory)[:_MAX_HISTORY].encode(errors="replace"),
     }
     names = list[str]()

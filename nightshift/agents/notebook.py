@@ -1,12 +1,13 @@
 """Hypotheses, outcomes and lessons of a campaign: part of every brief, and `runs/notebook.md` for people.
 
 The notebook is made from the records only, so it survives the night. Each prediction stands beside the measured
-difference and the effect as it was believed at the decision.
+difference and the effect as all runs so far estimate it.
 """
 
 import re
 from collections.abc import Sequence
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.records import POINTS, Z95, Effect, Record
 from nightshift.campaign.results import UNDECIDED, num_since_keep, verdict_of
 from nightshift.text import clean
@@ -23,13 +24,13 @@ def predicted(text: str | None, sign: int = 1) -> float | None:
     return None if match is None else float(match[1]) / 100 * (1 if match[1][0] in "+-" else sign)
 
 
-def compare_prediction(record: Record) -> str:
-    """`expected +5 pp, measured +7.5 pp, effect +3.1 ± 2.2 pp`; empty without a predicted number or a measured score.
+def compare_prediction(record: Record, now: Effect | None = None) -> str:
+    """`expected +5 pp, measured +7.5 pp, effect now +4.6 ± 1.1 pp`; empty without a predicted number or a score.
 
-    Measured is the score less the expected score of the incumbent. The effect is the one of the decision: all runs
-    inform it, and part of a measured difference is noise, or comes from the rider.
+    Measured is the score less the expected score of the incumbent: part of that is noise, or comes from the rider.
+    `now`: the current estimate (Campaign.effect_now); without it, the effect at the decision is shown.
     """
-    prediction, outcome = predicted(record.proposal.prediction), _outcome(record)
+    prediction, outcome = predicted(record.proposal.prediction), _outcome(record, now)
     return f"expected {100 * prediction:+g} pp, {outcome}" if prediction is not None and outcome else ""
 
 
@@ -60,16 +61,18 @@ def _measured(record: Record) -> float | None:
     return None if expected is None or record.score is None else record.score - expected
 
 
-def _outcome(record: Record) -> str:
+def _outcome(record: Record, now: Effect | None = None) -> str:
     effect, measured = _effect(record), _measured(record)
-    return "" if effect is None or measured is None else f"measured {100 * measured:+.1f} pp, effect {effect}"
+    if effect is None or measured is None:
+        return ""
+    return f"measured {100 * measured:+.1f} pp, {f'effect now {now}' if now else f'effect {effect}'}"
 
 
-def entry(record: Record) -> list[str]:
-    """Return the lines of one experiment: what was expected, measured and learnt."""
+def entry(record: Record, now: Effect | None = None) -> list[str]:
+    """Return the lines of one experiment: what was expected, measured and learnt. `now`: see `compare_prediction`."""
     proposal = record.proposal
     outcome = [f"predicted {clean(proposal.prediction, 120)}"] if proposal.prediction else []
-    outcome += [text] if (text := _outcome(record)) else []
+    outcome += [text] if (text := _outcome(record, now)) else []
     texts = {
         "mechanism: ": proposal.mechanism,
         "refuted by: ": proposal.falsifier,
@@ -82,15 +85,15 @@ def entry(record: Record) -> list[str]:
     return [first, *(f"  {name}{clean(text, 240)}" for name, text in texts.items() if text)]
 
 
-def notebook(decided: Sequence[Record]) -> str:
+def notebook(campaign: Campaign) -> str:
     """Return the file: the entries, the latest first, at most MAX_BYTES of them."""
     text = "# Notebook\n\n"
     room = MAX_BYTES
-    for record in reversed(decided):
+    for record in reversed(campaign.decided):
         proposal = record.proposal
         if not (proposal.mechanism or proposal.lesson or proposal.reported_outcome):
             continue
-        lines = "".join(f"{line}\n" for line in entry(record))
+        lines = "".join(f"{line}\n" for line in entry(record, campaign.effect_now(record)))
         room -= len(lines.encode())
         if room < 0:
             return f"{text}\n(earlier ones: runs/)\n"

@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import NormalDist, fmean
 
 import numpy as np
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from nightshift.campaign.next_run import Settings, remaining, settings_of
 from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Stage
-from nightshift.campaign.student import t_quantile
+from nightshift.campaign.student import SEED_DF, t_quantile
 from nightshift.config.rules import RuleConstants
 
 Array = NDArray[np.float64]
@@ -39,7 +39,6 @@ Factors = dict[int, float]  # a weighted sum of the Gaussian's entries: row -> f
 NIGHT_HOURS = 8.0  # the unit of time of the drift
 _BASELINE, _DRIFT = 0, 1  # rows of the Gaussian
 _NORMAL = NormalDist()
-FINAL_DF = 8.0  # degrees of freedom that the estimated noise of a run is worth in the final difference
 _TINY = 1e-14  # least variance that is divided by
 
 
@@ -57,12 +56,12 @@ class Posterior:
         self._num_setters = Counter[str]()  # kept changes that name a key
         self._fixed = set[Settings]()  # changes that the user decided
         self._dropped = set[Settings]()  # configs of which a run was an accident
-        self._baseline_scores = [score]
-        self._final_scores = list[float]()  # of the final check runs of the incumbent as it is
+        self._final_scores: dict[Settings, tuple[float, ...]] = {}  # of the final check runs, by their configs
         self._rows: dict[Settings, int] = {}  # of the Gaussian: each change, and rests of changes
         self._counts = rules.shares_worth * np.array([share for _, _, share in rules.kinds])
         factors, priors = np.array(rules.noises).T
         self._variances = (factors * rules.seed_sd) ** 2 + rules.examples_share * stderr**2
+        self._expected_variance = rules.seed_sd**2 + rules.examples_share * stderr**2
         self._log_weights = np.log(priors)
         self._mean = np.zeros(16)
         self._cov = np.zeros((16, 16))
@@ -83,9 +82,7 @@ class Posterior:
 
     def copy(self) -> Posterior:
         copied = copy.copy(self)
-        vars(copied).update(
-            {n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | list | set | np.ndarray)}
-        )
+        vars(copied).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
         return copied
 
     def known(self, change: Change) -> Change | None:
@@ -96,9 +93,11 @@ class Posterior:
         """Make `kept` the incumbent's changes, if not every decision could be carried out."""
         self._set_kept([self._admitted(change) for change in kept])
 
-    def effect(self, change: Change) -> Effect:
-        """Return what a change adds to the incumbent without it. KeyError for a change that was never measured."""
-        return Effect(*self._moments(*self._added(settings_of(change))))
+    def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
+        """Return what a change adds to a config without it: to the incumbent, or to the baseline with `changes`.
+        KeyError for a change that was never measured."""
+        kept = None if changes is None else dict(remaining(map(settings_of, changes)))
+        return Effect(*self._moments(*self._added(settings_of(change), kept)))
 
     def predict(
         self, changes: Iterable[Change], time_hours: float = 0.0, without: Collection[str] = ()
@@ -114,17 +113,19 @@ class Posterior:
         return final if final is not None and abs(estimate[0] - final[0]) > final[1] else estimate
 
     def final_difference(self) -> tuple[float, float] | None:
-        """Return the mean of the final check runs of the incumbent less that of all runs of the baseline, and half of
-        the 95 % interval by Student's t. None without two runs of each. The noise of a run as estimated counts as
-        FINAL_DF degrees of freedom besides those of the runs."""
-        sides = [self._final_scores, self._baseline_scores]
-        if min(map(len, sides)) < 2:
+        """Return the mean score of the final check runs of the incumbent minus that of the baseline's, and half of the
+        95 % interval by Student's t. None without two runs of each, because one run may be an accident.
+
+        The variance of a run is pooled: the variance that the rules expect, with SEED_DF degrees of freedom, and those
+        within the two configs. The campaign's own estimate would grow by the surprise that is judged here.
+        """
+        sides = [self._final_scores.get(_config(kept), ()) for kept in (self._kept, {})]
+        if not self._kept or min(map(len, sides)) < 2:
             return None
-        df = FINAL_DF + sum(len(side) - 1 for side in sides)
+        df = SEED_DF + sum(len(side) - 1 for side in sides)
         squares = sum((score - fmean(side)) ** 2 for side in sides for score in side)
-        variance = (FINAL_DF * self.noise_variance + squares) / df
-        sd = math.sqrt(variance * sum(1 / len(side) for side in sides))
-        return fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * sd
+        variance = (SEED_DF * self._expected_variance + squares) / df * sum(1 / len(side) for side in sides)
+        return fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * math.sqrt(variance)
 
     def estimated_gain(self, num_slots: int = 1) -> tuple[float, float]:
         """Return the estimated gain of the incumbent over the baseline, and half of its 95 % interval. The best of many
@@ -175,17 +176,15 @@ class Posterior:
         change is treated as a new change of this run only, which is forgotten afterwards. It is believed once: if a run
         of the same config was probably an accident, a second low score is the config's.
         """
-        if run.is_baseline:
-            self._baseline_scores.append(score)
-        if run.stage is Stage.LAST_INCUMBENTS and run.changes == self.kept:
-            self._final_scores.append(score)
         settings = None if run.new is None else settings_of(run.new)
         is_new = settings is not None and settings not in self._rows
         if settings is not None and run.new is not None and settings not in self._changes:
             self._add(settings, run.new)
         changes = [self._admitted(change) for change in run.changes]
         rests = remaining(changes)
-        config = frozenset(item for _, rest in rests for item in rest)
+        config = _config(dict(rests))
+        if run.stage is not Stage.SEARCH:
+            self._final_scores[config] = (*self._final_scores.get(config, ()), score)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
         if not is_new and config in self._dropped:
             kinds = kinds[:1]
@@ -273,22 +272,23 @@ class Posterior:
     def _set_kept(self, kept: list[Settings]) -> None:
         """Make `kept` the incumbent's changes. A change without remaining keys leaves."""
         before, self._kept = self._kept, {whole: rest for whole, rest in remaining(kept) if rest}
-        if before != self._kept:
-            self._final_scores.clear()
+        if before != self._kept and self.stage is Stage.SEARCH:
+            self._final_scores.clear()  # of an earlier night
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
         self._num_setters = Counter(key for settings in self._kept for key, _ in settings)
 
-    def _added(self, settings: Settings) -> tuple[Factors, float]:
-        """Return the vector of what a change adds, and the variance besides: the incumbent with the change, as the last
-        one or in its place, less the incumbent without it."""
+    def _added(self, settings: Settings, kept: dict[Settings, Settings] | None = None) -> tuple[Factors, float]:
+        """Return the vector of what a change adds, and the variance besides: the incumbent, or the config `kept`, with
+        the change, as the last one or in its place, less the config without it."""
         if settings not in self._rows:
             raise KeyError(settings)
         num_own = 1 if settings in self._kept else 0
-        if all(self._num_setters[key] == num_own for key, _ in settings):
+        if kept is None and all(self._num_setters[key] == num_own for key, _ in settings):
             return {self._rows[settings]: 1.0}, 0.0
         factors, variance = Factors(), 0.0
-        with_it = self._kept if settings in self._kept else dict(remaining([*self._kept, settings]))
-        without = dict(remaining(kept for kept in self._kept if kept != settings))
+        kept = self._kept if kept is None else kept
+        with_it = kept if settings in kept else dict(remaining([*kept, settings]))
+        without = dict(remaining(other for other in kept if other != settings))
         for whole, rest in with_it.items():
             other = without.get(whole, frozenset())
             if rest != other:  # what is the same in both cancels
@@ -358,3 +358,8 @@ class Posterior:
         self._size += 1
         self._rows[settings] = row
         return row
+
+
+def _config(kept: Mapping[Settings, Settings]) -> Settings:
+    """Return the settings of a config. `kept`: what each of its changes still sets."""
+    return frozenset(item for rest in kept.values() for item in rest)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from nightshift.campaign.next_run import Settings, remaining, settings_of
 from nightshift.campaign.records import Action, Change, Decision, Effect, Failure, Record, Stage, Standing, Verdict
@@ -241,16 +242,17 @@ def num_since_keep(decided: Sequence[Record]) -> int:
 def standing_text(standing: Standing, kept: Sequence[Change]) -> str:
     """Return `expected score 0.5120, baseline 0.4710: +4.1 ± 2.4 pp by 0003, 0007`."""
     names = ", ".join(change.name for change in kept)
-    gain = f"{gain_text(standing)} by {names}{contradiction(standing)}" if kept else "nothing is kept"
-    return f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain}"
+    gain = f"{gain_text(standing)} by {names}" if kept else "nothing is kept"
+    text = f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}: {gain}"
+    return ". ".join(filter(None, (text, contradiction(standing))))
 
 
 def contradiction(standing: Standing) -> str:
-    """Return the words that follow a gain that is the final check runs' own; empty for an estimated gain."""
+    """Return the sentence beside a gain that is the difference of the final check runs; empty for an estimated gain."""
     if standing.contradicted is None:
         return ""
-    estimate = " ± ".join(f"{100 * value:+.1f}" for value in standing.contradicted).replace("± +", "± ")
-    return f"; this is the difference of the final check runs, which contradict the estimate {estimate} pp"
+    estimate = gain_text(replace(standing, gain=standing.contradicted[0], gain_halfwidth=standing.contradicted[1]))
+    return f"The final check runs differ from the estimate ({estimate}): the gain shown is their plain difference"
 
 
 def gain_text(standing: Standing) -> str:

@@ -6,6 +6,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+SEED_DF = 8.0  # degrees of freedom that a `seed_sd` is worth which was measured on other runs
+
 
 def t_quantile(probability: float, df: float) -> float:
     """Quantile of Student's t for `probability` in 0.5..1 and real `df` (1 or more), to about 1e-9.

@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign.records import Estimate
-from nightshift.campaign.student import t_probability, t_quantile
+from nightshift.campaign.student import SEED_DF, t_probability, t_quantile
 from nightshift.config.rules import RuleConstants
 
 LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
-SEED_DF = 8.0  # degrees of freedom that a `seed_sd` is worth which was measured on other runs
 NO_DIFFERENCE = "no significant difference"  # the verdict that is neither better nor worse
 MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
 

@@ -47,7 +47,7 @@ def write_summary(state: NightState, controller: Controller) -> str:
     cost = night_cost(state, controller.ledger) + runs_cost(state.own(records))
     text = summary(state, records, campaign, controller.now(), cost)
     write_atomically(controller.ledger.runs_dir / BLOCK_NAME, text.encode() + b"\n")
-    write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
+    write_atomically(controller.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign).encode())
     try:
         write_report(controller.bench.root, controller.now(), branch=state.branch, is_live=state.cause is None)
     except Interrupted:

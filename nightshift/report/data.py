@@ -86,6 +86,7 @@ class Experiment:
     row: Row
     changes: tuple[train_toml.Change, ...]
     standing: Standing | None
+    effect_now: Effect | None = None  # of its change, as all runs so far estimate it
     uses: Seconds = field(default_factory=dict)
     curves: Mapping[str, Any] = field(default_factory=dict)  # empty without a run
     rollouts: tuple[Rollout, ...] | None = None
@@ -260,7 +261,7 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
     campaign = story.campaign
     standings = {record.number: record.judgement.standing for record in campaign.decided if record.judgement}
     experiments = tuple(
-        Experiment(record, row, changes_of(record.diff), standings.get(record.number))
+        Experiment(record, row, changes_of(record.diff), standings.get(record.number), campaign.effect_now(record))
         for record, row in zip(story.records, story.rows, strict=True)
     )
     comparisons, damage = list[Comparison](), None

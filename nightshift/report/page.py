@@ -212,7 +212,7 @@ def view_of(ledger: Ledger, now: datetime, branch: str | None = None) -> View:
     configs = load_configs(ledger, [e.record for e in shown])
     keys = list(dict.fromkeys(key for config in configs.values() for key in config.values))
     settings = {number: {key: spelled(config.shown(key)) for key in keys} for number, config in configs.items()}
-    _, *entries = notebook(morning.story.campaign.decided).rstrip().split("\n")
+    _, *entries = notebook(morning.story.campaign).rstrip().split("\n")
     return View(
         morning=morning,
         headline=text.headline(morning),

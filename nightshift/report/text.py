@@ -82,8 +82,8 @@ def _remarks(morning: Morning) -> Iterator[str]:
     format was learnt."""
     if runs := morning.last_runs:
         yield f" {runs[:1].upper()}{runs[1:]}."
-    if morning.kept and morning.standing and (words := contradiction(morning.standing)):
-        yield _minus(f" The gain{words.removeprefix('; this')}.")
+    if morning.standing and (sentence := contradiction(morning.standing)):
+        yield f" {_minus(sentence)}."
     campaign = morning.story.campaign
     last = campaign.incumbent_run or campaign.parent
     form = compare(last, campaign.baseline) if last and morning.kept else None

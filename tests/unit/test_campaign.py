@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.next_run import already_tried
@@ -22,7 +23,8 @@ from nightshift.campaign.records import (
     packed,
     prediction_in,
 )
-from nightshift.campaign.results import Counts, decisions_text, kept_by_records, num_since_keep
+from nightshift.campaign.results import Counts, decisions_text, kept_by_records, num_since_keep, standing_text
+from nightshift.config.rules import RuleConstants
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, UsageError
 from tests.campaigns import BASELINE, BRANCH, a_change, a_record, a_result, contradictions, folded, judged, replace
@@ -49,6 +51,35 @@ def next_record(records: list[Record], score: float = 0.6, **changes: Any) -> Re
         **{"run": Run(kept=campaign.kept), "result": a_result(score, 400, 1000 + number)} | changes,
     )
     return campaign.judge(record, parse(BASELINE))
+
+
+def test_final_check_runs_that_differ_from_the_estimate_are_the_gain() -> None:
+    records = judged(STORY)
+    runs = [Run(stage=Stage.LAST_BASELINES)] * 2 + [Run(kept=folded(records).kept, stage=Stage.LAST_INCUMBENTS)] * 2
+    as_expected = records.copy()
+    for run in runs:
+        as_expected.append(next_record(as_expected, 0.8 if run.kept else 0.515, run=run))
+        records.append(next_record(records, 0.45 if run.kept else 0.5, run=run))
+    assert folded(as_expected).standing.contradicted is None
+    standing = folded(records).standing
+    assert standing == records[-1].judgement.standing
+    assert standing.gain == pytest.approx(-0.05)
+    assert standing.contradicted[0] - standing.gain > standing.gain_halfwidth
+    sentence = r"The final check runs differ from the estimate \(.+ ± .+ pp\): the gain shown is their plain difference"
+    assert re.search(
+        rf": -5\.0 ± \d+\.\d pp by 0003, 0005\. {sentence}$", standing_text(standing, folded(records).kept)
+    )
+
+
+def test_the_predictions_of_an_agent_that_is_exactly_right_compare_with_the_effect_as_estimated_now() -> None:
+    records = judged([0.5 + 0.015 * number for number in range(10)], RuleConstants(), 1319)
+    campaign = folded(records)
+    for record in records[2:8]:
+        now = campaign.effect_now(record)
+        assert record.decision.effect < 0.007
+        assert 0.01 < now.mean < 0.015
+        text = compare_prediction(replace(record, prediction="+1.5 pp"), now)
+        assert re.fullmatch(rf"expected \+1\.5 pp, measured .+ pp, effect now {re.escape(str(now))}", text)
 
 
 def test_before_the_baseline_nothing_is_believed_and_before_a_keep_there_is_no_gain() -> None:

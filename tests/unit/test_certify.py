@@ -194,13 +194,13 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(
     assert any("3 to the test split by this campaign" in line for line in task.describe())
 
 
-def test_the_command_names_what_is_unfinished_and_resumes_it(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_names_what_is_unfinished_and_resumes_it(kept: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     def invoked(*options: str) -> tuple[int, str]:
         done = CliRunner().invoke(commands, ["certify", *options])
         return done.exit_code, done.output
 
-    monkeypatch.setattr("nightshift.experiment.setup.open_setup", lambda *arguments: kept)
-    monkeypatch.setattr("nightshift.cli.run.process_root", lambda: kept.root)
+    monkeypatch.setattr("nightshift.experiment.experiment.open_controller", lambda *arguments: kept)
+    monkeypatch.setattr("nightshift.cli.run.process_root", lambda: kept.bench.root)
     kept.reporter.on_note = stop_at("run 2 of 2")
     assert invoked("--seeds", "1")[0] == 130
     kept.reporter.on_note = lambda text: None

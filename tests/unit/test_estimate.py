@@ -7,13 +7,11 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.campaign.records import Estimate
+from nightshift.campaign.student import SEED_DF, t_probability, t_quantile
 from nightshift.config.rules import RuleConstants
 from nightshift.experiment.estimate import (
-    SEED_DF,
     estimate,
     level_of_access,
-    t_probability,
-    t_quantile,
     verdicts,
 )
 from tests.conftest import slow

@@ -334,26 +334,26 @@ def test_a_drop_is_an_accident_once_and_the_same_drop_again_is_the_configs() -> 
     """A bad incumbent that is measured again must not be a series of accidents (a drop of 10 pp, six times)."""
     posterior = start()
     kept_changes = tuple(change(number) for number in range(8))
-    for number, each in enumerate(kept_changes):
-        posterior.observe(Run(kept=kept_changes[:number], new=each), START + 0.01 * (number + 1), 0.1 * number)
+    for number, new in enumerate(kept_changes):
+        posterior.observe(Run(kept=kept_changes[:number], new=new), START + 0.01 * (number + 1), 0.1 * number)
     posterior.set_kept(kept_changes)
-    told = [posterior.gain()[0]]
+    gains = [posterior.gain()[0]]
     for hours in range(6):
         posterior.observe(Run(kept=kept_changes, stage=Stage.LAST_INCUMBENTS), START - 0.05, 1.0 + hours)
-        told.append(posterior.gain()[0])
-    assert told[0] > 0.02
-    assert told[1] > told[0] - 0.01, "one drop may be an accident"
-    assert told[2] < told[0] - 0.01, "two drops are no accident"
-    assert told[-1] < told[0] / 2
+        gains.append(posterior.gain()[0])
+    assert gains[0] > 0.02
+    assert gains[1] > gains[0] - 0.01, "one drop may be an accident"
+    assert gains[2] < gains[0] - 0.01, "two drops are no accident"
+    assert gains[-1] < gains[0] / 2
 
 
 def test_the_rest_of_a_third_change_counts_in_no_uncertainty_of_another() -> None:
     """What a later change left of an earlier one is the same with and without a third: it cancels."""
     rests = {"a": "1", "b": "1", "c": "1"}
     ours = [change(0, **rests), change(1, c="2"), change(2, d="1", e="1"), change(3, e="2")]
-    found = []
+    sds = []
     for members in (ours, ours[2:]):
         posterior = start(GAUSSIAN)
         posterior.set_kept(members)
-        found.append(posterior.effect(ours[3]).sd)
-    assert found[0] == pytest.approx(found[1])
+        sds.append(posterior.effect(ours[3]).sd)
+    assert sds[0] == pytest.approx(sds[1])
