@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ from nightshift.report.text import headline
 from tests.checkouts import MEASURING
 from tests.conftest import git, living_children, slow
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_controller import GOOD, POOR, during, keep, make_poor, write
+from tests.stand_in_controller import GOOD, POOR, during, keep, make_poor, with_bench, write
 from tests.stand_ins import NUM_VALIDATION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -266,7 +265,7 @@ def test_a_crashed_run_is_repeated_with_another_seed_and_the_verdict_says_so(kep
     assert line.endswith(f"; {crashes}")
     assert certified_line(made).endswith(f"; {crashes}")
     branch = kept.repo.head().branch
-    assert headline(gather(kept.ledger, branch, branch)).title.endswith(f" pp ({crashes})")
+    assert headline(gather(kept.ledger, branch)).title.endswith(f" pp ({crashes})")
     assert not any("unequal numbers" in note for note in made.notes)
 
 
@@ -322,7 +321,7 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(controller: 
     with pytest.raises(UsageError, match="nothing was kept: the incumbent is the baseline"):
         certified(controller)
     with pytest.raises(UsageError, match=r"uses rules [0-9a-f]+ since its first experiment, this is other"):
-        certified(replace(controller, rules_hash="other"))
+        certified(with_bench(controller, rules_hash="other"))
     (controller.bench.root / MEASURING).write_text("MEASURES = 'better'\n")
     with pytest.raises(IntegrityError, match=f"{MEASURING} differ from commit"):
         certified(controller)
@@ -410,7 +409,7 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Not certified")
     own = certified(kept, 1)
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    page = gather(kept.ledger, branch, branch)
+    page = gather(kept.ledger, branch)
     assert (page.certificate, page.obsolete) == (own, None)
     assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
 

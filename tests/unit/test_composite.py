@@ -159,7 +159,7 @@ def test_a_certificate_has_an_estimate_for_each() -> None:
         return replace(evaluation, scores=packed([s for each in scores for s in each]), parts=parts)
 
     low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
-    task = SimpleNamespace(controller=SimpleNamespace(bench=SimpleNamespace(rules=ARITHMETIC_TRL)))
+    task = SimpleNamespace(bench=SimpleNamespace(rules=ARITHMETIC_TRL))
     a, b = (_estimate(task, [[evaluated(low, high)], [evaluated(high, high)]], index) for index in (0, 1))
     assert a.difference == pytest.approx(0.25)
     assert a.interval[0] < 0.25 < a.interval[1]
