@@ -43,8 +43,8 @@ NUM_EXAMPLES = 1319
 START = 0.475  # true score of the baseline
 SAME_EXAMPLES = 0.60  # correlation of two configs' answers to one example
 INHERITED = 0.8  # of a config's luck on the examples, by the config with one change more
-PUSHED, OPTIMUM = 0.06, 4.0  # the gain at the best value of the shared quantity, and this value: about four pushes
-EDGE, EDGE_LOSS = 5.0, 0.15  # beyond this value the score falls
+PUSHED, OPTIMUM = 0.06, 4.0  # the largest gain by the shared quantity, and where: one push is 0.5 to 1.5
+EDGE, EDGE_LOSS = 3.0, 0.15  # beyond this value the score falls
 HARMFUL = -0.002  # a kept change below this effect is harmful
 HELPFUL = 0.002  # a measured change above this effect is missed if it is not kept at the end
 

@@ -253,8 +253,8 @@ def _thoughts(record: Record) -> str:
         texts.append(clean(proposal.description, 120))  # a search's is its change: `tpe: trainer.optim.lr 3e-6 -> 5e-6`
     texts += [f"predicted {clean(proposal.prediction, 60)}"] if proposal.prediction else []
     texts += [f"lesson: {clean(proposal.lesson, 120)}"] if proposal.lesson else []
-    if contradiction := belied(record):
-        texts.append(f"reported outcome: {clean(proposal.reported_outcome or '', 80)}; BUT {contradiction}")
+    if finding := belied(record):
+        texts.append(f"reported outcome: {clean(proposal.reported_outcome or '', 80)}; BUT {finding}")
     return " | ".join(filter(None, texts))
 
 
