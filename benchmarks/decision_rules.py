@@ -34,8 +34,7 @@ import recorded
 from machine import RESULTS, machine, table, write_result
 from numpy.typing import NDArray
 
-from nightshift.campaign.next_run import measuring_run, next_stage
-from nightshift.campaign.posterior import Posterior
+from nightshift.campaign.posterior import Posterior, measuring_run, next_stage
 from nightshift.campaign.records import Action, Change, Decision, Run, Stage
 from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
 

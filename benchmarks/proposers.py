@@ -31,13 +31,9 @@ from nightshift.agents.base import Context
 from nightshift.agents.search import SearchProposer
 from nightshift.agents.space import DECAY, STEPS, WARMUP, SearchSpace
 from nightshift.agents.throughput import Throughput
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.commits import change_keys, incumbent_config
-from nightshift.campaign.next_run import (
-    already_tried,
-    measuring_run,
-    next_stage,
-)
+from nightshift.campaign.posterior import measuring_run, next_stage
 from nightshift.campaign.records import (
     Action,
     Change,

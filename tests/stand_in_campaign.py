@@ -23,7 +23,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step, write_steps
-from nightshift.campaign.next_run import measuring_run
+from nightshift.campaign.posterior import measuring_run
 from nightshift.campaign.records import (
     Action,
     Evaluation,

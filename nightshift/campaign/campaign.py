@@ -27,8 +27,11 @@ from nightshift.campaign.records import (
     Effect,
     Judgement,
     Record,
+    Run,
+    Settings,
     Standing,
     Verdict,
+    settings_of,
 )
 from nightshift.campaign.results import Row, fates_of, measured_text, row
 from nightshift.campaign.scores import compare, remarks, run_scores, without
@@ -304,6 +307,19 @@ class Campaign:
     def _num_slots(self, record: Record) -> int:
         """Return 1 if the campaign's runs follow each other, else 2: then its intervals are wider (rules.widen)."""
         return 2 if any(other.result and other.result.slot for other in (*self.decided, record)) else 1
+
+
+def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
+    """Return the last experiment with this config, or with the same changes besides its rider."""
+    contents = _contents(run)
+    for record in reversed(decided):
+        if record.config_hash == config_hash or _contents(record.run) == contents:
+            return record
+    return None
+
+
+def _contents(run: Run) -> set[Settings]:
+    return {settings_of(change) for change in (*run.kept, *([run.new] if run.new else []))}
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:

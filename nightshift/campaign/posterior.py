@@ -29,8 +29,18 @@ from statistics import NormalDist, fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.campaign.next_run import Settings, remaining, settings_of
-from nightshift.campaign.records import Z95, Action, Change, Decision, Effect, Run, Stage
+from nightshift.campaign.records import (
+    Z95,
+    Action,
+    Change,
+    Decision,
+    Effect,
+    Run,
+    Settings,
+    Stage,
+    remaining,
+    settings_of,
+)
 from nightshift.campaign.student import SEED_DF, t_quantile
 from nightshift.config.rules import RuleConstants
 
@@ -39,6 +49,7 @@ Factors = dict[int, float]  # a weighted sum of the Gaussian's entries: row -> f
 NIGHT_HOURS = 8.0  # the unit of time of the drift
 _BASELINE, _DRIFT = 0, 1  # rows of the Gaussian
 _NORMAL = NormalDist()
+_NIGHT_OF_LAST_RUNS = 5  # a night has last runs if it has at least this many times as many runs
 _TINY = 1e-14  # least variance that is divided by
 
 
@@ -367,3 +378,20 @@ class Posterior:
 def _config(kept: Mapping[Settings, Settings]) -> Settings:
     """Return the settings of a config. `kept`: what each of its changes still sets."""
     return frozenset(item for rest in kept.values() for item in rest)
+
+
+def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:
+    """Return the stage of a night's next run.
+
+    The last runs are two of the baseline, then two of the incumbent; at several slots one of each a slot. `num_last`:
+    last runs among the night's `num_started` runs. `num_left`: runs that the night can still start.
+    """
+    num_each = 2 if num_slots == 1 else num_slots
+    is_short = num_started + num_left < _NIGHT_OF_LAST_RUNS * 2 * num_each
+    if num_last == 0 and (is_short or num_left > 2 * num_each):
+        return Stage.SEARCH
+    return Stage.LAST_BASELINES if num_last < num_each else Stage.LAST_INCUMBENTS
+
+
+def measuring_run(kept: tuple[Change, ...], stage: Stage) -> Run:
+    return Run(kept=kept if stage is Stage.LAST_INCUMBENTS else (), stage=stage)

@@ -380,6 +380,23 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}: {self.settings}"
 
 
+Settings = frozenset[tuple[str, str | None]]  # keys and values: the identity of a change
+
+
+def settings_of(change: Change) -> Settings:
+    return frozenset(change.keys.items())
+
+
+def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
+    """Return each change with the settings that remain of it in a config: a later change wins on a shared key."""
+    taken = set[str]()
+    pairs = []
+    for settings in reversed(list(changes)):
+        pairs.append((settings, frozenset(item for item in settings if item[0] not in taken)))
+        taken.update(key for key, _ in settings)
+    return pairs[::-1]
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided about one change. `effect`: posterior mean of its effect on the score, less the effect of the
     changes that it replaces; `effect_stderr`: posterior standard deviation. None if the user decided."""

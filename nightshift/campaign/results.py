@@ -8,8 +8,20 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec.structs import replace
 
-from nightshift.campaign.next_run import Settings, remaining, settings_of
-from nightshift.campaign.records import Action, Change, Decision, Effect, Failure, Record, Stage, Standing, Verdict
+from nightshift.campaign.records import (
+    Action,
+    Change,
+    Decision,
+    Effect,
+    Failure,
+    Record,
+    Settings,
+    Stage,
+    Standing,
+    Verdict,
+    remaining,
+    settings_of,
+)
 from nightshift.text import clean, escape_formula
 
 # Of results.tsv. The first five are those of autoresearch's results.tsv; `status` is the verdict. A new one goes last.

@@ -29,7 +29,6 @@ MEASURING_CODE = (
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/commits.py",
     "nightshift/campaign/metrics.py",
-    "nightshift/campaign/next_run.py",
     "nightshift/campaign/posterior.py",
     "nightshift/campaign/scores.py",
     "nightshift/campaign/student.py",

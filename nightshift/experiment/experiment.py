@@ -18,14 +18,13 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.finish import close, crash, resume
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
-from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten

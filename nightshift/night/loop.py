@@ -25,7 +25,7 @@ from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import crash, resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import STARTED, baseline_of, read_progress
-from nightshift.campaign.next_run import measuring_run, next_stage
+from nightshift.campaign.posterior import measuring_run, next_stage
 from nightshift.campaign.records import DIRECTION_NAME, Change, Cost, Failure, Record, Request, Run, Stage
 from nightshift.config.train_toml import Config, load, parse, read_source
 from nightshift.engines.base import used_keys

@@ -10,7 +10,7 @@ from nightshift.agents.notebook import notebook
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.finish import uncommitted
-from nightshift.campaign.next_run import next_stage
+from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import (
     BLOCK_NAME,
     NO_SANDBOX,

@@ -26,7 +26,6 @@ from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
-from nightshift.campaign.next_run import settings_of
 from nightshift.campaign.records import (
     ANSWERS_NAME,
     JOB_NAME,
@@ -45,6 +44,7 @@ from nightshift.campaign.records import (
     Rollout,
     Stage,
     Standing,
+    settings_of,
 )
 from nightshift.campaign.results import UNDECIDED, Counts, Row, last_scores, verdict_of
 from nightshift.config import train_toml

@@ -15,8 +15,7 @@ from decision_rules import RULES, WORLDS, AboveBest, Conditions, Nature, World, 
 
 from nightshift.agents.search import SearchProposer
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.next_run import Run
-from nightshift.campaign.records import Change
+from nightshift.campaign.records import Change, Run
 from nightshift.config.rules import RuleConstants
 from tests.campaigns import tell
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from nightshift.agents.notebook import compare_prediction
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.commits import incumbent_values
-from nightshift.campaign.next_run import already_tried
 from nightshift.campaign.records import (
     Action,
     Change,

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift.campaign.next_run import Run, Stage, measuring_run, next_stage
-from nightshift.campaign.posterior import NIGHT_HOURS, Posterior
-from nightshift.campaign.records import Action, Change, Decision
+from nightshift.campaign.posterior import NIGHT_HOURS, Posterior, measuring_run, next_stage
+from nightshift.campaign.records import Action, Change, Decision, Run, Stage
 from nightshift.config.rules import GSM8K_PRIOR_SD, RuleConstants
 
 RULES = RuleConstants()
