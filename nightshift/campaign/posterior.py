@@ -292,15 +292,11 @@ class Posterior:
         """Return the vector of what a change adds, and the variance besides: the incumbent, or the config `kept`, with
         the change, as the last one or in its place, less the config without it."""
         if kept is None:
-            kept = self._kept
-            is_apart = self._setters.keys().isdisjoint(dict(settings))
-            if is_apart or (settings in kept and sum(map(len, kept)) == len(self._setters)):
+            kept, num_own = self._kept, int(settings in self._kept)
+            if all(self._num_setters[key] == num_own for key, _ in settings):
                 return {self._rows[settings]: 1.0}, 0.0  # it shares no key: most changes
         if settings not in self._rows:
             raise KeyError(settings)
-        num_own = 1 if settings in self._kept else 0
-        if kept is None and all(self._num_setters[key] == num_own for key, _ in settings):
-            return {self._rows[settings]: 1.0}, 0.0
         factors, variance = Factors(), 0.0
         with_it = kept if settings in kept else dict(remaining([*kept, settings]))
         without = dict(remaining(other for other in kept if other != settings))
