@@ -4,13 +4,18 @@ The notebook is made from the records only, so it survives the night. Each predi
 difference and the effect as all runs so far estimate it.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.records import POINTS, Z95, Effect, Record
 from nightshift.campaign.results import UNDECIDED, num_since_keep, verdict_of
 from nightshift.text import clean
+
+if TYPE_CHECKING:
+    from nightshift.campaign.campaign import Campaign  # it imports numpy
 
 MAX_BYTES = 60_000  # of the file: the latest entries
 _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again

@@ -9,7 +9,7 @@ from nightshift_arithmetic import data
 
 from nightshift.campaign.journal import Access, Journal
 from nightshift.errors import EngineError
-from nightshift.evaluation import test_split
+from nightshift.evaluation.evaluate import examples_of_test_split
 from tests.campaigns import replace
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import small
@@ -51,7 +51,7 @@ def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
     }
     # gsm8k's own data module reads the file to hold its problems out of training.
     assert passed_on == {
-        ("nightshift/evaluation/test_split.py", "examples"),
+        ("nightshift/evaluation/evaluate.py", "examples"),
         ("environments/gsm8k/nightshift_gsm8k/data.py", "_examples"),
     }
     assert users_of("examples_of_validation_split") == {
@@ -59,7 +59,7 @@ def test_one_function_loads_the_test_split_and_only_a_worker_calls_it() -> None:
         "nightshift/experiment/worker.py",
     }
     assert users_of("examples_of_test_split") == {
-        "nightshift/evaluation/test_split.py",
+        "nightshift/evaluation/evaluate.py",
         "nightshift/experiment/worker.py",
     }
 
@@ -73,7 +73,7 @@ def root_with(tmp_path: Path) -> Path:
 def add(root: Path, access: Access) -> None:
     """The line of a job that reads the test split, as certify writes it."""
     name = f"certify/0001/baseline-{access.token}/job.json"
-    Journal(root / "runs").add("access", name, access)
+    Journal(root / "runs").add("access", name, access=access)
 
 
 def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_the_split_is_read_for_a_job_of_the_last_access_only(tmp_path: Path) -> 
     for token in ("k", "l"):
         add(root, replace(FIRST, token=token))
     for token in ("k", "l"):
-        examples = test_split.examples_of_test_split(RULES, root, token)
+        examples = examples_of_test_split(RULES, root, token)
         assert {example.key for _, example in examples} == {e.key for e in data.load("test", 8)}
     for token in ("x", ""):
         with pytest.raises(EngineError, match="holds no access to the test split for this job"):
-            test_split.examples_of_test_split(RULES, root, token)
+            examples_of_test_split(RULES, root, token)
     add(root, replace(FIRST, number=2, token="m"))
     with pytest.raises(EngineError, match="holds no access"):  # the first one is over
-        test_split.examples_of_test_split(RULES, root, "k")
+        examples_of_test_split(RULES, root, "k")
     assert [(access.number, access.token) for access in Journal(root / "runs").accesses()] == [
         (1, "k"), (1, "l"), (2, "m"),
     ]  # fmt: skip
@@ -99,5 +99,5 @@ def test_nothing_is_read_without_an_access(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the test split was read"))
     for _ in range(2):
         with pytest.raises(EngineError, match="holds no access"):
-            test_split.examples_of_test_split(RULES, root, "k")
+            examples_of_test_split(RULES, root, "k")
         (root / "runs" / "journal.jsonl").touch()
