@@ -13,7 +13,7 @@ import click
 from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
-from nightshift.cli.output import print_lines
+from nightshift.cli.output import print_text
 from nightshift.cli.shell import Command
 from nightshift.config.allowlist import CARRIED, RATIO, quoted, value_text
 from nightshift.config.import_config import (
@@ -79,7 +79,7 @@ def import_command(file: Path) -> None:
         elif head.branch and head.commit:
             committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
             outcome = f"wrote {', '.join(files)}; committed as {(committed.commit or '')[:7]} on {head.branch}"
-    print_lines([*imported.report(), *notes, outcome, "next: uv run run.py --dry-run"])
+    print_text(*imported.report(), *notes, outcome, "next: uv run run.py --dry-run")
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -20,7 +20,7 @@ from nightshift.campaign.records import Comparison, Request
 from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.imports import import_command
-from nightshift.cli.output import print_error, print_found, print_json, print_lines, print_text
+from nightshift.cli.output import print_error, print_found, print_text
 from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import (
     AGENT_ENV,
@@ -145,10 +145,7 @@ def history(as_json: bool) -> None:
     from nightshift.agents.history import of_last_campaign
 
     found = of_last_campaign(Ledger(run.process_root()))
-    if as_json:
-        print_json(found)
-    else:
-        print_text(str(found))  # a row a line, also in a pipe
+    print_found(found, [str(found)], as_json)
 
 
 @commands.command()
@@ -288,7 +285,7 @@ def doctor(
     if environment is not None:
         with reporting(f"loading {environment}"):
             for line in look(root, environment):
-                print_lines([line])
+                print_text(line)
         return
     if slurm is not None:
         line, report = _doctor_of_node(root, Request(engine=given.engine, slurm=slurm))
@@ -327,7 +324,7 @@ def new(what: str, name: str) -> None:
     """Write environments/NAME: a small task that trains as it is, with its test. docs/environments.md goes on."""
     from nightshift.evaluation.template import create
 
-    print_lines(create(run.process_root(), name))
+    print_text(*create(run.process_root(), name))
 
 
 @commands.command()
@@ -351,8 +348,7 @@ def report(output: Path | None, branch: str | None, is_served: bool, host: str, 
     with reporting("drawing the page"):
         is_live = Ledger(root).is_running()
         headline, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
-    lines = (f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
-    print_lines(lines)
+    print_text(f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
 
 
 @commands.command()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import DETACHED_NAME, Request
-from nightshift.cli.output import print_error, print_lines, print_text
+from nightshift.cli.output import print_error, print_text
 from nightshift.cli.progress import reporting
 from nightshift.cli.status import print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
@@ -44,7 +44,7 @@ def run(root: Path, request: Request) -> int:
         unused = {key.path for key in KEYS} - used_keys(engine, standard)
         lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
         lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-        print_lines([*lines, *describe_keys(unused, engine.name)])
+        print_text(*lines, *describe_keys(unused, engine.name))
         if line := next_start(Ledger(root), Repo(root)):
             print_error(line)
         return ExitCode.MEASURED
@@ -57,7 +57,7 @@ def run(root: Path, request: Request) -> int:
 
         controller = open_controller(root, request, reporter, request.branch)
         if request.dry_run:
-            print_lines(plan(request, controller))
+            print_text(*plan(request, controller))
             return ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
         with controller.ledger.lock():
@@ -82,7 +82,7 @@ def plan(request: Request, controller: Controller) -> list[str]:
         repo, records, controller.now(), controller.bench.rules, controller.bench.rules_hash, request.branch
     )
     if line := start.describe(is_done=False):
-        print_lines([f"branch:   {line}"])
+        print_text(f"branch:   {line}")
     config = load(controller.bench.root / CONFIG_NAME)
     committed = repo.config_at(str(start.before.commit))
     if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml

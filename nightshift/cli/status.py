@@ -42,7 +42,7 @@ from nightshift.campaign.results import (
     row,
     standing_text,
 )
-from nightshift.cli.output import print_error, print_lines, print_text, summary
+from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.errors import EngineError, ExitCode, UsageError
 from nightshift.files import Document, open_regular, read_file
@@ -115,7 +115,7 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     with reporting(f"waiting for {_SOMETHING}", told) as reporter:
         while ledger.is_running():
             if deadline is not None and time.monotonic() >= deadline:
-                print_lines(Status.of(ledger, datetime.now(UTC)).lines())
+                print_text(*Status.of(ledger, datetime.now(UTC)).lines())
                 return TIMED_OUT
             if time.monotonic() >= looked + _LOOK_SECONDS:
                 looked = time.monotonic()
