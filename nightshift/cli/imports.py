@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import tomllib
 from pathlib import Path
 
 import click
 
-from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Repo
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
 from nightshift.cli.output import print_text
@@ -30,12 +29,12 @@ from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
 from nightshift.config.train_toml import statements
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
-from nightshift.files import disk_error, read_file, write_atomically
+from nightshift.files import read_file, write_atomically
 from nightshift.text import clean
 
 
 @click.command("import", cls=Command)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def import_command(file: Path) -> None:
     """Write train.toml from the config FILE, and the lines of rules.toml that carry over; commit what changed.
 
@@ -43,22 +42,14 @@ def import_command(file: Path) -> None:
     hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml.
     """
     root = run.process_root()
-    try:
-        source = read_file(os.path.realpath(file))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}", "Name a config file.") from None
+    source = file.read_bytes()
     imported = import_config(source, file.name)
     repo = Repo(root)
     ledger = Ledger(root)
     with ledger.lock():
         head = repo.head()
-        campaigns = {record.branch: record for record in reversed(ledger.records())}
-        if (first := campaigns.get(head.branch)) is not None:
-            start = repo.campaign_start(first.commit)
-            branches = repo.branches("--contains", start) if start else repo.branches()
-            names = [name for name in branches if name not in campaigns and not name.startswith(CAMPAIGN_PREFIX)]
-            own = shlex.quote(min(names, key=lambda name: not repo.is_default(name))) if names else "-c NEW-NAME"
-            raise UsageError(f"{head.branch} is a campaign", f"Import on your own branch: git switch {own}")
+        if any(record.branch == head.branch for record in ledger.records()):
+            raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch BRANCH.")
         blobs = repo.files_at(head.commit) if head.commit else {}
         for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
             if name in blobs and repo.differs(name, blobs[name]):
@@ -67,12 +58,9 @@ def import_command(file: Path) -> None:
                 raise UsageError(f"{name} is not in git", "Commit it, or move it away.")
         rules, notes = carried_rules(imported, root, num_gpus(os.environ))
         files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
-        files = {name: data for name, data in files.items() if not _holds(root / name, data)}
+        files = {name: data for name, data in files.items() if name not in blobs or read_file(root / name) != data}
         for name, data in files.items():
-            try:
-                write_atomically(root / name, data)
-            except OSError as error:
-                raise disk_error(error, root / name) from None
+            write_atomically(root / name, data)
         outcome = f"wrote {', '.join(files)}; not committed: no branch is checked out"
         if not files:
             outcome = "nothing changed: this config was imported before"
@@ -82,23 +70,12 @@ def import_command(file: Path) -> None:
     print_text(*imported.report(), *notes, outcome, "next: uv run run.py --dry-run")
 
 
-def _holds(path: Path, data: bytes) -> bool:
-    try:
-        return read_file(path) == data
-    except OSError:
-        return False
-
-
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
     """Return rules.toml with the environments and the model of an imported config, and notes for the user.
 
     The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
     """
-    try:
-        before = read_file(root / RULES_NAME)
-    except OSError as error:
-        cause = f"{RULES_NAME} cannot be read: {error.strerror or error}"
-        raise UsageError(cause, f"Restore it: git checkout {RULES_NAME}.") from None
+    before = read_file(root / RULES_NAME)
     settings, notes = dict[str, str](), list[str]()
     names = list(dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree)))))
     model = model_name(imported.tree)

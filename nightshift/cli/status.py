@@ -46,13 +46,11 @@ from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.errors import EngineError, ExitCode, UsageError
 from nightshift.files import Document, open_regular, read_file
-from nightshift.text import ANSI, clean, local
+from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
-_LONG = ("effective", "scores")  # they fill screens: see record.json
-_LAST = (  # what programs compare and people hardly read
-    *("result", "unused_keys", "config_hash", "effective_hash", "rules_name", "commits", "decision_rules", "versions"),
-)
+# Fields of a record that fill screens, or repeat the row.
+_LEFT_OUT = ("effective", "scores", "decision_rules", "version", "status", "diff", "rules_hash", "description", "why")
 
 
 def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
@@ -65,34 +63,29 @@ def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
 
 
 def experiment_lines(ledger: Ledger, record: Record, row: Row) -> Iterator[str]:
-    """`name: value`: the row, then what else the record has by the names of record.json, inner values indented."""
-    fields, judged = shown(ledger, record, row), record.judgement
+    """Yield `name: value`: the row, then the other fields of the record, inner values indented."""
     cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
-    fields["user_decisions"] = record.user_decisions
-    fields["run"] = {"changes": record.run.changes, "stage": record.run.stage.name.lower()}
-    del fields["proposal"]["description"]
-    if judged is not None:
-        fields["judgement"] |= {name: getattr(judged, name) for name in ("decisions", "refused", "kept")}
-        del fields["judgement"]["why"]
-    hidden = {*cells, *_LAST, "kind", "version", "status", "diff", "rules_hash", "row"}
-    first = {name: value for name, value in cells.items() if name not in ("effect_at_decision_stderr", "p_helps")}
-    first |= fields.pop("proposal") | {name: value for name, value in fields.items() if name not in hidden}
-    return _lines({**first, **{name: fields[name] for name in _LAST}}, "")
+    cells["files"] = ledger.run_dir(record.number).relative_to(ledger.root)
+    return _lines(cells | _fields(record) | cells, "")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a Struct or dataclass; empty for a value with a text of its own."""
+    names = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+    return {name: getattr(value, name) for name in names if name not in _LEFT_OUT and str(value) == repr(value)}
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in fields.items():
         head = f"{indent}{name}:".ljust(23) + " "
-        match value:
-            case _ if name in _LONG:
-                continue
+        match _fields(value) or value:
             case None:
                 yield f"{head}none"
             case float():
                 yield f"{head}{value:.6g}"
-            case dict():
+            case dict() as inner:
                 yield head
-                yield from _lines(value, indent + "  ")
+                yield from _lines(inner, indent + "  ")
             case list() | tuple():
                 yield from (f"{head}{each}" for each in value or ["none"])
             case _:
@@ -103,25 +96,21 @@ TIMED_OUT = 124  # as timeout(1)
 _NUM_LOG_LINES = 15  # of a crash
 _TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
 _MAX_FOLLOWED = 1_000_000  # bytes of it that are read at once
-_POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # between two looks at how far the runs are
 _SOMETHING = "a certificate, a night between experiments, or an experiment that starts"
 
 
-def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
+def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    ledger, looked, told = Ledger(root), 0.0, "What runs continues."
-    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    with reporting(f"waiting for {_SOMETHING}", told) as reporter:
+    ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
+    with reporting(f"waiting for {_SOMETHING}", "What runs continues.") as reporter:
         while ledger.is_running():
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 print_text(*Status.of(ledger, datetime.now(UTC)).lines())
                 return TIMED_OUT
-            if time.monotonic() >= looked + _LOOK_SECONDS:
-                looked = time.monotonic()
-                started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
-                reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
-            time.sleep(_POLL_SECONDS)
+            started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
+            reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
+            time.sleep(_LOOK_SECONDS)
     records, _ = ledger.readable()
     if not records:
         raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
@@ -154,7 +143,7 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
     return ExitCode.CRASH
 
 
-def follow_night(root: Path, timeout_seconds: float | None) -> int:
+def follow_night(root: Path, timeout_seconds: float) -> int:
     """Print what a detached night says from now until it is over, and its summary. UsageError if there was no night, or
     if it was cut off.
 
@@ -163,7 +152,7 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     from nightshift.night.state import load
 
     ledger, offset, has_followed = Ledger(root), None, False
-    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
     with reporting("waiting for the night", "The night continues."):
         while True:
@@ -173,14 +162,14 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
                 raise UsageError("no night was started here yet", "Start one: uv run nightshift night --agent tpe.")
             with suppress(FileNotFoundError), open_regular(log) as file:
                 file.seek(0, os.SEEK_END) if offset is None else file.seek(offset)
-                text = ANSI.sub("", file.read(_MAX_FOLLOWED).decode(errors="replace")).rstrip("\n")
+                text = file.read(_MAX_FOLLOWED).decode(errors="replace").rstrip("\n")
                 offset = file.tell()
                 if text:
-                    print_text("".join(character for character in text if character.isprintable() or character == "\n"))
+                    print_text(text)
                     has_followed = True
             if not is_on:
                 break
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 return TIMED_OUT
             time.sleep(_LOOK_SECONDS)
     if state.cause is None:
@@ -238,15 +227,6 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Change, ...]
     standing: Standing
     num_baseline_runs: int  # measured, of this campaign
-
-    def lines(self) -> list[str]:
-        """The kept changes, a line each: the keys that no later one sets."""
-        lines, later = list[str](), set[str]()
-        for change in reversed(self.kept):
-            keys = {key: value for key, value in change.keys.items() if key not in later}
-            lines.append(str(msgspec.structs.replace(change, keys=keys)))
-            later |= keys.keys()
-        return lines[::-1]
 
     @property
     def advice(self) -> str | None:
@@ -326,7 +306,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         is_night = self.night is not None and self.night.state == "running"
         if (incumbent := self.incumbent) is not None:
             lines.append(f"incumbent: {standing_text(incumbent.standing, incumbent.kept)}")
-            lines += [f"kept:     {line}" for line in incumbent.lines()]
+            lines += [f"kept:     {change}" for change in incumbent.kept]
             lines += [f"note:     {incumbent.advice}"] if incumbent.advice and not is_night else []
         if (night := self.night) is None:
             return lines

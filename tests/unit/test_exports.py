@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
 from nightshift.files import whole_folder
 from nightshift.report.data import Story
-from nightshift.report.export.table import as_csv, cell, steps
+from nightshift.report.export.table import as_csv, cell
 from tests.campaigns import replace
 from tests.stand_in_campaign import BRANCH, build
 
@@ -91,7 +92,7 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
             rows += found.HasField("history")
             config += str(found.run.config) if found.HasField("run") else ""
             numbers |= {item.key: json.loads(item.value_json) for item in found.summary.update}
-        assert rows == len(steps(few, record))
+        assert rows == len(read_steps(few.ledger.run_dir(record.number) / METRICS_NAME))
         assert "trainer.optim.lr" in config
         cells = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
         assert numbers.items() >= (cells | {"verdict": row.verdict, "now": row.now}).items()

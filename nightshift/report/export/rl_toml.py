@@ -33,20 +33,17 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     if config is None:
         which = "incumbent" if number is None else f"readable train.toml of experiment {number:04d}"
         raise UsageError(f"the campaign has no {which}", "Run its baseline, or name another --experiment.")
-    records = sorted(story.records, key=lambda record: record.number == number)  # its own rules, else the last
-    rules, rules_hash = next(
-        ((rules, record.rules_hash) for record in reversed(records) if (rules := story.rules(record))), (None, "")
-    )
+    rules = next(filter(None, map(story.rules, reversed(story.records))), None)
     if rules is None:
         raise UsageError("the rules of the campaign are gone: no job.json in runs/ is whole", "Restore runs/.")
     if rules.engine != ENGINE:
         cause = f"{name} was trained by the engine {rules.engine}, and no config of prime-rl trains the same"
         raise UsageError(cause, "Measure it with prime-rl first: uv run run.py --engine prime-rl, on a new branch.")
-    if rules.hash(root) != rules_hash:
-        cause = f"{name} was measured under other rules ({rules_hash}) than the files here make"
+    if rules.hash(root) != story.rules_hash:
+        cause = f"{name} was measured under other rules ({story.rules_hash}) than the files here make"
         raise UsageError(cause, f"Check out the campaign: git switch {story.branch}.")
-    exact = records[-1] if number is not None else story.campaign.incumbent_run
-    result = exact.result if exact else None
+    run = next((r for r in story.records if r.number == number), story.campaign.incumbent_run)
+    result = run.result if run else None
     engine = PrimeRlEngine(rules, root, environ)
     folders = {"PYTHONPATH": engine.installation.environments_dir(root, rules)}
     if rules.model_revision:

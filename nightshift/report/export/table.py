@@ -1,13 +1,8 @@
-"""`nightshift export --to csv`, and what it shares with W&B: the keys of an experiment's config, and its steps."""
+"""`nightshift export --to csv`, and what it shares with W&B: the keys of an experiment's config."""
 
 import csv
 import io
-import math
 
-import msgspec
-
-from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
-from nightshift.campaign.records import Record
 from nightshift.campaign.results import Row
 from nightshift.config.allowlist import Value, number_text
 from nightshift.report.data import Story
@@ -46,15 +41,3 @@ def values(story: Story, row: Row) -> dict[str, Value]:
     """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B."""
     config = story.configs.get(row.number)
     return {key: config.shown(key) for key in config.resolved} if config else {}
-
-
-def steps(story: Story, record: Record) -> list[Step]:
-    return read_steps(story.ledger.run_dir(record.number) / METRICS_NAME) if record.result else []
-
-
-def measured(step: Step) -> dict[str, float]:
-    """The finite numbers of a step by name, rewards as `rewards/ENVIRONMENT`."""
-    fields = msgspec.to_builtins(step)
-    rewards = {f"rewards/{name}": value for name, value in (fields.pop("rewards") or {}).items()}
-    del fields["step"]
-    return {name: value for name, value in {**fields, **rewards}.items() if value is not None and math.isfinite(value)}

@@ -1,15 +1,17 @@
 """Offline runs of Weights & Biases, one an experiment: `wandb sync` sends them, when and where the person says."""
 
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
 from nightshift.campaign.results import UNDECIDED, Row
 from nightshift.errors import EngineError
 from nightshift.files import remove_tree, whole_folder
 from nightshift.report.data import Story
-from nightshift.report.export.table import measured, steps, values
+from nightshift.report.export.table import values
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
@@ -48,7 +50,7 @@ def write_runs(story: Story, folder: Path) -> Path:
 
 def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row, folder: Path) -> None:
     verdict = row.verdict or UNDECIDED
-    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float) and isfinite(value)}
+    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
     with wandb.init(
         project=f"nightshift-{story.tag}",
         id=f"{story.tag}-{row.number:04d}",
@@ -62,6 +64,9 @@ def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row
     ) as run:
         run.define_metric("training_step")
         run.define_metric("*", step_metric="training_step")
-        for step in steps(story, record):
-            run.log(measured(step) | {"training_step": step.step})
+        for step in read_steps(story.ledger.run_dir(row.number) / METRICS_NAME) if record.result else []:
+            fields = msgspec.to_builtins(step)
+            rewards = {f"rewards/{name}": value for name, value in (fields.pop("rewards") or {}).items()}
+            fields["training_step"] = fields.pop("step")
+            run.log({name: value for name, value in (fields | rewards).items() if value is not None})
         run.summary.update({"verdict": verdict, "now": row.now, **numbers})
