@@ -10,7 +10,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -40,11 +40,6 @@ from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode
 from nightshift.executors.gpus import num_gpus
-
-if TYPE_CHECKING:
-    from nightshift.engines.doctor import Doctor
-
-_DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
 
 
 @click.group(cls=Group, help=__doc__)
@@ -105,8 +100,8 @@ def certify(
     from nightshift.experiment.bench import sweep
     from nightshift.experiment.experiment import open_controller
 
-    sides = {"baseline": baseline, "incumbent": incumbent}
-    revisions = {side: revision for side, revision in sides.items() if revision is not None}
+    sides = (("baseline", baseline), ("incumbent", incumbent))
+    revisions = {side: revision for side, revision in sides if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
         find = partial(certificates.tasks, controller, revisions=revisions, **question)
@@ -118,10 +113,7 @@ def certify(
                 sweep(controller.bench.root, reporter.note)
                 comparisons = tuple(certificates.certify(find()))
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
-    if as_json or dry_run:
-        print_found(certified, plan, as_json)
-    else:
-        print_text(str(certified))
+    print_found(certified, plan if dry_run else [str(certified)], as_json)
 
 
 @commands.command()
@@ -246,7 +238,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
         ledger, since = Ledger(root), time.time()
         with reporting("waiting for the first run to train"):
             has_begun = partial(is_under_way, ledger, since)
-            sys.exit(run.start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --night"))
+            sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
         exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch)
     sys.exit(exit_code)
@@ -282,6 +274,8 @@ def doctor(
     from nightshift.agents.agent import check_agent
     from nightshift.engines.doctor import Doctor, checks
     from nightshift.evaluation.template import look
+    from nightshift.executors.slurm import SlurmExecutor, ask_node
+    from nightshift.experiment.experiment import open_controller
 
     root, given, lines = run.process_root(), PrepareFlags(**flags), list[str]()
     if environment is not None:
@@ -290,8 +284,14 @@ def doctor(
                 print_text(line)
         return
     if slurm is not None:
-        line, report = _doctor_of_node(root, Request(engine=given.engine, slurm=slurm))
+        with reporting() as reporter:
+            bench = open_controller(root, Request(engine=given.engine, slurm=slurm), reporter).bench
+            assert isinstance(bench.executor, SlurmExecutor)
+            reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
+            words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
+            line, answer = ask_node(bench.executor, bench.job({}, 0), (*words, bench.engine.name))
         lines.append(line)
+        report = msgspec.json.decode(answer, type=Doctor)
     else:
         with reporting("looking at what experiments need"):
             rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
@@ -300,23 +300,6 @@ def doctor(
         report = Doctor.of(found, rules)
     print_found(report, [*lines, report.table(given.engine_meant)], as_json)
     sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)
-
-
-def _doctor_of_node(root: Path, request: Request) -> tuple[str, Doctor]:
-    """Return a line on a node of the cluster, and what doctor reports there. EngineError if no answer comes back."""
-    from nightshift.engines.doctor import Doctor
-    from nightshift.executors.slurm import SlurmExecutor, ask_node
-    from nightshift.experiment.experiment import open_controller
-
-    with reporting() as reporter:
-        controller = open_controller(root, request, reporter)
-        assert isinstance(controller.bench.executor, SlurmExecutor)
-        reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-        words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
-        line, answer = ask_node(
-            controller.bench.executor, controller.bench.job({}, 0), (*words, controller.bench.engine.name)
-        )
-    return line, msgspec.json.decode(answer, type=Doctor)
 
 
 @commands.command()
@@ -333,18 +316,17 @@ def new(what: str, name: str) -> None:
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder to write into. Default: runs/")
 @click.option("--branch", help="The campaign to show. Default: the branch checked out, else that of the last one.")
 @click.option("--serve", "is_served", is_flag=True, help="Write no file; serve the page to a browser until Ctrl-C.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="With --serve: the address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="With --serve; 0: any free port."
 )
-def report(output: Path | None, branch: str | None, is_served: bool, host: str, port: int) -> None:
+def report(output: Path | None, branch: str | None, is_served: bool, port: int) -> None:
     """Write the morning page report.html, with progress.svg and report.md, from the records."""
     from nightshift.report import page
     from nightshift.report.serve import serve
 
     root = run.process_root()
     if is_served:
-        return serve(root, branch, host, port, print_text)
+        return serve(root, branch, port, print_text)
     with reporting("drawing the page"):
         is_live = Ledger(root).is_running()
         headline, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
@@ -352,23 +334,21 @@ def report(output: Path | None, branch: str | None, is_served: bool, host: str, 
 
 
 @commands.command()
-@click.argument("old", required=False)
-@click.argument("new", required=False)
+@click.argument("old", default="incumbent")
+@click.argument("new", default="working")
 @AS_JSON
 @reporting("reading the records")
-def diff(old: str | None, new: str | None, as_json: bool) -> None:
+def diff(old: str, new: str, as_json: bool) -> None:
     """Compare two train.toml key by key: what OLD -> NEW changes. Default: incumbent -> working.
 
     OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
     """
-    from nightshift.report import diff as compare
+    from nightshift.report.diff import Diff, find
 
     root = run.process_root()
     ledger, repo = Ledger(root), Repo(root)
-    names = (old or compare.INCUMBENT, new or compare.WORKING)
-    before, after = (compare.find(name, root, ledger, repo) for name in names)
-    found = compare.Diff.of(before, after)
-    print_found(found, [str(found)], as_json)
+    changes = Diff.of(find(old, root, ledger, repo), find(new, root, ledger, repo))
+    print_found(changes, [str(changes)], as_json)
 
 
 @commands.command()

@@ -20,6 +20,7 @@ from nightshift.text import ANSI
 
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
+_OPTIONAL = ("outcome", "prediction", "starts", "rider", "agent", "next", "train.toml")  # no line if there is none
 _drawn = ""  # what stands on the live line
 
 
@@ -42,26 +43,27 @@ def summary(record: Record) -> str:
         *figures("effect_at_decision", spec="+.6f"),
         ("p_helps", "" if values["p_helps"] is None else f"{percent(values['p_helps']) / 100:.2f}"),
         ("verdict", values["verdict"] or UNDECIDED),
-        *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
+        ("outcome", _NO_GRADIENT if outcome is Outcome.NO_GRADIENT else ""),
         ("why", record.why),
-        *([("prediction", prediction)] if (prediction := compare_prediction(record)) else []),
+        ("prediction", compare_prediction(record)),
         *figures("reward_mean"),
         *figures("num_steps", spec=".0f"),
         *figures("training_seconds", "total_seconds", spec=".1f"),
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", f"{record.number:04d}"),
-        *([("starts", record.starts)] if record.starts else []),
+        ("starts", record.starts),
         ("changes", values["changes"]),
-        *([("rider", values["rider"])] if values["rider"] else []),
+        ("rider", values["rider"]),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("git", record.git_action or ""),
-        *([] if record.proposal.is_isolated else [("agent", NOT_ISOLATED)]),
+        ("agent", "" if record.proposal.is_isolated else NOT_ISOLATED),
         *(("health", finding) for finding in (record.health or "").splitlines()),
-        *([("next", _NEXT)] if record.is_keep and record.parent is None else []),
-        *([("train.toml", moved)] if (moved := _moved(record)) else []),
+        ("next", _NEXT if record.is_keep and record.parent is None else ""),
+        ("train.toml", _moved(record)),
     )
-    return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in lines)])
+    shown = [(key, value) for key, value in lines if value or key not in _OPTIONAL]
+    return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in shown)])
 
 
 def _moved(record: Record) -> str:

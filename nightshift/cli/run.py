@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nightshift.experiment.experiment import Controller
 
 _POLL_SECONDS = 0.05
-_DETACH_SECONDS = 60.0
+_DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
 
 
 def run(root: Path, request: Request) -> int:
@@ -123,10 +123,10 @@ def detach(ledger: Ledger) -> int:
     """Start the same command in a session of its own and return once its experiment runs, or show its error."""
     before = max(ledger.numbers(), default=0)
     has_begun = lambda: max(ledger.numbers(), default=0) > before  # noqa: E731
-    return start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --timeout 100")
+    return start_detached(ledger, has_begun, "uv run nightshift wait --timeout 100")
 
 
-def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_seconds: float, then: str) -> int:
+def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> int:
     """Start this process's command without --detach in a session of its own. Returns once it `has_begun`, or with its
     error and exit code; `then`: the command that waits for it."""
     import subprocess
@@ -144,7 +144,7 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_second
             start_new_session=True,
         )
     signal.signal(signal.SIGHUP, before)
-    deadline = time.monotonic() + at_most_seconds
+    deadline = time.monotonic() + _DETACH_SECONDS
     try:
         while time.monotonic() < deadline:
             holder = ledger.holder

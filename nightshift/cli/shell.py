@@ -6,9 +6,9 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import click
 
@@ -67,38 +67,29 @@ SLURM = click.option(
 )
 
 
-P = ParamSpec("P")
-
-
-def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
-    """Show a command's errors as one line and return their exit code; click's errors as click does."""
-
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by startup.py
-            return int(command(*args, **kwargs) or ExitCode.MEASURED)
-        except click.ClickException as error:
-            said = io.StringIO()
-            error.show(said)  # it repeats arguments, which may be anything
-            print_error(said.getvalue().rstrip())
-            return error.exit_code
-        except (KeyboardInterrupt, click.Abort):  # outside `interruptible`: click would end with 1, which means a crash
-            shown: NightshiftError = Interrupted("stopped by Ctrl-C")
-        except NightshiftError as error:
-            shown = error
-        except OSError as error:  # a refusal of the operating system that nothing further down has words for
-            where = "" if error.filename is None else f": {os.fspath(error.filename)}"
-            fix = "Free disk space or memory, or fix permissions."
-            shown = EngineError(f"{error.strerror or error}{where}", fix)
-        print_error(shown)
-        return shown.exit_code
-
-    return guarded
+def exit_code_of(command: Callable[[], int | None]) -> int:
+    """Run a command and return its exit code. Print its error in one line, and click's errors as click does."""
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by startup.py
+        return int(command() or ExitCode.MEASURED)
+    except click.ClickException as error:
+        text = io.StringIO()
+        error.show(text)  # it repeats arguments, which may be anything
+        print_error(text.getvalue().rstrip())
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):  # outside `interruptible`: click would end with 1, which means a crash
+        shown: NightshiftError = Interrupted("stopped by Ctrl-C")
+    except NightshiftError as error:
+        shown = error
+    except OSError as error:  # a refusal of the operating system that nothing further down has words for
+        where = "" if error.filename is None else f": {os.fspath(error.filename)}"
+        shown = EngineError(f"{error.strerror or error}{where}", "Free disk space or memory, or fix permissions.")
+    print_error(shown)
+    return shown.exit_code
 
 
 class Command(click.Command):
-    """One of click's that ends as `in_one_line` says, answers -h and --version, and says whole sentences."""
+    """One of click's that ends as `exit_code_of` says, answers -h and --version, and says whole sentences."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -109,7 +100,7 @@ class Command(click.Command):
         self.params.append(show)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        sys.exit(in_one_line(partial(super().main, *args, standalone_mode=False, **extra))())
+        sys.exit(exit_code_of(partial(super().main, *args, standalone_mode=False, **extra)))
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(10_000)

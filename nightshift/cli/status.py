@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +43,7 @@ from nightshift.campaign.results import (
 from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.errors import EngineError, ExitCode, UsageError
-from nightshift.files import Document, open_regular, read_file
+from nightshift.files import Document, read_file
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
@@ -95,7 +93,6 @@ def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
 TIMED_OUT = 124  # as timeout(1)
 _NUM_LOG_LINES = 15  # of a crash
 _TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
-_MAX_FOLLOWED = 1_000_000  # bytes of it that are read at once
 _LOOK_SECONDS = 0.5  # between two looks at how far the runs are
 _SOMETHING = "a certificate, a night between experiments, or an experiment that starts"
 
@@ -151,22 +148,18 @@ def follow_night(root: Path, timeout_seconds: float) -> int:
     """
     from nightshift.night.state import load
 
-    ledger, offset, has_followed = Ledger(root), None, False
-    deadline = time.monotonic() + timeout_seconds
+    ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
+    start = num_printed = log.stat().st_size if log.exists() else 0
     with reporting("waiting for the night", "The night continues."):
         while True:
             is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
             state = load(ledger)
             if state is None:
                 raise UsageError("no night was started here yet", "Start one: uv run nightshift night --agent tpe.")
-            with suppress(FileNotFoundError), open_regular(log) as file:
-                file.seek(0, os.SEEK_END) if offset is None else file.seek(offset)
-                text = file.read(_MAX_FOLLOWED).decode(errors="replace").rstrip("\n")
-                offset = file.tell()
-                if text:
-                    print_text(text)
-                    has_followed = True
+            if new := read_file(log)[num_printed:] if log.exists() else b"":
+                print_text(new.decode(errors="replace").rstrip("\n"))
+                num_printed += len(new)
             if not is_on:
                 break
             if time.monotonic() >= deadline:
@@ -174,7 +167,7 @@ def follow_night(root: Path, timeout_seconds: float) -> int:
             time.sleep(_LOOK_SECONDS)
     if state.cause is None:
         raise UsageError("the night was cut off", "Run the same command again to resume.")
-    if not has_followed:  # else the summary was the last that the night printed
+    if num_printed == start:  # else the summary was the last that the night printed
         print_text(read_file(ledger.runs_dir / BLOCK_NAME).decode(errors="replace").rstrip())
     return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
 
@@ -264,25 +257,11 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         whose = last_campaign(records)
         ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
         is_running = ledger.is_running()
-        started = [record for record in records if record.status == STARTED] if is_running else []
-        running = []
-        for record in started:
-            folder = ledger.run_dir(record.number)
-            progress = read_progress(folder)
-            experiment = Running(
-                number=record.number,
-                since=record.started,
-                seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
-                description=record.proposal.description,
-                progress=progress,
-                phase=describe_run(folder, progress, "run"),
-            )
-            running.append(experiment)
         incumbent, unread = _incumbent(ledger, records, ours)
         fates = fates_of(ours, incumbent.kept if incumbent else ())
         return cls(
             is_running=is_running,
-            running=tuple(running),
+            running=tuple(_running(ledger, r, now) for r in records if is_running and r.status == STARTED),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
             counted=Counts.of([row(record, fates) for record in ours]),
@@ -322,6 +301,19 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         lines.append(f"night:    {night.agent} since {since}, {night.num_experiments} experiments")
         lines += [f"waiting:  {clean(night.waiting, 400)}"] if night.waiting else []
         return [*lines, f"stops:    {night.next_stop}"]
+
+
+def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
+    folder = ledger.run_dir(record.number)
+    progress = read_progress(folder)
+    return Running(
+        number=record.number,
+        since=record.started,
+        seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
+        description=record.proposal.description,
+        progress=progress,
+        phase=describe_run(folder, progress, "run"),
+    )
 
 
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:

@@ -5,6 +5,7 @@ taken for the recorded ones only where they have the recorded hash.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,11 +67,9 @@ class SelectionSet:
 def shown_examples(names: tuple[str, ...], root: Path) -> SelectionSet:
     """The validation split of these environments; empty without its data."""
     posed: Posed = ()
-    try:
+    with suppress(NightshiftError, ImportError, OSError):  # the page says of each problem that its text is not there
         loaded = load(root, environments_named(root, names))
         posed = [(environment, example) for environment in loaded for example in environment.examples("validation")]
-    except (NightshiftError, ImportError, OSError):
-        pass  # the page says of each problem that its text is not there
     texts = [chat[-1]["content"] if (chat := one.episode(example).ask()) else "" for one, example in posed]
     by_key = {(one.package, example.key): text for (one, example), text in zip(posed, texts, strict=True)}
     return SelectionSet(by_key, _members(posed, texts), examples_digest(posed))

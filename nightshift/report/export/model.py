@@ -79,11 +79,10 @@ def card(story: Story, record: Record) -> str:
     rules, evaluation = story.rules(record), record.evaluation
     base = "not recorded" if rules is None else rules.model if HUB_NAME.fullmatch(rules.model) else "a local folder"
     revision = f" at {rules.model_revision}" if rules and rules.model_revision else ""
-    score = steps = "not measured"
-    if evaluation is not None:
-        low, high = (evaluation.eval_score + sign * 1.96 * evaluation.eval_stderr for sign in (-1, 1))
-        score = f"{evaluation.eval_score:.4f}, 95 % interval over its examples {max(low, 0):.4f} to {min(high, 1):.4f}"
-        steps = str(evaluation.weights.step)
+    assert evaluation is not None  # the weights were compared with those that it scored
+    steps = evaluation.weights.step
+    low, high = (evaluation.eval_score + sign * 1.96 * evaluation.eval_stderr for sign in (-1, 1))
+    interval = f"95 % interval over its examples {max(low, 0):.4f} to {min(high, 1):.4f}"
     configs, config = story.campaign.configs, story.configs.get(record.number)
     changes = diff(configs[0], config) if configs and config else None
     lines = "not recorded" if changes is None else "\n".join(f"    {change.line}" for change in changes) or "none"
@@ -98,7 +97,7 @@ pipeline_tag: text-generation
 - Base model: {markdown(base + revision)}. Its licence holds; it is not recorded here.
 - Trained by reinforcement learning with Nightshift on {markdown(", ".join(record.environments))}.
 - Engine {record.engine}, rules {markdown(record.rules_name)}, {markdown(record.hardware)}, steps: {steps}.
-- Score on the validation split, by which experiments were chosen: {score}.
+- Score on the validation split, by which experiments were chosen: {evaluation.eval_score:.4f}, {interval}.
 - {certified(story, record)}
 - Load it with AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained of transformers.
 

@@ -15,11 +15,6 @@ from nightshift.errors import UsageError
 from nightshift.report.data import Story
 from nightshift.text import clean
 
-# What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
-_SUPERVISION = (
-    "clean", "rollout_transport", "inference.server", "trainer.monitors", "orchestrator.monitors",
-)  # fmt: skip
-
 
 def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[str, str]) -> bytes:
     """Return the config of an experiment, of the incumbent if `number` is None; comments say how to run it.
@@ -71,12 +66,9 @@ def rl_toml(settings: Mapping[str, Any], seed: int, head: list[str]) -> bytes:
     import tomlkit
 
     tree = with_seed(settings, seed)
-    for path in _SUPERVISION:
-        *tables, leaf = path.split(".")
-        node = tree
-        for table in tables:
-            node = node[table]
-        del node[leaf]
+    # What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
+    del tree["clean"], tree["rollout_transport"], tree["inference"]["server"]
+    del tree["trainer"]["monitors"], tree["orchestrator"]["monitors"]
     comment = "\n".join(f"# {clean(line)}" for line in head)
     return f"{comment}\n\n{tomlkit.dumps(_without_null(tree))}".encode()
 
