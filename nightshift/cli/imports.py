@@ -18,7 +18,6 @@ from nightshift.config.allowlist import CARRIED, RATIO, quoted, value_text
 from nightshift.config.import_config import (
     IMPORTED_NAME,
     Import,
-    at,
     environment_name,
     environments,
     import_config,
@@ -52,21 +51,21 @@ def import_command(file: Path) -> None:
             raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch BRANCH.")
         blobs = repo.files_at(head.commit) if head.commit else {}
         for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
-            if name in blobs and repo.differs(name, blobs[name]):
-                raise UsageError(f"{name} has changes that are not committed", f"Commit them, or: git checkout {name}.")
-            if name not in blobs and os.path.lexists(root / name):
-                raise UsageError(f"{name} is not in git", "Commit it, or move it away.")
+            if repo.differs(name, blobs[name]) if name in blobs else os.path.lexists(root / name):
+                raise UsageError(f"{name} has changes that are not committed", "Commit them, or move the file away.")
         rules, notes = carried_rules(imported, root, num_gpus(os.environ))
         files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
         files = {name: data for name, data in files.items() if name not in blobs or read_file(root / name) != data}
         for name, data in files.items():
             write_atomically(root / name, data)
-        outcome = f"wrote {', '.join(files)}; not committed: no branch is checked out"
+        outcome = f"wrote {', '.join(files)}; "
         if not files:
             outcome = "nothing changed: this config was imported before"
         elif head.branch and head.commit:
             committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
-            outcome = f"wrote {', '.join(files)}; committed as {(committed.commit or '')[:7]} on {head.branch}"
+            outcome += f"committed as {(committed.commit or '')[:7]} on {head.branch}"
+        else:
+            outcome += "not committed: no branch is checked out"
     print_text(*imported.report(), *notes, outcome, "next: uv run run.py --dry-run")
 
 
@@ -81,19 +80,18 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     model = model_name(imported.tree)
     for name in names:
         if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
-            shown = clean(name, 80)
-            notes.append(f"environment {shown} is not in environments/; docs/environments.md says how to add it")
+            notes.append(
+                f"environment {clean(name, 80)} is not in environments/; docs/environments.md says how to add it"
+            )
     if names and not notes:
-        comment = "of this checkout: prompts and rewards may differ from theirs"
-        settings["environments"] = f"{json.dumps(names)}  # {comment}"
+        settings["environments"] = (
+            json.dumps(names) + "  # of this checkout: prompts and rewards may differ from theirs"
+        )
     revision = REVISIONS.get(model)
     if revision or (0 < len(model.encode()) < 256 and (root / model).is_dir()):
         settings |= {"model": quoted(model), "revision": json.dumps(revision or "")}
     elif model:
         notes.append(f"model = {value_text(model)} needs its commit on the hub: write both into {RULES_NAME}")
-    gpus = [f"{path} = {value_text(at(imported.tree, path))}" for path in CARRIED["gpus"] if at(imported.tree, path)]
-    if gpus:
-        notes.append(f"{', '.join(gpus)}: uv run run.py --gpus names the GPUs of an experiment")
     after = ""
     try:
         chosen_in(root, before)

@@ -61,7 +61,7 @@ def status(as_json: bool) -> None:
     root = run.process_root()
     ledger = Ledger(root)
     found = Status.of(ledger, datetime.now(UTC), next_start(ledger, Repo(root)) or None)
-    print_found(found, () if as_json else found.lines(), as_json)
+    print_found(found, found.lines(), as_json)
 
 
 @commands.command()
@@ -105,8 +105,8 @@ def certify(
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
         find = partial(certificates.tasks, controller, revisions=revisions, **question)
-        questions = find()  # a wrong question is refused before anything is ended
-        plan = tuple(line for task in questions for line in task.describe())
+        # A wrong question is refused before anything is ended.
+        plan = tuple(line for task in find() for line in task.describe())
         comparisons = tuple[Comparison, ...]()
         if not dry_run:
             with controller.ledger.lock():
@@ -136,8 +136,8 @@ def history(as_json: bool) -> None:
     """Show every run of the last campaign with its measured score, the scores by key and value, and untried keys."""
     from nightshift.agents.history import of_last_campaign
 
-    found = of_last_campaign(Ledger(run.process_root()))
-    print_found(found, [str(found)], as_json)
+    tables = of_last_campaign(Ledger(run.process_root()))
+    print_found(tables, [str(tables)], as_json)
 
 
 @commands.command()
@@ -277,7 +277,7 @@ def doctor(
     from nightshift.executors.slurm import SlurmExecutor, ask_node
     from nightshift.experiment.experiment import open_controller
 
-    root, given, lines = run.process_root(), PrepareFlags(**flags), list[str]()
+    root, given, node = run.process_root(), PrepareFlags(**flags), ""
     if environment is not None:
         with reporting(f"loading {environment}"):
             for line in look(root, environment):
@@ -289,8 +289,7 @@ def doctor(
             assert isinstance(bench.executor, SlurmExecutor)
             reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
             words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
-            line, answer = ask_node(bench.executor, bench.job({}, 0), (*words, bench.engine.name))
-        lines.append(line)
+            node, answer = ask_node(bench.executor, bench.job({}, 0), (*words, bench.engine.name))
         report = msgspec.json.decode(answer, type=Doctor)
     else:
         with reporting("looking at what experiments need"):
@@ -298,7 +297,7 @@ def doctor(
             found = checks(root, rules, dict(os.environ), given)
             found += [check_agent(agent, sandbox, root, dict(os.environ), agent_env, agent_sees)] if agent else []
         report = Doctor.of(found, rules)
-    print_found(report, [*lines, report.table(given.engine_meant)], as_json)
+    print_found(report, filter(None, [node, report.table(given.engine_meant)]), as_json)
     sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)
 
 
@@ -364,6 +363,6 @@ def show(number: int, as_json: bool) -> None:
     record, (records, _) = ledger.record(number), ledger.readable()
     campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
     [row] = campaign.rows([record])
-    print_found(shown(ledger, record, row) if as_json else None, experiment_lines(ledger, record, row), as_json)
+    print_found(shown(ledger, record, row), experiment_lines(ledger, record, row), as_json)
     if campaign.unread:
         print_error(campaign.unread)

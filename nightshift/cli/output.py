@@ -60,16 +60,10 @@ def summary(record: Record) -> str:
         ("agent", "" if record.proposal.is_isolated else NOT_ISOLATED),
         *(("health", finding) for finding in (record.health or "").splitlines()),
         ("next", _NEXT if record.is_keep and record.parent is None else ""),
-        ("train.toml", _moved(record)),
+        ("train.toml", decisions_text(d for d in record.moved if f"{d.action} {d.change.name}" in record.commits)),
     )
     shown = [(key, value) for key, value in lines if value or key not in _OPTIONAL]
     return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in shown)])
-
-
-def _moved(record: Record) -> str:
-    """The commits that changed train.toml by other keys than those just tried: `0003 reverted, 0005 adopted`."""
-    committed = [decision for decision in record.moved if f"{decision.action} {decision.change.name}" in record.commits]
-    return decisions_text(committed)
 
 
 def print_text(*lines: str) -> None:

@@ -69,10 +69,16 @@ def run(root: Path, request: Request) -> int:
                 record = None if request.detach else controller.run(request)
             except Interrupted:
                 if controller.repo.config_at("HEAD") != read_file(root / CONFIG_NAME):
-                    left = f"{CONFIG_NAME} still holds what was tried"
-                    reporter.note(f"{left}; git checkout {CONFIG_NAME} puts the incumbent's back")
+                    restore = "git checkout train.toml puts the incumbent's back"
+                    reporter.note(f"train.toml still holds what was tried; {restore}")
                 raise
-    return detach(controller.ledger) if record is None else print_verdict(record, controller.ledger)
+    ledger = controller.ledger
+    if record is not None:
+        return print_verdict(record, ledger)
+    last = max(ledger.numbers(), default=0)
+    return start_detached(
+        ledger, lambda: max(ledger.numbers(), default=0) > last, "uv run nightshift wait --timeout 100"
+    )
 
 
 def plan(request: Request, controller: Controller) -> list[str]:
@@ -91,11 +97,10 @@ def plan(request: Request, controller: Controller) -> list[str]:
     campaign = controller.campaign()
     record = controller.admit(campaign.compose(()) if request.baseline else config, request, campaign)
     run_dir = controller.ledger.run_dir(controller.ledger.next_number())
+    names = ", ".join(change.name for change in record.run.kept)
+    against = f"the baseline with {names}" if names else "the baseline"
     if record.parent is None:
         against = "nothing: this is the baseline"
-    else:
-        names = ", ".join(change.name for change in record.run.kept)
-        against = f"the baseline with {names}" if names else "the baseline"
     return [
         f"rules:    {record.rules_name} {record.rules_hash}",
         f"against:  {against}",
@@ -108,22 +113,14 @@ def plan(request: Request, controller: Controller) -> list[str]:
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
-    began = time.monotonic()
     with reporting() as reporter:
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         rules = on_cards(rules, root, os.environ, flags.gpus)
         engine = open_engine(rules, root, dict(os.environ), flags.gpus, prime_rl=flags.prime_rl)
         engine.prepare(flags, reporter.note)
         if not flags.smoke:
-            reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
+            reporter.note(f"ready for {rules.name}: uv run run.py")
     return ExitCode.MEASURED
-
-
-def detach(ledger: Ledger) -> int:
-    """Start the same command in a session of its own and return once its experiment runs, or show its error."""
-    before = max(ledger.numbers(), default=0)
-    has_begun = lambda: max(ledger.numbers(), default=0) > before  # noqa: E731
-    return start_detached(ledger, has_begun, "uv run nightshift wait --timeout 100")
 
 
 def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> int:
@@ -133,7 +130,7 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> 
 
     log = ledger.runs_dir / DETACHED_NAME
     own_log = log.with_name(f"{os.getpid()}-{log.name}")  # another start at this moment has its own
-    program, *arguments = (argument for argument in sys.argv if argument != "--detach")
+    program, *arguments = (word for word in sys.argv if word != "--detach")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: a terminal that goes away ends nothing
     with own_log.open("xb") as file:  # never through a link that lies there
         child = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -12,20 +11,18 @@ from typing import Any
 
 import click
 
-from nightshift.cli.output import print_error, print_text
+from nightshift.cli.output import print_error
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.signals import STOP_SIGNALS
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
-def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def num_slots(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """--pairs: a number, or 0 for auto: as many as fit on this machine."""
     if value == "auto":
         return 0
-    if not re.fullmatch("[1-9][0-9]{0,2}", value):
-        raise click.BadParameter(f"{value!r} is no number of runs. Write 1 to 999, or auto.")
-    return int(value)
+    return click.IntRange(1, 999).convert(value, param, ctx)
 
 
 def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
@@ -94,10 +91,7 @@ class Command(click.Command):
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.context_settings.setdefault("help_option_names", ["-h", "--help"])
-        show = click.Option(
-            ["--version"], is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
-        )
-        self.params.append(show)
+        click.version_option(package_name="nightshift", message="%(package)s %(version)s")(self)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         sys.exit(exit_code_of(partial(super().main, *args, standalone_mode=False, **extra)))
@@ -108,11 +102,3 @@ class Command(click.Command):
 
 class Group(Command, click.Group):
     command_class = Command
-
-
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from importlib import metadata
-
-        print_text(f"nightshift {metadata.version('nightshift')}")
-        ctx.exit()

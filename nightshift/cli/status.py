@@ -55,8 +55,8 @@ def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
     """`nightshift show --json`: the record, its `row` as every view prints it, and `files`, its folder."""
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "files": ledger.run_dir(record.number).relative_to(ledger.root).as_posix(),
-        "row": msgspec.to_builtins(row),
+        "files": ledger.run_dir(record.number).relative_to(ledger.root),
+        "row": row,
     }
 
 
@@ -118,12 +118,9 @@ def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
 
 
 def print_verdict(record: Record, ledger: Ledger) -> int:
-    """Print the summary of an experiment; for a crash, also print the last lines of the log that shows the cause on
-    stderr. If the worker returned no result, that log is worker.log. The lines are indented, so that no line of a log
-    looks like a line of the summary where both streams go to one file.
-
-    Returns: the exit code, 0 for a measured experiment, 130 for an interrupted one, 1 for a crash.
-    """
+    """Print the summary of an experiment and return its exit code. For a crash, print the last lines of the log that
+    shows the cause on stderr: worker.log if the worker returned no result. The lines are indented, so that no line of a
+    log looks like a line of the summary where both streams go to one file."""
     from nightshift.executors.process import tail
 
     print_text(summary(record))
@@ -134,7 +131,7 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
     if name := record.result.training.log if record.result else LOG_NAME:
         path = ledger.run_dir(record.number) / name
         if lines := tail(path, 4 * _NUM_LOG_LINES):
-            title = f"--- last lines of {path.relative_to(ledger.root).as_posix()}"
+            title = f"--- last lines of {path.relative_to(ledger.root)}"
             end = next((at for at, line in enumerate(lines) if at and _TORCHRUN.match(line)), len(lines))
             print_error("\n".join([title, *(f"  {line}" for line in lines[:end][-_NUM_LOG_LINES:])]))
     return ExitCode.CRASH
@@ -176,14 +173,10 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
     """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
     from nightshift.night.state import load
 
-    path = ledger.runs_dir / NIGHT_NAME
-    if path.exists() and path.stat().st_mtime > since and (state := load(ledger)) and state.unavailable:
-        return True
-    return any(
-        path.stat().st_mtime > since
-        for place in ("*", f"{CERTIFY_NAME}/*/*")
-        for path in ledger.runs_dir.glob(f"{place}/{METRICS_NAME}")
-    )
+    paths = [*ledger.runs_dir.glob(f"*/{METRICS_NAME}"), *ledger.runs_dir.glob(f"{CERTIFY_NAME}/*/*/{METRICS_NAME}")]
+    if (state := load(ledger)) and state.unavailable:
+        paths.append(ledger.runs_dir / NIGHT_NAME)
+    return any(path.stat().st_mtime > since for path in paths)
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,14 +213,6 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Change, ...]
     standing: Standing
     num_baseline_runs: int  # measured, of this campaign
-
-    @property
-    def advice(self) -> str | None:
-        """Why the gain is uncertain, and what helps; None if the baseline was measured again, or nothing is kept."""
-        if not self.kept or self.num_baseline_runs > 1:
-            return None
-        gain = f"the gain {gain_text(self.standing)} rests on one run of the baseline"
-        return f"{gain}; two more make it more certain: uv run run.py --baseline"
 
 
 class Status(Document, frozen=True, kw_only=True, tag="status"):
@@ -273,34 +258,33 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         )
 
     def lines(self) -> list[str]:
-        lines = [f"damaged:  {cause}" for cause in self.damaged]
+        rows: list[tuple[str, object]] = [("damaged", cause) for cause in self.damaged]
         for running in self.running:
             began = datetime.fromisoformat(running.since).astimezone()
             lasts = f"{lasted(running.seconds)}, since {began:%H:%M:%S %Z}"
-            lines += [f"running:  {running.number:04d} for {lasts}: {running.phase}", f"{'':10}{running.description}"]
+            rows.append(("running", f"{running.number:04d} for {lasts}: {running.phase}\n{'':10}{running.description}"))
         if not self.running:
-            lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
-        lines += [f"start:    {self.next_start}"] if self.next_start else []
-        lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
-        is_night = self.night is not None and self.night.state == "running"
+            rows.append(("running", _SOMETHING if self.is_running else "nothing"))
+        rows += [("start", self.next_start), ("counted", self.counted), ("cost", self.cost)]
+        night = self.night
         if (incumbent := self.incumbent) is not None:
-            lines.append(f"incumbent: {standing_text(incumbent.standing, incumbent.kept)}")
-            lines += [f"kept:     {change}" for change in incumbent.kept]
-            lines += [f"note:     {incumbent.advice}"] if incumbent.advice and not is_night else []
-        if (night := self.night) is None:
-            return lines
-        lines += [f"direction: {clean(night.direction, 400)}"] if night.direction else []
-        if night.state == "over":
-            lines += [f"certificate: {night.certificate}"] if night.certificate else []
-            return [*lines, f"night:    {night.agent} is over: {clean(night.cause or '', 400)}"]
-        if night.state == "cut off":
-            lines += [f"left:     {number} is the job {name} in SLURM" for number, name in night.left.items()]
-            how = ", and takes the jobs over; nightshift night --stop cancels them" if night.left else ""
-            return [*lines, f"night:    {night.agent} was cut off: run the same command again to resume{how}"]
-        since = local(datetime.fromisoformat(night.since))
-        lines.append(f"night:    {night.agent} since {since}, {night.num_experiments} experiments")
-        lines += [f"waiting:  {clean(night.waiting, 400)}"] if night.waiting else []
-        return [*lines, f"stops:    {night.next_stop}"]
+            rows.append(("incumbent", standing_text(incumbent.standing, incumbent.kept)))
+            rows += [("kept", change) for change in incumbent.kept]
+            if incumbent.kept and incumbent.num_baseline_runs == 1 and not (night and night.state == "running"):
+                gain = f"the gain {gain_text(incumbent.standing)} rests on one run of the baseline"
+                rows.append(("note", f"{gain}; two more make it more certain: uv run run.py --baseline"))
+        if night is not None:
+            words = f"since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiments"
+            if night.state == "over":
+                words = f"is over: {clean(night.cause or '', 400)}"
+            elif night.state == "cut off":
+                how = ", and takes the jobs over; nightshift night --stop cancels them" if night.left else ""
+                words = f"was cut off: run the same command again to resume{how}"
+            rows += [("direction", clean(night.direction, 400)), ("certificate", night.certificate)]
+            rows += [("left", f"{number} is the job {name} in SLURM") for number, name in night.left.items()]
+            rows += [("night", f"{night.agent} {words}"), ("waiting", clean(night.waiting or "", 400))]
+            rows.append(("stops", night.next_stop))
+        return [f"{name + ':':9} {value}" for name, value in rows if value]
 
 
 def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
@@ -338,8 +322,7 @@ def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]
         campaign = Campaign.read(ledger, records, last.branch, last.rules_hash)
         kept, standing = campaign.kept, campaign.standing
     assert standing is not None
-    measured = [record for record in ours if record.evaluation and record.status != Verdict.CRASH]
-    num_baseline_runs = sum(record.run.is_baseline for record in measured)
+    num_baseline_runs = sum(r.run.is_baseline for r in ours if r.evaluation and r.status != Verdict.CRASH)
     return Incumbent(kept=kept, standing=standing, num_baseline_runs=num_baseline_runs), unread
 
 

@@ -6,7 +6,6 @@ lines as they stand there: who prints them makes them printable.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from nightshift.campaign.commits import incumbent_config
@@ -45,7 +44,7 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
 
     Raises UsageError for another name, ConfigError where it names no valid train.toml.
     """
-    number = int(name) if re.fullmatch(r"[0-9]{1,9}", name) else 0
+    number = int(name) if name.isdecimal() else 0
     if name == "working":
         label, source = "working file", read_source(root / CONFIG_NAME)
     elif name in ("baseline", "incumbent"):

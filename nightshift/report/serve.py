@@ -4,7 +4,6 @@ The page contains validation problems with their answers, and an agent in a sand
 Only the path `/TOKEN/` has an answer, therefore. The token is in no argument, environment variable or file.
 """
 
-import hmac
 import secrets
 import sys
 import threading
@@ -34,7 +33,7 @@ def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]
         timeout = 60.0  # seconds to receive a request, and to send a page of up to 5 MB
 
         def do_GET(self) -> None:
-            if not hmac.compare_digest(self.path.encode(), f"/{token}/".encode()):
+            if not secrets.compare_digest(self.path.encode(), f"/{token}/".encode()):
                 return self.send_error(404)
             try:
                 with drawing:

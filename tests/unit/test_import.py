@@ -360,7 +360,7 @@ def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: 
     theirs.write_bytes(TODAY)
     assert "File 'nowhere.toml' does not exist" in answer("nowhere.toml")
     (checkout / "imported.toml").write_text("# mine\n")
-    assert "imported.toml is not in git. Commit it, or move it away" in answer(str(theirs))
+    assert "imported.toml has changes that are not committed. Commit them, or move the file away" in answer(str(theirs))
     (checkout / "imported.toml").unlink()
     answer(str(theirs))
     theirs.write_bytes(AUTORESEARCH)

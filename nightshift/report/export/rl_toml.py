@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nightshift.config.import_config import IMPORTED_NAME
 from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import ENGINE
@@ -26,8 +25,7 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     config = story.configs.get(number) if number is not None else configs and configs[1]
     name = "the incumbent" if number is None else f"experiment {number:04d}"
     if config is None:
-        which = "incumbent" if number is None else f"readable train.toml of experiment {number:04d}"
-        raise UsageError(f"the campaign has no {which}", "Run its baseline, or name another --experiment.")
+        raise UsageError(f"{name} has no train.toml", "Run the baseline, or name another --experiment.")
     rules = next(filter(None, map(story.rules, reversed(story.records))), None)
     if rules is None:
         raise UsageError("the rules of the campaign are gone: no job.json in runs/ is whole", "Restore runs/.")
@@ -56,8 +54,6 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         head.append(f"learning rates are those of train.toml times {rules.learning_rate_scale:g}")
     if rules.memory.startswith("1 x"):
         head.append("measured with server and trainer on one GPU; prime-rl's launcher wants two")
-    if (root / IMPORTED_NAME).exists():
-        head.append(f"nothing is from {IMPORTED_NAME}: add its checkpoints, monitors and GPUs yourself")
     return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
 
 

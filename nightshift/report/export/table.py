@@ -15,13 +15,12 @@ def as_csv(story: Story) -> bytes:
     Numbers stand as numbers; a text that a spreadsheet would compute is preceded by an apostrophe. The table is the
     user's own file: `description` and `why` are the texts of agents and of verdicts, whatever these contain.
     """
-    table = [(row.cells, values(story, row)) for row in story.rows]
-    names, keys = (dict.fromkeys(name for pair in table for name in pair[part]) for part in (0, 1))
+    table = [row.cells | values(story, row) for row in story.rows]
+    names = dict.fromkeys(name for cells in table for name in cells)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(cell, (*names, *keys)))
-    for cells, config in table:
-        writer.writerow([*(cell(cells.get(name)) for name in names), *(cell(config.get(key)) for key in keys)])
+    writer.writerow(map(cell, names))
+    writer.writerows([cell(cells.get(name)) for name in names] for cells in table)
     return file.getvalue().encode(errors="replace")
 
 
@@ -32,7 +31,7 @@ def cell(value: Value | None) -> str:
         case bool():
             return str(value).lower()
         case int() | float():
-            return number_text(value) if abs(value) < float("inf") else ""
+            return number_text(value)
         case _:
             return escape_formula(clean(str(value)))
 
