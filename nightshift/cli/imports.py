@@ -76,7 +76,7 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
     """
     before = read_file(root / RULES_NAME)
     settings, notes = dict[str, str](), list[str]()
-    names = list(dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree)))))
+    names = [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]
     model = model_name(imported.tree)
     for name in names:
         if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
@@ -88,7 +88,7 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
             json.dumps(names) + "  # of this checkout: prompts and rewards may differ from theirs"
         )
     revision = REVISIONS.get(model)
-    if revision or (0 < len(model.encode()) < 256 and (root / model).is_dir()):
+    if revision or (model and (root / model).is_dir()):
         settings |= {"model": quoted(model), "revision": json.dumps(revision or "")}
     elif model:
         notes.append(f"model = {value_text(model)} needs its commit on the hub: write both into {RULES_NAME}")

@@ -363,6 +363,6 @@ def show(number: int, as_json: bool) -> None:
     record, (records, _) = ledger.record(number), ledger.readable()
     campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
     [row] = campaign.rows([record])
-    print_found(shown(ledger, record, row), experiment_lines(ledger, record, row), as_json)
+    print_found(shown(ledger, record, row), experiment_lines(record, row), as_json)
     if campaign.unread:
         print_error(campaign.unread)

@@ -60,10 +60,9 @@ def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
     }
 
 
-def experiment_lines(ledger: Ledger, record: Record, row: Row) -> Iterator[str]:
+def experiment_lines(record: Record, row: Row) -> Iterator[str]:
     """Yield `name: value`: the row, then the other fields of the record, inner values indented."""
     cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
-    cells["files"] = ledger.run_dir(record.number).relative_to(ledger.root)
     return _lines(cells | _fields(record) | cells, "")
 
 
@@ -132,7 +131,7 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
         path = ledger.run_dir(record.number) / name
         if lines := tail(path, 4 * _NUM_LOG_LINES):
             title = f"--- last lines of {path.relative_to(ledger.root)}"
-            end = next((at for at, line in enumerate(lines) if at and _TORCHRUN.match(line)), len(lines))
+            end = next((at for at, line in enumerate(lines) if _TORCHRUN.match(line)), len(lines))
             print_error("\n".join([title, *(f"  {line}" for line in lines[:end][-_NUM_LOG_LINES:])]))
     return ExitCode.CRASH
 

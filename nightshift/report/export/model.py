@@ -66,7 +66,8 @@ def _check(folder: Path, record: Record) -> None:
 
     hashes = [check_weights(folder)]  # of one file or several, by prime-rl
     if whole_files(folder) == [_ONE_FILE]:  # by trl
-        hashes.append(hashlib.sha256((folder / _ONE_FILE).read_bytes()).hexdigest())
+        with (folder / _ONE_FILE).open("rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
     recorded = record.evaluation.weights.sha256 if record.evaluation else None
     if recorded not in hashes:
         cause = f"the weights of experiment {record.number:04d} are not those that were scored"

@@ -57,7 +57,7 @@ def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row
         tags=[*filter(None, (verdict, row.now))],
         notes=clean(", ".join(row.changes)),
         dir=folder,
-        config=values(story, row) | {"rules": clean(row.rules), "parent": row.parent},
+        config=values(story, row) | {"rules": row.rules, "parent": row.parent},
         settings=settings,
     ) as run:
         run.define_metric("training_step")
