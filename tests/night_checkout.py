@@ -60,8 +60,7 @@ def start_held(root: Path, **asked: object) -> subprocess.Popen[str]:
 def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
     """Start run.py; `flags` as in stand_in_run.py."""
     command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), *flags]
-    wide = {**os.environ, "COLUMNS": "10000"}
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide)
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def state(root: Path) -> dict[str, Any]:
@@ -81,9 +80,7 @@ def until_training(root: Path, process: subprocess.Popen[str]) -> None:
 
 def nightshift(root: Path, *arguments: str) -> tuple[int, str, str]:
     """The command line in a checkout: exit code, stdout, stderr."""
-    environment = {**os.environ, "COLUMNS": "10000"}  # lines as they are
-    command = ["nightshift", *arguments]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(["nightshift", *arguments], cwd=root, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -31,7 +31,7 @@ from nightshift.campaign.records import Proposal  # noqa: E402
 from nightshift.cli import output  # noqa: E402
 from nightshift.cli.progress import TerminalReporter  # noqa: E402
 from nightshift.cli.run import start_detached  # noqa: E402
-from nightshift.cli.shell import in_one_line  # noqa: E402
+from nightshift.cli.shell import exit_code_of  # noqa: E402
 from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.train_toml import set_values  # noqa: E402
 from nightshift.executors.slots import own_cores  # noqa: E402
@@ -112,16 +112,16 @@ def main() -> None:
         ledger = Ledger(Path(sys.argv[1]))
         with closing(TerminalReporter()) as reporter:
             create = partial(start.create_branch, Path(sys.argv[1]), NightRequest(**asked), reporter, None)
-            if code := in_one_line(create)():
+            if code := exit_code_of(create):
                 sys.exit(code)
-        sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), 600.0, "nightshift wait --night"))
+        sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), "nightshift wait --night"))
     start.Night = partial(start.Night, pauses=tuple(pauses))
 
     def night() -> int:
         with closing(TerminalReporter()) as reporter:
             return start.night(Path(sys.argv[1]), NightRequest(**asked), reporter, output.print_text, notify)
 
-    sys.exit(in_one_line(night)())
+    sys.exit(exit_code_of(night))
 
 
 if __name__ == "__main__":

@@ -10,22 +10,22 @@ import click
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
-from nightshift.cli.output import print_error, print_lines, print_whole
+from nightshift.cli.output import print_error, print_text
 from nightshift.cli.progress import reporting
 from nightshift.cli.shell import Command
 from nightshift.errors import UsageError
-from nightshift.files import disk_error, remove_tree, write_atomically
+from nightshift.files import remove_tree, write_atomically
 
 if TYPE_CHECKING:
     from nightshift.report.data import Story
 
-_FORMS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
+_ENDINGS = {"csv": ".csv", "wandb": "-wandb", "model": "-model", "rl.toml": "-rl.toml"}
 _TEXTS = ("csv", "rl.toml")  # that go to stdout
-_OF_ONE = ("model", "rl.toml")  # of one experiment
+_OF_ONE = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
 
 
 @click.command("export", cls=Command)
-@click.option("--to", "form", type=click.Choice([*_FORMS]), required=True, help="What opens it.")
+@click.option("--to", "form", type=click.Choice([*_ENDINGS]), required=True, help="What opens it.")
 @click.option("--output", help="File, or new folder; - writes csv or rl.toml to stdout. Default: in runs/export.")
 @click.option("--branch", help="The campaign. Default: the branch checked out, else that of the last one.")
 @click.option(
@@ -50,22 +50,18 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     if output == "-":
         if form not in _TEXTS:
             raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
-        print_whole(_text(form, story, root, experiment).decode().removesuffix("\n"))
+        print_text(_text(form, story, root, experiment).decode().removesuffix("\n"))
     else:
-        path = Path(output) if output else root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
+        path = Path(output or root / "runs" / "export" / f"{story.tag}{_ENDINGS[form]}")
         if output:
             path = _write(form, story, root, path, experiment)
-        elif path.parent.is_symlink():
-            raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
         else:  # the export before goes when the new one is whole
-            fresh = path.with_name(f".new-{path.name}")
-            remove_tree(fresh)
-            _write(form, story, root, fresh, experiment)
+            new = path.with_name(f".new-{path.name}")
+            remove_tree(new)
+            _write(form, story, root, new, experiment)
             remove_tree(path)
-            fresh.rename(path)
-        of_one = {"model": "a model and its card", "rl.toml": "a config of prime-rl"}
-        what = of_one.get(form, f"{len(story.rows)} experiments")
-        print_lines([f"{os.fspath(path)}: {what} of {story.branch}"])
+            new.rename(path)
+        print_text(f"{path}: {_OF_ONE.get(form, f'{len(story.rows)} experiments')} of {story.branch}")
     for note in story.notes:
         print_error(note)
 
@@ -78,14 +74,11 @@ def _write(form: str, story: Story, root: Path, path: Path, experiment: int | No
         return write_runs(story, path)
     if form == "model":
         return copy_model(story, experiment, path)
-    target = Path(os.path.realpath(path))
+    target = path.resolve()
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is no regular file", "Name another place: --output PATH, or - for stdout.")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, _text(form, story, root, experiment))
-    except OSError as error:
-        raise disk_error(error, target) from None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, _text(form, story, root, experiment))
     return path
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import tomllib
 from pathlib import Path
 
 import click
 
-from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Repo
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
-from nightshift.cli.output import print_lines
+from nightshift.cli.output import print_text
 from nightshift.cli.shell import Command
 from nightshift.config.allowlist import CARRIED, RATIO, quoted, value_text
 from nightshift.config.import_config import (
     IMPORTED_NAME,
     Import,
-    at,
     environment_name,
     environments,
     import_config,
@@ -30,12 +28,12 @@ from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
 from nightshift.config.train_toml import statements
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
-from nightshift.files import disk_error, read_file, write_atomically
+from nightshift.files import read_file, write_atomically
 from nightshift.text import clean
 
 
 @click.command("import", cls=Command)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def import_command(file: Path) -> None:
     """Write train.toml from the config FILE, and the lines of rules.toml that carry over; commit what changed.
 
@@ -43,50 +41,32 @@ def import_command(file: Path) -> None:
     hosted training. Every key that train.toml cannot hold is listed with its owner. FILE is kept as imported.toml.
     """
     root = run.process_root()
-    try:
-        source = read_file(os.path.realpath(file))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}", "Name a config file.") from None
+    source = file.read_bytes()
     imported = import_config(source, file.name)
     repo = Repo(root)
     ledger = Ledger(root)
     with ledger.lock():
         head = repo.head()
-        campaigns = {record.branch: record for record in reversed(ledger.records())}
-        if (first := campaigns.get(head.branch)) is not None:
-            start = repo.campaign_start(first.commit)
-            branches = repo.branches("--contains", start) if start else repo.branches()
-            names = [name for name in branches if name not in campaigns and not name.startswith(CAMPAIGN_PREFIX)]
-            own = shlex.quote(min(names, key=lambda name: not repo.is_default(name))) if names else "-c NEW-NAME"
-            raise UsageError(f"{head.branch} is a campaign", f"Import on your own branch: git switch {own}")
+        if any(record.branch == head.branch for record in ledger.records()):
+            raise UsageError(f"{head.branch} is a campaign", "Import on your own branch: git switch BRANCH.")
         blobs = repo.files_at(head.commit) if head.commit else {}
         for name in (CONFIG_NAME, RULES_NAME, IMPORTED_NAME):
-            if name in blobs and repo.differs(name, blobs[name]):
-                raise UsageError(f"{name} has changes that are not committed", f"Commit them, or: git checkout {name}.")
-            if name not in blobs and os.path.lexists(root / name):
-                raise UsageError(f"{name} is not in git", "Commit it, or move it away.")
+            if repo.differs(name, blobs[name]) if name in blobs else os.path.lexists(root / name):
+                raise UsageError(f"{name} has changes that are not committed", "Commit them, or move the file away.")
         rules, notes = carried_rules(imported, root, num_gpus(os.environ))
         files = {CONFIG_NAME: imported.train_toml(file.name), IMPORTED_NAME: source, RULES_NAME: rules}
-        files = {name: data for name, data in files.items() if not _holds(root / name, data)}
+        files = {name: data for name, data in files.items() if name not in blobs or read_file(root / name) != data}
         for name, data in files.items():
-            try:
-                write_atomically(root / name, data)
-            except OSError as error:
-                raise disk_error(error, root / name) from None
-        outcome = f"wrote {', '.join(files)}; not committed: no branch is checked out"
+            write_atomically(root / name, data)
+        outcome = f"wrote {', '.join(files)}; "
         if not files:
             outcome = "nothing changed: this config was imported before"
         elif head.branch and head.commit:
             committed = repo.commit_files(head, files, f"Import {clean(file.name, 80)}")
-            outcome = f"wrote {', '.join(files)}; committed as {(committed.commit or '')[:7]} on {head.branch}"
-    print_lines([*imported.report(), *notes, outcome, "next: uv run run.py --dry-run"])
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    try:
-        return read_file(path) == data
-    except OSError:
-        return False
+            outcome += f"committed as {(committed.commit or '')[:7]} on {head.branch}"
+        else:
+            outcome += "not committed: no branch is checked out"
+    print_text(*imported.report(), *notes, outcome, "next: uv run run.py --dry-run")
 
 
 def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, list[str]]:
@@ -94,29 +74,24 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
     The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
     """
-    try:
-        before = read_file(root / RULES_NAME)
-    except OSError as error:
-        cause = f"{RULES_NAME} cannot be read: {error.strerror or error}"
-        raise UsageError(cause, f"Restore it: git checkout {RULES_NAME}.") from None
+    before = read_file(root / RULES_NAME)
     settings, notes = dict[str, str](), list[str]()
-    names = list(dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree)))))
+    names = [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]
     model = model_name(imported.tree)
     for name in names:
         if not (NAME.fullmatch(name) and (root / "environments" / name / "pyproject.toml").is_file()):
-            shown = clean(name, 80)
-            notes.append(f"environment {shown} is not in environments/; docs/environments.md says how to add it")
+            notes.append(
+                f"environment {clean(name, 80)} is not in environments/; docs/environments.md says how to add it"
+            )
     if names and not notes:
-        comment = "of this checkout: prompts and rewards may differ from theirs"
-        settings["environments"] = f"{json.dumps(names)}  # {comment}"
+        settings["environments"] = (
+            json.dumps(names) + "  # of this checkout: prompts and rewards may differ from theirs"
+        )
     revision = REVISIONS.get(model)
-    if revision or (0 < len(model.encode()) < 256 and (root / model).is_dir()):
+    if revision or (model and (root / model).is_dir()):
         settings |= {"model": quoted(model), "revision": json.dumps(revision or "")}
     elif model:
         notes.append(f"model = {value_text(model)} needs its commit on the hub: write both into {RULES_NAME}")
-    gpus = [f"{path} = {value_text(at(imported.tree, path))}" for path in CARRIED["gpus"] if at(imported.tree, path)]
-    if gpus:
-        notes.append(f"{', '.join(gpus)}: uv run run.py --gpus names the GPUs of an experiment")
     after = ""
     try:
         chosen_in(root, before)

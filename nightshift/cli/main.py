@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -9,7 +10,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -20,7 +21,7 @@ from nightshift.campaign.records import Comparison, Request
 from nightshift.cli import run
 from nightshift.cli.exports import export_command
 from nightshift.cli.imports import import_command
-from nightshift.cli.output import print_error, print_found, print_json, print_lines, print_text
+from nightshift.cli.output import print_error, print_found, print_text
 from nightshift.cli.progress import TerminalReporter, reporting
 from nightshift.cli.shell import (
     AGENT_ENV,
@@ -30,7 +31,6 @@ from nightshift.cli.shell import (
     GPUS,
     SANDBOX,
     SLURM,
-    Finite,
     Group,
     num_slots,
     use_prime_rl,
@@ -38,13 +38,8 @@ from nightshift.cli.shell import (
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
-from nightshift.errors import ExitCode, UsageError
+from nightshift.errors import ExitCode
 from nightshift.executors.gpus import num_gpus
-
-if TYPE_CHECKING:
-    from nightshift.engines.doctor import Doctor
-
-_DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
 
 
 @click.group(cls=Group, help=__doc__)
@@ -66,7 +61,7 @@ def status(as_json: bool) -> None:
     root = run.process_root()
     ledger = Ledger(root)
     found = Status.of(ledger, datetime.now(UTC), next_start(ledger, Repo(root)) or None)
-    print_found(found, () if as_json else found.lines(), as_json)
+    print_found(found, found.lines(), as_json)
 
 
 @commands.command()
@@ -76,6 +71,7 @@ def status(as_json: bool) -> None:
 @click.option("--incumbent", metavar="REV", help="A commit whose train.toml is the incumbent. Default: the campaign's.")
 @click.option(
     "--seeds",
+    "num_seeds",
     type=click.IntRange(1, 100),
     help="Fresh runs of each of the two. Default: 3, which show a gain of 3.5 pp in 51 % of simulated comparisons and "
     "a gain of 5 pp in 81 %; 5 seeds show them in 74 % and 97 %.",
@@ -87,17 +83,13 @@ def status(as_json: bool) -> None:
 @SLURM
 @AS_JSON
 def certify(
-    environments: tuple[str, ...],
-    budget_seconds: float | None,
     baseline: str | None,
     incumbent: str | None,
-    seeds: int | None,
-    resume: int | None,
-    is_new: bool,
     dry_run: bool,
     gpus: str | None,
     slurm: Path | None,
     as_json: bool,
+    **question: Any,
 ) -> None:
     """Train baseline and incumbent afresh, in all slots of the campaign, and compare them.
 
@@ -108,31 +100,31 @@ def certify(
     from nightshift.experiment.bench import sweep
     from nightshift.experiment.experiment import open_controller
 
-    sides = {"baseline": baseline, "incumbent": incumbent}
-    revisions = {side: revision for side, revision in sides.items() if revision is not None}
+    sides = (("baseline", baseline), ("incumbent", incumbent))
+    revisions = {side: revision for side, revision in sides if revision is not None}
     with reporting() as reporter:
         controller = open_controller(run.process_root(), Request(gpus=gpus, slurm=slurm), reporter)
-        find = partial(
-            certificates.tasks, controller, seeds, environments, budget_seconds, revisions, resume=resume, is_new=is_new
-        )
-        questions = find()  # a wrong question is refused before anything is ended
-        plan = tuple(line for task in questions for line in task.describe())
+        find = partial(certificates.tasks, controller, revisions=revisions, **question)
+        # A wrong question is refused before anything is ended.
+        plan = tuple(line for task in find() for line in task.describe())
         comparisons = tuple[Comparison, ...]()
         if not dry_run:
             with controller.ledger.lock():
                 sweep(controller.bench.root, reporter.note)
                 comparisons = tuple(certificates.certify(find()))
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
-    if as_json or dry_run:
-        print_found(certified, plan, as_json)
-    else:
-        print_text(str(certified))
+    print_found(certified, plan if dry_run else [str(certified)], as_json)
 
 
 @commands.command()
-@click.option("--timeout", type=Finite(min=0), help="Give up after so many seconds, with exit code 124.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=math.inf,
+    help="Give up after so many seconds, with exit code 124.",
+)
 @click.option("--night", is_flag=True, help="Follow the night: print what it says until it is over, then its summary.")
-def wait(timeout: float | None, night: bool) -> None:
+def wait(timeout: float, night: bool) -> None:
     """Wait for the experiment in flight and print its summary; exits as that experiment did."""
     sys.exit((follow_night if night else wait_for_verdict)(run.process_root(), timeout))
 
@@ -144,11 +136,8 @@ def history(as_json: bool) -> None:
     """Show every run of the last campaign with its measured score, the scores by key and value, and untried keys."""
     from nightshift.agents.history import of_last_campaign
 
-    found = of_last_campaign(Ledger(run.process_root()))
-    if as_json:
-        print_json(found)
-    else:
-        print_text(str(found))  # a row a line, also in a pipe
+    tables = of_last_campaign(Ledger(run.process_root()))
+    print_found(tables, [str(tables)], as_json)
 
 
 @commands.command()
@@ -160,7 +149,9 @@ def history(as_json: bool) -> None:
     metavar="TEXT|FILE",
     help="What the agent is to try, at most 1,500 characters. Default: the section Direction of program.md.",
 )
-@click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
+@click.option(
+    "--hours", type=click.FloatRange(0, 10_000, min_open=True), help="No run is started that would end later."
+)
 @click.option(
     "--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline and the last runs included."
 )
@@ -184,14 +175,16 @@ def history(as_json: bool) -> None:
     help="While the agent cannot be asked (usage limit, outage, login), run proposals of tpe. Default: --fill, but "
     "--no-fill in a night with a direction, which tpe cannot read.",
 )
-@click.option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them.")
+@click.option(
+    "--max-cost", type=click.FloatRange(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them."
+)
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @GPUS
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option(
     "--agent-timeout",
     "agent_timeout_seconds",
-    type=Finite(min=1),
+    type=click.FloatRange(min=1),
     default=900.0,
     show_default=True,
     help="Seconds for one proposal.",
@@ -245,7 +238,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, allow_sleep: bool,
         ledger, since = Ledger(root), time.time()
         with reporting("waiting for the first run to train"):
             has_begun = partial(is_under_way, ledger, since)
-            sys.exit(run.start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --night"))
+            sys.exit(run.start_detached(ledger, has_begun, "uv run nightshift wait --night"))
     with closing(TerminalReporter()) as reporter:
         exit_code = night(root, request, reporter, print_text, notify, allow_sleep, branch)
     sys.exit(exit_code)
@@ -281,43 +274,31 @@ def doctor(
     from nightshift.agents.agent import check_agent
     from nightshift.engines.doctor import Doctor, checks
     from nightshift.evaluation.template import look
+    from nightshift.executors.slurm import SlurmExecutor, ask_node
+    from nightshift.experiment.experiment import open_controller
 
-    root, given, lines = run.process_root(), PrepareFlags(**flags), list[str]()
-    if as_json and environment:
-        raise UsageError("--json is of the checks of a machine", "Leave --environment out.")
+    root, given, node = run.process_root(), PrepareFlags(**flags), ""
     if environment is not None:
         with reporting(f"loading {environment}"):
             for line in look(root, environment):
-                print_lines([line])
+                print_text(line)
         return
     if slurm is not None:
-        line, report = _doctor_of_node(root, Request(engine=given.engine, slurm=slurm))
-        lines.append(line)
+        with reporting() as reporter:
+            bench = open_controller(root, Request(engine=given.engine, slurm=slurm), reporter).bench
+            assert isinstance(bench.executor, SlurmExecutor)
+            reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
+            words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
+            node, answer = ask_node(bench.executor, bench.job({}, 0), (*words, bench.engine.name))
+        report = msgspec.json.decode(answer, type=Doctor)
     else:
         with reporting("looking at what experiments need"):
             rules = rules_here(root, given.engine_meant, num_gpus(os.environ))
             found = checks(root, rules, dict(os.environ), given)
             found += [check_agent(agent, sandbox, root, dict(os.environ), agent_env, agent_sees)] if agent else []
         report = Doctor.of(found, rules)
-    print_found(report, [*lines, report.table(given.engine_meant)], as_json)
+    print_found(report, filter(None, [node, report.table(given.engine_meant)]), as_json)
     sys.exit(ExitCode.MEASURED if report.is_ready else ExitCode.USAGE)
-
-
-def _doctor_of_node(root: Path, request: Request) -> tuple[str, Doctor]:
-    """Return a line on a node of the cluster, and what doctor reports there. EngineError if no answer comes back."""
-    from nightshift.engines.doctor import Doctor
-    from nightshift.executors.slurm import SlurmExecutor, ask_node
-    from nightshift.experiment.experiment import open_controller
-
-    with reporting() as reporter:
-        controller = open_controller(root, request, reporter)
-        assert isinstance(controller.bench.executor, SlurmExecutor)
-        reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-        words = ("-c", "from nightshift.cli.command import main; main()", "doctor", "--json", "--engine")
-        line, answer = ask_node(
-            controller.bench.executor, controller.bench.job({}, 0), (*words, controller.bench.engine.name)
-        )
-    return line, msgspec.json.decode(answer, type=Doctor)
 
 
 @commands.command()
@@ -327,52 +308,46 @@ def new(what: str, name: str) -> None:
     """Write environments/NAME: a small task that trains as it is, with its test. docs/environments.md goes on."""
     from nightshift.evaluation.template import create
 
-    print_lines(create(run.process_root(), name))
+    print_text(*create(run.process_root(), name))
 
 
 @commands.command()
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder to write into. Default: runs/")
 @click.option("--branch", help="The campaign to show. Default: the branch checked out, else that of the last one.")
 @click.option("--serve", "is_served", is_flag=True, help="Write no file; serve the page to a browser until Ctrl-C.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="With --serve: the address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="With --serve; 0: any free port."
 )
-def report(output: Path | None, branch: str | None, is_served: bool, host: str, port: int) -> None:
+def report(output: Path | None, branch: str | None, is_served: bool, port: int) -> None:
     """Write the morning page report.html, with progress.svg and report.md, from the records."""
     from nightshift.report import page
     from nightshift.report.serve import serve
 
     root = run.process_root()
     if is_served:
-        if output is not None:
-            raise UsageError("--serve writes no file", "Leave --output out.")
-        return serve(root, branch, host, port, print_text)
+        return serve(root, branch, port, print_text)
     with reporting("drawing the page"):
         is_live = Ledger(root).is_running()
         headline, paths = page.write_report(root, datetime.now(UTC), output, branch, is_live=is_live)
-    lines = (f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
-    print_lines(lines)
+    print_text(f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
 
 
 @commands.command()
-@click.argument("old", required=False)
-@click.argument("new", required=False)
+@click.argument("old", default="incumbent")
+@click.argument("new", default="working")
 @AS_JSON
 @reporting("reading the records")
-def diff(old: str | None, new: str | None, as_json: bool) -> None:
+def diff(old: str, new: str, as_json: bool) -> None:
     """Compare two train.toml key by key: what OLD -> NEW changes. Default: incumbent -> working.
 
     OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
     """
-    from nightshift.report import diff as compare
+    from nightshift.report.diff import Diff, find
 
     root = run.process_root()
     ledger, repo = Ledger(root), Repo(root)
-    names = (old or compare.INCUMBENT, new or compare.WORKING)
-    before, after = (compare.find(name, root, ledger, repo) for name in names)
-    found = compare.Diff.of(before, after)
-    print_found(found, [str(found)], as_json)
+    changes = Diff.of(find(old, root, ledger, repo), find(new, root, ledger, repo))
+    print_found(changes, [str(changes)], as_json)
 
 
 @commands.command()
@@ -388,6 +363,6 @@ def show(number: int, as_json: bool) -> None:
     record, (records, _) = ledger.record(number), ledger.readable()
     campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
     [row] = campaign.rows([record])
-    print_found(shown(ledger, record, row) if as_json else None, experiment_lines(ledger, record, row), as_json)
+    print_found(shown(ledger, record, row), experiment_lines(record, row), as_json)
     if campaign.unread:
         print_error(campaign.unread)

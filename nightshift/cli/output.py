@@ -5,8 +5,8 @@ Nothing here has an escape code or a colour. The live line is drawn by a carriag
 
 import json
 import os
+import shutil
 import sys
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,12 +18,9 @@ from nightshift.campaign.results import UNDECIDED, column_of, decisions_text, ro
 from nightshift.errors import NightshiftError
 from nightshift.text import ANSI
 
-_STANDARD_WIDTH = 80  # of what is no terminal, and of help texts
-_WIDEST = 120
 _NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _NEXT = 'edit train.toml, then: uv run run.py -m "<hypothesis>: <prediction>"; or: uv run nightshift night --agent NAME'
-_INDENT = 4  # of what a line that is too long goes on with
-_IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
+_OPTIONAL = ("outcome", "prediction", "starts", "rider", "agent", "next", "train.toml")  # no line if there is none
 _drawn = ""  # what stands on the live line
 
 
@@ -46,48 +43,45 @@ def summary(record: Record) -> str:
         *figures("effect_at_decision", spec="+.6f"),
         ("p_helps", "" if values["p_helps"] is None else f"{percent(values['p_helps']) / 100:.2f}"),
         ("verdict", values["verdict"] or UNDECIDED),
-        *([("outcome", _NO_GRADIENT)] if outcome is Outcome.NO_GRADIENT else []),
+        ("outcome", _NO_GRADIENT if outcome is Outcome.NO_GRADIENT else ""),
         ("why", record.why),
-        *([("prediction", prediction)] if (prediction := compare_prediction(record)) else []),
+        ("prediction", compare_prediction(record)),
         *figures("reward_mean"),
         *figures("num_steps", spec=".0f"),
         *figures("training_seconds", "total_seconds", spec=".1f"),
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", f"{record.number:04d}"),
-        *([("starts", record.starts)] if record.starts else []),
+        ("starts", record.starts),
         ("changes", values["changes"]),
-        *([("rider", values["rider"])] if values["rider"] else []),
+        ("rider", values["rider"]),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("git", record.git_action or ""),
-        *([] if record.proposal.is_isolated else [("agent", NOT_ISOLATED)]),
+        ("agent", "" if record.proposal.is_isolated else NOT_ISOLATED),
         *(("health", finding) for finding in (record.health or "").splitlines()),
-        *([("next", _NEXT)] if record.is_keep and record.parent is None else []),
-        *([("train.toml", moved)] if (moved := _moved(record)) else []),
+        ("next", _NEXT if record.is_keep and record.parent is None else ""),
+        ("train.toml", decisions_text(d for d in record.moved if f"{d.action} {d.change.name}" in record.commits)),
     )
-    return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in lines)])
+    shown = [(key, value) for key, value in lines if value or key not in _OPTIONAL]
+    return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in shown)])
 
 
-def _moved(record: Record) -> str:
-    """The commits that changed train.toml by other keys than those just tried: `0003 reverted, 0005 adopted`."""
-    committed = [decision for decision in record.moved if f"{decision.action} {decision.change.name}" in record.commits]
-    return decisions_text(committed)
+def print_text(*lines: str) -> None:
+    """Print on stdout: results."""
+    draw("")
+    _write("stdout", "\n".join(map(printable, "\n".join(lines).split("\n"))))
 
 
-def print_text(text: str) -> None:
-    """On stdout what programs read: line by line as it is, but on a terminal too narrow for it."""
-    _say("stdout", text if (width := terminal_columns("stdout")) is None else _in_columns([text], width))
-
-
-def print_whole(text: str) -> None:
-    """On stdout what programs read, as it is wherever it goes: many tools give a command a terminal of 80 columns."""
-    _say("stdout", text)
+def print_error(error: NightshiftError | str) -> None:
+    """Print on stderr: an error, progress, or the output of another process."""
+    draw("")
+    _write("stderr", "\n".join(map(printable, str(error).split("\n"))))
 
 
 def print_json(document: Any) -> None:
     """A Struct or mapping as one line of ASCII, whatever texts it holds. What is no finite number is null."""
     plain = json.dumps(msgspec.to_builtins(document, enc_hook=_plain))
-    print_whole(json.dumps(json.loads(plain, parse_constant=lambda name: None)))
+    print_text(json.dumps(json.loads(plain, parse_constant=lambda name: None)))
 
 
 def print_found(document: Any, lines: Iterable[str], as_json: bool) -> None:
@@ -95,7 +89,7 @@ def print_found(document: Any, lines: Iterable[str], as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:
-        print_lines(lines)
+        print_text(*lines)
 
 
 def _plain(value: Any) -> Any:
@@ -103,20 +97,10 @@ def _plain(value: Any) -> Any:
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else str(value)
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """On stdout for people: as wide as the terminal, in a pipe 80 columns, unless COLUMNS says otherwise."""
-    _say("stdout", _in_columns(lines, width_of("stdout")))
-
-
-def print_error(error: NightshiftError | str) -> None:
-    """On stderr: cause, then fix, in one line but on a terminal too narrow for it; or what another process said."""
-    _say("stderr", str(error) if (width := terminal_columns("stderr")) is None else _in_columns([str(error)], width))
-
-
 def draw(text: str) -> None:
     """Have the live line say as much of this as fits; empty: no live line. Call on a terminal only (`is_terminal`)."""
     global _drawn
-    text = text.encode("ascii", "replace").decode()[: (terminal_columns("stderr") or _STANDARD_WIDTH) - 1]
+    text = text.encode("ascii", "replace").decode()[: shutil.get_terminal_size().columns - 1]
     if text != _drawn:
         before, _drawn = _drawn, text  # a signal may cut in
         _write("stderr", f"\r{text.ljust(len(before))}\r", end="")  # its echo of Ctrl-C lands on the line itself
@@ -127,48 +111,12 @@ def is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def width_of(name: str) -> int:
-    """Columns of stdout or stderr: what COLUMNS says, else the terminal, else 80."""
-    columns = os.environ.get("COLUMNS", "")
-    found = int(columns) if columns.isdecimal() and len(columns) < 7 else terminal_columns(name) or _STANDARD_WIDTH
-    return found if found > 5 * _INDENT else _STANDARD_WIDTH
-
-
-def terminal_columns(name: str) -> int | None:
-    """Those of the terminal that stdout or stderr is; None where it is none, or is closed."""
-    try:
-        return min(os.get_terminal_size(getattr(sys, name).fileno()).columns, _WIDEST) or None
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-def _in_columns(lines: Iterable[str], width: int) -> str:
-    """Lines in several where they are too long: between words only, so that a path can be copied."""
-    found = []
-    for line in (printable(part) for text in lines for part in text.split("\n")):
-        indent = (len(line) - len(line.lstrip()) + _INDENT) * " "
-        cut = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        found += cut.wrap(line) or [""]
-    return "\n".join(found)
-
-
-def _say(name: str, text: str) -> None:
-    """Print on stdout or stderr.
-
-    All output comes through here, so no foreign text reaches a terminal with a control code in it.
-    """
-    draw("")
-    _write(name, "\n".join(map(printable, text.split("\n"))))
-
-
 def _write(name: str, text: str, end: str = "\n") -> None:
-    """Write to stdout or stderr, in ASCII where the encoding has few characters."""
+    """Write to stdout or stderr, unless the stream is closed."""
     stream = getattr(sys, name)
-    if stream is None:  # closed
+    if stream is None:
         return
     encoding = stream.encoding or "utf-8"
-    if not encoding.lower().startswith("utf"):
-        text = text.translate(_IN_ASCII)
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
     except OSError:

@@ -16,7 +16,6 @@ from nightshift.text import clean
 from nightshift.waiting import lasted, waits, watchers
 
 _PLAIN_SECONDS = 30.0  # between two plain lines
-_MAX_NAME = 40  # characters of a slot or node
 
 
 class TerminalReporter:
@@ -54,22 +53,21 @@ class TerminalReporter:
 
 def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
     """What a run does, for how long it has run, and what is left of its budget. `reading`: how far it is."""
-    rules, began = None, time.time()
+    job, began = None, time.time()
     with suppress(UsageError, OSError):  # damaged: less is shown
         began = (folder / JOB_NAME).stat().st_mtime
         job = read_json(folder / JOB_NAME, Job, "")
-        rules = job.rules if job else None
     name = name or ("experiment " if folder.name.isdigit() else "") + folder.name.replace("-", " ")
-    place = f"{clean(reading.slot, _MAX_NAME)}: " if reading and reading.slot else ""
+    place = f"{clean(reading.slot, 40)}: " if reading and reading.slot else ""
     lasts, left = lasted(time.time() - began), ""
     if reading is None:
         what = "waiting to start"
     elif reading.phase is Phase.STARTING:
         what = "starting"
     elif reading.phase is Phase.EVALUATING:
-        is_game = any(each.is_game for each in rules.environments) if rules else True
-        total = "" if is_game or rules is None else f" of {sum(e.num_validation for e in rules.environments):,}"
-        what = f"evaluating {reading.num_done or 0:,}{total or ' examples'}"
+        environments = job.rules.environments if job else ()
+        num = 0 if any(e.is_game for e in environments) else sum(e.num_validation for e in environments)
+        what = f"evaluating {reading.num_done or 0:,}{f' of {num:,}' if num else ' examples'}"
     else:
         what = f"training, step {reading.num_steps}"
         what += "" if reading.reward is None else f", reward {reading.reward:.2f}"

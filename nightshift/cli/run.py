@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import DETACHED_NAME, Request
-from nightshift.cli.output import print_error, print_lines, print_text
+from nightshift.cli.output import print_error, print_text
 from nightshift.cli.progress import reporting
 from nightshift.cli.status import print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nightshift.experiment.experiment import Controller
 
 _POLL_SECONDS = 0.05
-_DETACH_SECONDS = 60.0
+_DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a model to load
 
 
 def run(root: Path, request: Request) -> int:
@@ -44,7 +44,7 @@ def run(root: Path, request: Request) -> int:
         unused = {key.path for key in KEYS} - used_keys(engine, standard)
         lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
         lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-        print_lines([*lines, *describe_keys(unused, engine.name)])
+        print_text(*lines, *describe_keys(unused, engine.name))
         if line := next_start(Ledger(root), Repo(root)):
             print_error(line)
         return ExitCode.MEASURED
@@ -57,7 +57,7 @@ def run(root: Path, request: Request) -> int:
 
         controller = open_controller(root, request, reporter, request.branch)
         if request.dry_run:
-            print_lines(plan(request, controller))
+            print_text(*plan(request, controller))
             return ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
         with controller.ledger.lock():
@@ -69,10 +69,16 @@ def run(root: Path, request: Request) -> int:
                 record = None if request.detach else controller.run(request)
             except Interrupted:
                 if controller.repo.config_at("HEAD") != read_file(root / CONFIG_NAME):
-                    left = f"{CONFIG_NAME} still holds what was tried"
-                    reporter.note(f"{left}; git checkout {CONFIG_NAME} puts the incumbent's back")
+                    restore = "git checkout train.toml puts the incumbent's back"
+                    reporter.note(f"train.toml still holds what was tried; {restore}")
                 raise
-    return detach(controller.ledger) if record is None else print_verdict(record, controller.ledger)
+    ledger = controller.ledger
+    if record is not None:
+        return print_verdict(record, ledger)
+    last = max(ledger.numbers(), default=0)
+    return start_detached(
+        ledger, lambda: max(ledger.numbers(), default=0) > last, "uv run nightshift wait --timeout 100"
+    )
 
 
 def plan(request: Request, controller: Controller) -> list[str]:
@@ -82,7 +88,7 @@ def plan(request: Request, controller: Controller) -> list[str]:
         repo, records, controller.now(), controller.bench.rules, controller.bench.rules_hash, request.branch
     )
     if line := start.describe(is_done=False):
-        print_lines([f"branch:   {line}"])
+        print_text(f"branch:   {line}")
     config = load(controller.bench.root / CONFIG_NAME)
     committed = repo.config_at(str(start.before.commit))
     if start.is_switch and committed == config.source:  # the switch writes the branch's train.toml
@@ -91,11 +97,10 @@ def plan(request: Request, controller: Controller) -> list[str]:
     campaign = controller.campaign()
     record = controller.admit(campaign.compose(()) if request.baseline else config, request, campaign)
     run_dir = controller.ledger.run_dir(controller.ledger.next_number())
+    names = ", ".join(change.name for change in record.run.kept)
+    against = f"the baseline with {names}" if names else "the baseline"
     if record.parent is None:
         against = "nothing: this is the baseline"
-    else:
-        names = ", ".join(change.name for change in record.run.kept)
-        against = f"the baseline with {names}" if names else "the baseline"
     return [
         f"rules:    {record.rules_name} {record.rules_hash}",
         f"against:  {against}",
@@ -108,32 +113,24 @@ def plan(request: Request, controller: Controller) -> list[str]:
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
-    began = time.monotonic()
     with reporting() as reporter:
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         rules = on_cards(rules, root, os.environ, flags.gpus)
         engine = open_engine(rules, root, dict(os.environ), flags.gpus, prime_rl=flags.prime_rl)
         engine.prepare(flags, reporter.note)
         if not flags.smoke:
-            reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
+            reporter.note(f"ready for {rules.name}: uv run run.py")
     return ExitCode.MEASURED
 
 
-def detach(ledger: Ledger) -> int:
-    """Start the same command in a session of its own and return once its experiment runs, or show its error."""
-    before = max(ledger.numbers(), default=0)
-    has_begun = lambda: max(ledger.numbers(), default=0) > before  # noqa: E731
-    return start_detached(ledger, has_begun, _DETACH_SECONDS, "uv run nightshift wait --timeout 100")
-
-
-def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_seconds: float, then: str) -> int:
+def start_detached(ledger: Ledger, has_begun: Callable[[], bool], then: str) -> int:
     """Start this process's command without --detach in a session of its own. Returns once it `has_begun`, or with its
     error and exit code; `then`: the command that waits for it."""
     import subprocess
 
     log = ledger.runs_dir / DETACHED_NAME
     own_log = log.with_name(f"{os.getpid()}-{log.name}")  # another start at this moment has its own
-    program, *arguments = (argument for argument in sys.argv if argument != "--detach")
+    program, *arguments = (word for word in sys.argv if word != "--detach")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: a terminal that goes away ends nothing
     with own_log.open("xb") as file:  # never through a link that lies there
         child = subprocess.Popen(
@@ -144,7 +141,7 @@ def start_detached(ledger: Ledger, has_begun: Callable[[], bool], at_most_second
             start_new_session=True,
         )
     signal.signal(signal.SIGHUP, before)
-    deadline = time.monotonic() + at_most_seconds
+    deadline = time.monotonic() + _DETACH_SECONDS
     try:
         while time.monotonic() < deadline:
             holder = ledger.holder

@@ -1,40 +1,28 @@
 """What every command owes the shell: errors as one line, an exit code that is true, help, a version."""
 
 import io
-import math
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import click
 
-from nightshift.cli.output import print_error, print_text
+from nightshift.cli.output import print_error
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.signals import STOP_SIGNALS
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
-class Finite(click.FloatRange):
-    """A range that refuses nan, which is on no side of any bound."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
-
-
-def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def num_slots(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """--pairs: a number, or 0 for auto: as many as fit on this machine."""
     if value == "auto":
         return 0
-    if not re.fullmatch("[1-9][0-9]{0,2}", value):
-        raise click.BadParameter(f"{value!r} is no number of runs. Write 1 to 999, or auto.")
-    return int(value)
+    return click.IntRange(1, 999).convert(value, param, ctx)
 
 
 def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
@@ -76,49 +64,37 @@ SLURM = click.option(
 )
 
 
-P = ParamSpec("P")
-
-
-def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
-    """Show a command's errors as one line and return their exit code; click's errors as click does."""
-
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by startup.py
-            return int(command(*args, **kwargs) or ExitCode.MEASURED)
-        except click.ClickException as error:
-            said = io.StringIO()
-            error.show(said)  # it repeats arguments, which may be anything
-            print_error(said.getvalue().rstrip())
-            return error.exit_code
-        except (KeyboardInterrupt, click.Abort):  # outside `interruptible`: click would end with 1, which means a crash
-            shown: NightshiftError = Interrupted("stopped by Ctrl-C")
-        except NightshiftError as error:
-            shown = error
-        except OSError as error:  # a refusal of the operating system that nothing further down has words for
-            where = "" if error.filename is None else f": {os.fspath(error.filename)}"
-            fix = "Free disk space or memory, or fix permissions."
-            shown = EngineError(f"{error.strerror or error}{where}", fix)
-        print_error(shown)
-        return shown.exit_code
-
-    return guarded
+def exit_code_of(command: Callable[[], int | None]) -> int:
+    """Run a command and return its exit code. Print its error in one line, and click's errors as click does."""
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by startup.py
+        return int(command() or ExitCode.MEASURED)
+    except click.ClickException as error:
+        text = io.StringIO()
+        error.show(text)  # it repeats arguments, which may be anything
+        print_error(text.getvalue().rstrip())
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):  # outside `interruptible`: click would end with 1, which means a crash
+        shown: NightshiftError = Interrupted("stopped by Ctrl-C")
+    except NightshiftError as error:
+        shown = error
+    except OSError as error:  # a refusal of the operating system that nothing further down has words for
+        where = "" if error.filename is None else f": {os.fspath(error.filename)}"
+        shown = EngineError(f"{error.strerror or error}{where}", "Free disk space or memory, or fix permissions.")
+    print_error(shown)
+    return shown.exit_code
 
 
 class Command(click.Command):
-    """One of click's that ends as `in_one_line` says, answers -h and --version, and says whole sentences."""
+    """One of click's that ends as `exit_code_of` says, answers -h and --version, and says whole sentences."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.context_settings.setdefault("help_option_names", ["-h", "--help"])
-        show = click.Option(
-            ["--version"], is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
-        )
-        self.params.append(show)
+        click.version_option(package_name="nightshift", message="%(package)s %(version)s")(self)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        sys.exit(in_one_line(partial(super().main, *args, standalone_mode=False, **extra))())
+        sys.exit(exit_code_of(partial(super().main, *args, standalone_mode=False, **extra)))
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(10_000)
@@ -126,11 +102,3 @@ class Command(click.Command):
 
 class Group(Command, click.Group):
     command_class = Command
-
-
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from importlib import metadata
-
-        print_text(f"nightshift {metadata.version('nightshift')}")
-        ctx.exit()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -42,57 +40,49 @@ from nightshift.campaign.results import (
     row,
     standing_text,
 )
-from nightshift.cli.output import print_error, print_lines, print_text, summary
+from nightshift.cli.output import print_error, print_text, summary
 from nightshift.cli.progress import describe_run, reporting
 from nightshift.errors import EngineError, ExitCode, UsageError
-from nightshift.files import Document, open_regular, read_file
-from nightshift.text import ANSI, clean, local
+from nightshift.files import Document, read_file
+from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
-_LONG = ("effective", "scores")  # they fill screens: see record.json
-_LAST = (  # what programs compare and people hardly read
-    *("result", "unused_keys", "config_hash", "effective_hash", "rules_name", "commits", "decision_rules", "versions"),
-)
+# Fields of a record that fill screens, or repeat the row.
+_LEFT_OUT = ("effective", "scores", "decision_rules", "version", "status", "diff", "rules_hash", "description", "why")
 
 
 def shown(ledger: Ledger, record: Record, row: Row) -> dict[str, Any]:
     """`nightshift show --json`: the record, its `row` as every view prints it, and `files`, its folder."""
     return {
         **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
-        "files": ledger.run_dir(record.number).relative_to(ledger.root).as_posix(),
-        "row": msgspec.to_builtins(row),
+        "files": ledger.run_dir(record.number).relative_to(ledger.root),
+        "row": row,
     }
 
 
-def experiment_lines(ledger: Ledger, record: Record, row: Row) -> Iterator[str]:
-    """`name: value`: the row, then what else the record has by the names of record.json, inner values indented."""
-    fields, judged = shown(ledger, record, row), record.judgement
+def experiment_lines(record: Record, row: Row) -> Iterator[str]:
+    """Yield `name: value`: the row, then the other fields of the record, inner values indented."""
     cells = row.cells | {"effect_at_decision": row.effect and row.effect.with_p, "changes": row.changes}
-    fields["user_decisions"] = record.user_decisions
-    fields["run"] = {"changes": record.run.changes, "stage": record.run.stage.name.lower()}
-    del fields["proposal"]["description"]
-    if judged is not None:
-        fields["judgement"] |= {name: getattr(judged, name) for name in ("decisions", "refused", "kept")}
-        del fields["judgement"]["why"]
-    hidden = {*cells, *_LAST, "kind", "version", "status", "diff", "rules_hash", "row"}
-    first = {name: value for name, value in cells.items() if name not in ("effect_at_decision_stderr", "p_helps")}
-    first |= fields.pop("proposal") | {name: value for name, value in fields.items() if name not in hidden}
-    return _lines({**first, **{name: fields[name] for name in _LAST}}, "")
+    return _lines(cells | _fields(record) | cells, "")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a Struct or dataclass; empty for a value with a text of its own."""
+    names = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+    return {name: getattr(value, name) for name in names if name not in _LEFT_OUT and str(value) == repr(value)}
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in fields.items():
         head = f"{indent}{name}:".ljust(23) + " "
-        match value:
-            case _ if name in _LONG:
-                continue
+        match _fields(value) or value:
             case None:
                 yield f"{head}none"
             case float():
                 yield f"{head}{value:.6g}"
-            case dict():
+            case dict() as inner:
                 yield head
-                yield from _lines(value, indent + "  ")
+                yield from _lines(inner, indent + "  ")
             case list() | tuple():
                 yield from (f"{head}{each}" for each in value or ["none"])
             case _:
@@ -102,26 +92,21 @@ def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
 TIMED_OUT = 124  # as timeout(1)
 _NUM_LOG_LINES = 15  # of a crash
 _TORCHRUN = re.compile(r"E\d{4} [\d:.]+ \d+ torch/distributed/elastic/")  # 31 lines below what its worker logged last
-_MAX_FOLLOWED = 1_000_000  # bytes of it that are read at once
-_POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # between two looks at how far the runs are
 _SOMETHING = "a certificate, a night between experiments, or an experiment that starts"
 
 
-def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
+def wait_for_verdict(root: Path, timeout_seconds: float) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    ledger, looked, told = Ledger(root), 0.0, "What runs continues."
-    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    with reporting(f"waiting for {_SOMETHING}", told) as reporter:
+    ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
+    with reporting(f"waiting for {_SOMETHING}", "What runs continues.") as reporter:
         while ledger.is_running():
-            if deadline is not None and time.monotonic() >= deadline:
-                print_lines(Status.of(ledger, datetime.now(UTC)).lines())
+            if time.monotonic() >= deadline:
+                print_text(*Status.of(ledger, datetime.now(UTC)).lines())
                 return TIMED_OUT
-            if time.monotonic() >= looked + _LOOK_SECONDS:
-                looked = time.monotonic()
-                started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
-                reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
-            time.sleep(_POLL_SECONDS)
+            started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
+            reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
+            time.sleep(_LOOK_SECONDS)
     records, _ = ledger.readable()
     if not records:
         raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
@@ -132,12 +117,9 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
 
 
 def print_verdict(record: Record, ledger: Ledger) -> int:
-    """Print the summary of an experiment; for a crash, also print the last lines of the log that shows the cause on
-    stderr. If the worker returned no result, that log is worker.log. The lines are indented, so that no line of a log
-    looks like a line of the summary where both streams go to one file.
-
-    Returns: the exit code, 0 for a measured experiment, 130 for an interrupted one, 1 for a crash.
-    """
+    """Print the summary of an experiment and return its exit code. For a crash, print the last lines of the log that
+    shows the cause on stderr: worker.log if the worker returned no result. The lines are indented, so that no line of a
+    log looks like a line of the summary where both streams go to one file."""
     from nightshift.executors.process import tail
 
     print_text(summary(record))
@@ -148,13 +130,13 @@ def print_verdict(record: Record, ledger: Ledger) -> int:
     if name := record.result.training.log if record.result else LOG_NAME:
         path = ledger.run_dir(record.number) / name
         if lines := tail(path, 4 * _NUM_LOG_LINES):
-            title = f"--- last lines of {path.relative_to(ledger.root).as_posix()}"
-            end = next((at for at, line in enumerate(lines) if at and _TORCHRUN.match(line)), len(lines))
+            title = f"--- last lines of {path.relative_to(ledger.root)}"
+            end = next((at for at, line in enumerate(lines) if _TORCHRUN.match(line)), len(lines))
             print_error("\n".join([title, *(f"  {line}" for line in lines[:end][-_NUM_LOG_LINES:])]))
     return ExitCode.CRASH
 
 
-def follow_night(root: Path, timeout_seconds: float | None) -> int:
+def follow_night(root: Path, timeout_seconds: float) -> int:
     """Print what a detached night says from now until it is over, and its summary. UsageError if there was no night, or
     if it was cut off.
 
@@ -162,30 +144,26 @@ def follow_night(root: Path, timeout_seconds: float | None) -> int:
     """
     from nightshift.night.state import load
 
-    ledger, offset, has_followed = Ledger(root), None, False
-    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    ledger, deadline = Ledger(root), time.monotonic() + timeout_seconds
     log = ledger.runs_dir / DETACHED_NAME
+    start = num_printed = log.stat().st_size if log.exists() else 0
     with reporting("waiting for the night", "The night continues."):
         while True:
             is_on = ledger.is_running()  # before the state: a night writes its end, then lets the checkout go
             state = load(ledger)
             if state is None:
                 raise UsageError("no night was started here yet", "Start one: uv run nightshift night --agent tpe.")
-            with suppress(FileNotFoundError), open_regular(log) as file:
-                file.seek(0, os.SEEK_END) if offset is None else file.seek(offset)
-                text = ANSI.sub("", file.read(_MAX_FOLLOWED).decode(errors="replace")).rstrip("\n")
-                offset = file.tell()
-                if text:
-                    print_text("".join(character for character in text if character.isprintable() or character == "\n"))
-                    has_followed = True
+            if new := read_file(log)[num_printed:] if log.exists() else b"":
+                print_text(new.decode(errors="replace").rstrip("\n"))
+                num_printed += len(new)
             if not is_on:
                 break
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 return TIMED_OUT
             time.sleep(_LOOK_SECONDS)
     if state.cause is None:
         raise UsageError("the night was cut off", "Run the same command again to resume.")
-    if not has_followed:  # else the summary was the last that the night printed
+    if num_printed == start:  # else the summary was the last that the night printed
         print_text(read_file(ledger.runs_dir / BLOCK_NAME).decode(errors="replace").rstrip())
     return ExitCode.MEASURED if state.is_planned else ExitCode.CRASH
 
@@ -194,14 +172,10 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
     """Whether a run that began after `since`, in seconds since 1970, trains, or a night waits for its agent."""
     from nightshift.night.state import load
 
-    path = ledger.runs_dir / NIGHT_NAME
-    if path.exists() and path.stat().st_mtime > since and (state := load(ledger)) and state.unavailable:
-        return True
-    return any(
-        path.stat().st_mtime > since
-        for place in ("*", f"{CERTIFY_NAME}/*/*")
-        for path in ledger.runs_dir.glob(f"{place}/{METRICS_NAME}")
-    )
+    paths = [*ledger.runs_dir.glob(f"*/{METRICS_NAME}"), *ledger.runs_dir.glob(f"{CERTIFY_NAME}/*/*/{METRICS_NAME}")]
+    if (state := load(ledger)) and state.unavailable:
+        paths.append(ledger.runs_dir / NIGHT_NAME)
+    return any(path.stat().st_mtime > since for path in paths)
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,23 +213,6 @@ class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing
     num_baseline_runs: int  # measured, of this campaign
 
-    def lines(self) -> list[str]:
-        """The kept changes, a line each: the keys that no later one sets."""
-        lines, later = list[str](), set[str]()
-        for change in reversed(self.kept):
-            keys = {key: value for key, value in change.keys.items() if key not in later}
-            lines.append(str(msgspec.structs.replace(change, keys=keys)))
-            later |= keys.keys()
-        return lines[::-1]
-
-    @property
-    def advice(self) -> str | None:
-        """Why the gain is uncertain, and what helps; None if the baseline was measured again, or nothing is kept."""
-        if not self.kept or self.num_baseline_runs > 1:
-            return None
-        gain = f"the gain {gain_text(self.standing)} rests on one run of the baseline"
-        return f"{gain}; two more make it more certain: uv run run.py --baseline"
-
 
 class Status(Document, frozen=True, kw_only=True, tag="status"):
     """What runs, what the last campaign holds, what the night does: `nightshift status`.
@@ -284,25 +241,11 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         whose = last_campaign(records)
         ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
         is_running = ledger.is_running()
-        started = [record for record in records if record.status == STARTED] if is_running else []
-        running = []
-        for record in started:
-            folder = ledger.run_dir(record.number)
-            progress = read_progress(folder)
-            experiment = Running(
-                number=record.number,
-                since=record.started,
-                seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
-                description=record.proposal.description,
-                progress=progress,
-                phase=describe_run(folder, progress, "run"),
-            )
-            running.append(experiment)
         incumbent, unread = _incumbent(ledger, records, ours)
         fates = fates_of(ours, incumbent.kept if incumbent else ())
         return cls(
             is_running=is_running,
-            running=tuple(running),
+            running=tuple(_running(ledger, r, now) for r in records if is_running and r.status == STARTED),
             branch=whose[0] or None,
             rules_hash=whose[1] or None,
             counted=Counts.of([row(record, fates) for record in ours]),
@@ -314,34 +257,46 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
         )
 
     def lines(self) -> list[str]:
-        lines = [f"damaged:  {cause}" for cause in self.damaged]
+        rows: list[tuple[str, object]] = [("damaged", cause) for cause in self.damaged]
         for running in self.running:
             began = datetime.fromisoformat(running.since).astimezone()
             lasts = f"{lasted(running.seconds)}, since {began:%H:%M:%S %Z}"
-            lines += [f"running:  {running.number:04d} for {lasts}: {running.phase}", f"{'':10}{running.description}"]
+            rows.append(("running", f"{running.number:04d} for {lasts}: {running.phase}\n{'':10}{running.description}"))
         if not self.running:
-            lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
-        lines += [f"start:    {self.next_start}"] if self.next_start else []
-        lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
-        is_night = self.night is not None and self.night.state == "running"
+            rows.append(("running", _SOMETHING if self.is_running else "nothing"))
+        rows += [("start", self.next_start), ("counted", self.counted), ("cost", self.cost)]
+        night = self.night
         if (incumbent := self.incumbent) is not None:
-            lines.append(f"incumbent: {standing_text(incumbent.standing, incumbent.kept)}")
-            lines += [f"kept:     {line}" for line in incumbent.lines()]
-            lines += [f"note:     {incumbent.advice}"] if incumbent.advice and not is_night else []
-        if (night := self.night) is None:
-            return lines
-        lines += [f"direction: {clean(night.direction, 400)}"] if night.direction else []
-        if night.state == "over":
-            lines += [f"certificate: {night.certificate}"] if night.certificate else []
-            return [*lines, f"night:    {night.agent} is over: {clean(night.cause or '', 400)}"]
-        if night.state == "cut off":
-            lines += [f"left:     {number} is the job {name} in SLURM" for number, name in night.left.items()]
-            how = ", and takes the jobs over; nightshift night --stop cancels them" if night.left else ""
-            return [*lines, f"night:    {night.agent} was cut off: run the same command again to resume{how}"]
-        since = local(datetime.fromisoformat(night.since))
-        lines.append(f"night:    {night.agent} since {since}, {night.num_experiments} experiments")
-        lines += [f"waiting:  {clean(night.waiting, 400)}"] if night.waiting else []
-        return [*lines, f"stops:    {night.next_stop}"]
+            rows.append(("incumbent", standing_text(incumbent.standing, incumbent.kept)))
+            rows += [("kept", change) for change in incumbent.kept]
+            if incumbent.kept and incumbent.num_baseline_runs == 1 and not (night and night.state == "running"):
+                gain = f"the gain {gain_text(incumbent.standing)} rests on one run of the baseline"
+                rows.append(("note", f"{gain}; two more make it more certain: uv run run.py --baseline"))
+        if night is not None:
+            words = f"since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiments"
+            if night.state == "over":
+                words = f"is over: {clean(night.cause or '', 400)}"
+            elif night.state == "cut off":
+                how = ", and takes the jobs over; nightshift night --stop cancels them" if night.left else ""
+                words = f"was cut off: run the same command again to resume{how}"
+            rows += [("direction", clean(night.direction, 400)), ("certificate", night.certificate)]
+            rows += [("left", f"{number} is the job {name} in SLURM") for number, name in night.left.items()]
+            rows += [("night", f"{night.agent} {words}"), ("waiting", clean(night.waiting or "", 400))]
+            rows.append(("stops", night.next_stop))
+        return [f"{name + ':':9} {value}" for name, value in rows if value]
+
+
+def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
+    folder = ledger.run_dir(record.number)
+    progress = read_progress(folder)
+    return Running(
+        number=record.number,
+        since=record.started,
+        seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
+        description=record.proposal.description,
+        progress=progress,
+        phase=describe_run(folder, progress, "run"),
+    )
 
 
 def _incumbent(ledger: Ledger, records: Sequence[Record], ours: Sequence[Record]) -> tuple[Incumbent | None, list[str]]:

@@ -6,7 +6,6 @@ lines as they stand there: who prints them makes them printable.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from nightshift.campaign.commits import incumbent_config
@@ -17,8 +16,6 @@ from nightshift.config.train_toml import Change, Config, diff, parse, read_sourc
 from nightshift.errors import UsageError
 from nightshift.files import Document
 from nightshift.report.data import Story, counted
-
-WORKING, BASELINE, INCUMBENT = "working", "baseline", "incumbent"
 
 Version = tuple[str, Config]  # one train.toml with the words for it
 
@@ -33,10 +30,8 @@ class Diff(Document, frozen=True, kw_only=True, tag="diff"):
 
     @classmethod
     def of(cls, old: Version, new: Version) -> Diff:
-        (old_label, old_config), (new_label, new_config) = old, new
-        is_same_file = old_config.source == new_config.source
-        changes = diff(old_config, new_config)
-        return cls(old=old_label, new=new_label, is_same_file=is_same_file, changes=changes)
+        is_same_file = old[1].source == new[1].source
+        return cls(old=old[0], new=new[0], is_same_file=is_same_file, changes=diff(old[1], new[1]))
 
     def __str__(self) -> str:
         same = "the same bytes" if self.is_same_file else "no key differs: both train the same"
@@ -49,16 +44,16 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
 
     Raises UsageError for another name, ConfigError where it names no valid train.toml.
     """
-    number = int(name) if re.fullmatch(r"[0-9]{1,9}", name) else 0
-    if name == WORKING:
+    number = int(name) if name.isdecimal() else 0
+    if name == "working":
         label, source = "working file", read_source(root / CONFIG_NAME)
-    elif name in (BASELINE, INCUMBENT):
+    elif name in ("baseline", "incumbent"):
         branch = repo.head().branch or None  # a detached HEAD is no branch: that of the last experiment
         campaign = Story.of(ledger, branch).campaign
         if (first := campaign.baseline) is None:
             raise UsageError("the campaign has no baseline yet", "Run the first experiment: uv run run.py.")
         label, source = f"baseline (experiment {first.number:04d})", ledger.source(first.number)
-        if name == INCUMBENT:
+        if name == "incumbent":
             unread = f"; {campaign.unread}" if campaign.unread else ""
             label = f"incumbent ({first.number:04d} with {counted(len(campaign.kept), 'kept change')}{unread})"
             source = incumbent_config(parse(source, label), campaign.kept).source
@@ -69,6 +64,6 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
     else:
         raise UsageError(
             f"{quoted(shorten(name, 60))} is no experiment and no commit that holds a {CONFIG_NAME}",
-            f"Give an experiment (42), a commit, {BASELINE}, {INCUMBENT} or {WORKING}.",
+            "Give an experiment (42), a commit, baseline, incumbent or working.",
         )
     return label, parse(source, label)

@@ -19,19 +19,19 @@ from nightshift.report.text import (
 )
 from nightshift.report.timing import Night
 
-_MAX_ROWS = 200
 _LONGEST = 200  # characters of a cell
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.)", re.IGNORECASE)
 
 
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
-    missing = [f"Not in git: {morning.uncommitted}"] if morning.uncommitted else []
-    isolation = [f"{morning.isolation}."] if morning.isolation else []
-    for line in (certificate_line(morning), *missing, *isolation, *morning.night, *elsewhere_lines(morning)):
+    missing = morning.uncommitted and f"Not in git: {morning.uncommitted}"
+    isolation = morning.isolation and f"{morning.isolation}."
+    notes = (certificate_line(morning), missing, isolation, *morning.night, *elsewhere_lines(morning))
+    for line in filter(None, notes):
         lines += [markdown(line, 2000), ""]
     if morning.experiments:
-        seconds = sum(night.length_seconds for night in nights) or None
+        seconds = sum(night.length_seconds for night in nights)
         lines += [
             f"{morning.counts}, on {markdown(morning.story.branch) or 'no branch'}"
             + (f", in {duration(seconds)}, without certificates." if seconds else "; time not measured."),
@@ -52,16 +52,13 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     if morning.user_decisions:
         lines += [f"- {markdown(line)}" for line in morning.user_decisions] + [""]
     if morning.experiments:
-        left_out = len(morning.experiments) - _MAX_ROWS
         lines += ["## Experiments", ""]
-        if left_out > 0:
-            lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
         lines += ["| run | verdict | now | score | strict | effect, pp | hypothesis |", f"|{'---|' * 7}"]
         lines += [
             f"| {e.number:04d} | {e.verdict} | {e.row.now} | {score(e.record.score, UNKNOWN)} "
             f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.effect)} "
             f"| {markdown(e.record.proposal.description)}{words and f' ({words})'} |"
-            for e in morning.experiments[-_MAX_ROWS:]
+            for e in morning.experiments
             for words in [besides(e.record)]
         ]
         lines.append("")

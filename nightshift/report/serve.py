@@ -4,7 +4,6 @@ The page contains validation problems with their answers, and an agent in a sand
 Only the path `/TOKEN/` has an answer, therefore. The token is in no argument, environment variable or file.
 """
 
-import hmac
 import secrets
 import sys
 import threading
@@ -25,8 +24,8 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def serve(root: Path, branch: str | None, host: str, port: int, show: Callable[[str], None]) -> None:
-    """Serve the page, drawn anew for each request, until Ctrl-C. `show` gets the URL. Raises UsageError if the address
+def serve(root: Path, branch: str | None, port: int, show: Callable[[str], None]) -> None:
+    """Serve the page, drawn anew for each request, until Ctrl-C. `show` gets the URL. Raises UsageError if the port
     cannot be used, or `branch` has no experiments."""
     token, drawing = secrets.token_urlsafe(32), threading.Lock()
 
@@ -34,7 +33,7 @@ def serve(root: Path, branch: str | None, host: str, port: int, show: Callable[[
         timeout = 60.0  # seconds to receive a request, and to send a page of up to 5 MB
 
         def do_GET(self) -> None:
-            if not hmac.compare_digest(self.path.encode(), f"/{token}/".encode()):
+            if not secrets.compare_digest(self.path.encode(), f"/{token}/".encode()):
                 return self.send_error(404)
             try:
                 with drawing:
@@ -51,10 +50,10 @@ def serve(root: Path, branch: str | None, host: str, port: int, show: Callable[[
 
     draw_page(root, branch)
     try:
-        server = _Server((host, port), Handler)
+        server = _Server(("127.0.0.1", port), Handler)
     except OSError as error:
-        cause = f"cannot listen on {host}, port {port}: {error.strerror or error}"
-        raise UsageError(cause, "Give another --port (0: any free port) or --host.") from None
+        cause = f"cannot listen on port {port}: {error.strerror or error}"
+        raise UsageError(cause, "Give another --port (0: any free port).") from None
     with suppress(Interrupted), interruptible(), server:
-        show(f"http://{host}:{server.server_address[1]}/{token}/")
+        show(f"http://127.0.0.1:{server.server_address[1]}/{token}/")
         server.serve_forever()

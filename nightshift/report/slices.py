@@ -4,7 +4,9 @@ Scores are those of the records, not of evaluation.jsonl, which anybody may have
 taken for the recorded ones only where they have the recorded hash.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,34 +68,32 @@ class SelectionSet:
 def shown_examples(names: tuple[str, ...], root: Path) -> SelectionSet:
     """The validation split of these environments; empty without its data."""
     posed: Posed = ()
-    try:
+    with suppress(NightshiftError, ImportError, OSError):  # the page says of each problem that its text is not there
         loaded = load(root, environments_named(root, names))
         posed = [(environment, example) for environment in loaded for example in environment.examples("validation")]
-    except (NightshiftError, ImportError, OSError):
-        pass  # the page says of each problem that its text is not there
     texts = [chat[-1]["content"] if (chat := one.episode(example).ask()) else "" for one, example in posed]
     by_key = {(one.package, example.key): text for (one, example), text in zip(posed, texts, strict=True)}
     return SelectionSet(by_key, _members(posed, texts), examples_digest(posed))
 
 
 def _members(posed: Posed, texts: Sequence[str]) -> dict[str, Sequence[int]]:
-    """By environment: all of its examples, three bands of length, and what it says of them itself."""
-    found: dict[str, Sequence[int]] = {}
+    """Return the places of each slice: an environment, a third of its problems by length, and its own groups."""
+    members: dict[str, list[int]] = {}
     for name in dict.fromkeys(environment.name for environment, _ in posed):
-        found[name] = [index for index, (environment, _) in enumerate(posed) if environment.name == name]
-        lengths = sorted(len(texts[index]) for index in found[name])
+        members[name] = places = [place for place, (environment, _) in enumerate(posed) if environment.name == name]
+        lengths = sorted(len(texts[place]) for place in places)
         first, second = lengths[len(lengths) // 3], lengths[2 * len(lengths) // 3]
-        groups: dict[str, dict[str, list[int]]] = {}
-        for index in found[name]:
-            length = len(texts[index])
+        groups = defaultdict[str, dict[str, list[int]]](lambda: defaultdict(list))
+        for place in places:
+            environment, example = posed[place]
+            length = len(texts[place])
             band = f"up to {first}" if length <= first else f"up to {second}" if length <= second else "longer"
-            told = {"characters": band, **posed[index][0].slices(posed[index][1])}
-            for what, value in told.items():
-                groups.setdefault(what, {}).setdefault(value, []).append(index)
+            for what, value in {"characters": band, **environment.slices(example)}.items():
+                groups[what][value].append(place)
         for what, by_value in groups.items():
             for value in sorted(by_value, key=_rank) if len(by_value) <= MOST_VALUES else ():
-                found[f"{name}, {what}: {value}"] = by_value[value]
-    return {name: np.array(places) for name, places in found.items()}  # type: ignore[misc]
+                members[f"{name}, {what}: {value}"] = by_value[value]
+    return {name: np.array(places) for name, places in members.items()}  # type: ignore[misc]
 
 
 def _rank(value: str) -> tuple[bool, float, str]:

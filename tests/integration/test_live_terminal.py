@@ -39,7 +39,9 @@ def is_plain(terminal: Terminal) -> None:
     """No code but line ends and carriage returns reached the terminal, and no live line wrapped."""
     assert not {*terminal.said} & CONTROLS
     assert not any(character in terminal.said for character in "\u202e\u2066\u200b")
-    live = [part.rstrip() for line in terminal.said.replace("\r\n", "\n").split("\n") for part in line.split("\r")[1:]]
+    live = [
+        part.rstrip() for line in terminal.said.replace("\r\n", "\n").split("\n") for part in line.split("\r")[1:-1]
+    ]
     assert max(map(len, live), default=0) <= 80
 
 

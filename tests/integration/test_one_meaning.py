@@ -193,7 +193,7 @@ def check(row: Row, ledger: Ledger, record: Record, tsv: Any, table: Any, body: 
         assert body[f"data-{name}"] == formatted(number, ".5g"), name
     assert (body["data-group"], body["data-now"]) == (row.verdict, row.now)
     assert msgspec.convert(shown(ledger, record, row)["row"], Row) == row
-    lines = "\n".join(experiment_lines(ledger, record, row))
+    lines = "\n".join(experiment_lines(record, row))
     assert f"\neffect_at_decision:     {row.effect.with_p if row.effect else 'none'}\n" in lines
     assert f"\nverdict:                {row.verdict}\nnow:                    {row.now}\n" in lines
     printed = dict(line.split(":", 1) for line in summary(record).splitlines() if ":" in line)

@@ -150,7 +150,7 @@ class Setting:
         """A night of this program, as tests/stand_in_night.py starts it."""
         asked = {"agent": self.name, "sandbox": sandbox, "engine": "trl", "budget_seconds": 4.0, **asked}
         words = self.offline("stand_in_night.py", str(self.root), json.dumps(asked))
-        environ = {**self.environ, "TMPDIR": str(self.folder / "temporary"), "COLUMNS": "10000"}
+        environ = {**self.environ, "TMPDIR": str(self.folder / "temporary")}
         with (self.folder / "stdout").open("w") as stdout, (self.folder / "stderr").open("w") as stderr:
             given = {"env": environ, "stdout": stdout, "stderr": stderr}
             process = subprocess.Popen(words, cwd=self.root, start_new_session=True, **given)  # type: ignore[call-overload]

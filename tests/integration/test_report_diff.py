@@ -38,7 +38,7 @@ def edit(root: Path, old: str, new: str) -> None:
 
 
 def test_by_default_the_working_file_against_the_incumbent(root: Path) -> None:
-    code, stdout, _ = nightshift(root, "diff", "")  # as if it were not given
+    code, stdout, _ = nightshift(root, "diff")
     assert (code, stdout.splitlines()[1]) == (0, "  the same bytes")
     edit(root, "seq_len = 2048 ", "# why not\nseq_len = 2_048 ")
     assert nightshift(root, "diff")[1].splitlines()[1:] == ["  no key differs: both train the same"]

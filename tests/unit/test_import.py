@@ -357,9 +357,9 @@ def test_import_carries_ratios_with_their_environments(checkout: Path, tmp_path:
 def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.toml"
     theirs.write_bytes(TODAY)
-    assert "cannot be read: No such file" in answer("nowhere.toml")
+    assert "File 'nowhere.toml' does not exist" in answer("nowhere.toml")
     (checkout / "imported.toml").write_text("# mine\n")
-    assert "imported.toml is not in git. Commit it, or move it away" in answer(str(theirs))
+    assert "imported.toml has changes that are not committed. Commit them, or move the file away" in answer(str(theirs))
     (checkout / "imported.toml").unlink()
     answer(str(theirs))
     theirs.write_bytes(AUTORESEARCH)
@@ -371,5 +371,5 @@ def test_import_refuses_to_overwrite_an_edit_and_to_change_a_campaign(checkout: 
     git(checkout, "branch", "--move", "mine")
     git(checkout, "switch", "--quiet", "--create", "my-campaign")
     campaign(Ledger(checkout), [], branch="my-campaign")
-    assert "my-campaign is a campaign. Import on your own branch: git switch mine" in answer(str(theirs))
+    assert "my-campaign is a campaign. Import on your own branch: git switch BRANCH" in answer(str(theirs))
     assert (checkout / "imported.toml").read_bytes() == TODAY

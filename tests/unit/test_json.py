@@ -143,7 +143,7 @@ def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm(capsys: pyt
 
 
 def test_an_error_is_one_line_on_stderr_and_nothing_on_stdout(root: Path) -> None:
-    for words, code in ((["show", "99"], 2), (["diff", "nothing"], 2), (["doctor", "--environment", "gsm8k"], 2)):
+    for words, code in ((["show", "99"], 2), (["diff", "nothing"], 2)):
         done = invoked(*words)
         assert (done.exit_code, done.stdout) == (code, ""), words
         [line] = [line for line in done.stderr.splitlines() if not line.startswith("reading the records")]

@@ -264,7 +264,6 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_unless_it_needs
     with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/"):
         believe()
     monkeypatch.setattr(run, "process_root", lambda: tmp_path)
-    monkeypatch.setenv("COLUMNS", "1000")
     is_read = "scores" not in CHANGES.get(how, ("",))[0]  # and so found to be damaged
     for words in (["status"], ["history"], ["show", "2"]):
         done = CliRunner().invoke(commands, words)

@@ -116,7 +116,7 @@ def test_weights_that_are_gone_are_told(ledger: Ledger, tmp_path: Path) -> None:
     shutil.rmtree(ledger.run_dir(2) / "model")
     with pytest.raises(UsageError, match="the weights of experiment 0002 are gone"):
         exported(ledger, tmp_path / "out")
-    with pytest.raises(UsageError, match="experiment 0077 is none of autoresearch/test"):
+    with pytest.raises(UsageError, match="autoresearch/test has no experiment 0077"):
         exported(ledger, tmp_path / "out", 77)
     assert not (tmp_path / "out").exists()
 

@@ -99,7 +99,6 @@ def story_of(root: Path, rules: Rules | None) -> Story:
 
 
 def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "imported.toml").write_text("seq_len = 1\n")
     story = story_of(tmp_path, SCALED)
     monkeypatch.setattr(run, "process_root", lambda: tmp_path)
     text = CliRunner().invoke(commands, ["export", "--to", "rl.toml", "--output", "-", "--experiment", "1"]).stdout
@@ -115,7 +114,6 @@ def test_export_writes_an_experiment_and_the_incumbent(tmp_path: Path, monkeypat
     )
     assert f"revision {SCALED.model_revision}" in head
     assert "train.toml times 20" in head
-    assert "nothing is from imported.toml" in head
     assert str(tmp_path) not in text
     incumbent = as_rl_toml(story, None, tmp_path, {}).decode()
     assert incumbent.startswith(f"# the incumbent of {BRANCH}, ")

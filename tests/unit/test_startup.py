@@ -21,7 +21,7 @@ SHOW = "import json, os, signal, sys; from nightshift.startup import begin; begi
 
 
 def run(command: list[str], cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "10000", **variables}
+    environment = {**os.environ, **variables}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -605,11 +605,11 @@ def test_a_command_ends_in_one_line_whatever_threads_its_libraries_start(tmp_pat
     (tmp_path / "run.py").write_text(
         "from nightshift.startup import begin\nbegin()\n"
         "import numpy, sys, threading, time\n"
-        "from nightshift.cli.shell import in_one_line\nfrom nightshift.executors.process import interruptible\n"
+        "from nightshift.cli.shell import exit_code_of\nfrom nightshift.executors.process import interruptible\n"
         "def command():\n"
         "    with interruptible():\n"
         "        print('ready', flush=True)\n        time.sleep(600)\n"
-        "sys.exit(in_one_line(command)())\n"
+        "sys.exit(exit_code_of(command))\n"
     )
     command = [sys.executable, str(tmp_path / "run.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -7,18 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nightshift.config.import_config import IMPORTED_NAME
 from nightshift.engines.prime_rl.config import with_seed
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.install import ENGINE
 from nightshift.errors import UsageError
 from nightshift.report.data import Story
 from nightshift.text import clean
-
-# What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
-_SUPERVISION = (
-    "clean", "rollout_transport", "inference.server", "trainer.monitors", "orchestrator.monitors",
-)  # fmt: skip
 
 
 def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[str, str]) -> bytes:
@@ -31,22 +25,18 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
     config = story.configs.get(number) if number is not None else configs and configs[1]
     name = "the incumbent" if number is None else f"experiment {number:04d}"
     if config is None:
-        which = "incumbent" if number is None else f"readable train.toml of experiment {number:04d}"
-        raise UsageError(f"the campaign has no {which}", "Run its baseline, or name another --experiment.")
-    records = sorted(story.records, key=lambda record: record.number == number)  # its own rules, else the last
-    rules, rules_hash = next(
-        ((rules, record.rules_hash) for record in reversed(records) if (rules := story.rules(record))), (None, "")
-    )
+        raise UsageError(f"{name} has no train.toml", "Run the baseline, or name another --experiment.")
+    rules = next(filter(None, map(story.rules, reversed(story.records))), None)
     if rules is None:
         raise UsageError("the rules of the campaign are gone: no job.json in runs/ is whole", "Restore runs/.")
     if rules.engine != ENGINE:
         cause = f"{name} was trained by the engine {rules.engine}, and no config of prime-rl trains the same"
         raise UsageError(cause, "Measure it with prime-rl first: uv run run.py --engine prime-rl, on a new branch.")
-    if rules.hash(root) != rules_hash:
-        cause = f"{name} was measured under other rules ({rules_hash}) than the files here make"
+    if rules.hash(root) != story.rules_hash:
+        cause = f"{name} was measured under other rules ({story.rules_hash}) than the files here make"
         raise UsageError(cause, f"Check out the campaign: git switch {story.branch}.")
-    exact = records[-1] if number is not None else story.campaign.incumbent_run
-    result = exact.result if exact else None
+    run = next((r for r in story.records if r.number == number), story.campaign.incumbent_run)
+    result = run.result if run else None
     engine = PrimeRlEngine(rules, root, environ)
     folders = {"PYTHONPATH": engine.installation.environments_dir(root, rules)}
     if rules.model_revision:
@@ -64,8 +54,6 @@ def as_rl_toml(story: Story, number: int | None, root: Path, environ: Mapping[st
         head.append(f"learning rates are those of train.toml times {rules.learning_rate_scale:g}")
     if rules.memory.startswith("1 x"):
         head.append("measured with server and trainer on one GPU; prime-rl's launcher wants two")
-    if (root / IMPORTED_NAME).exists():
-        head.append(f"nothing is from {IMPORTED_NAME}: add its checkpoints, monitors and GPUs yourself")
     return rl_toml(engine.validate(config).settings, result.seed if result else rules.seed(0), head)
 
 
@@ -74,12 +62,9 @@ def rl_toml(settings: Mapping[str, Any], seed: int, head: list[str]) -> bytes:
     import tomlkit
 
     tree = with_seed(settings, seed)
-    for path in _SUPERVISION:
-        *tables, leaf = path.split(".")
-        node = tree
-        for table in tables:
-            node = node[table]
-        del node[leaf]
+    # What Nightshift sets to supervise a run, and prime-rl's own launcher chooses by itself.
+    del tree["clean"], tree["rollout_transport"], tree["inference"]["server"]
+    del tree["trainer"]["monitors"], tree["orchestrator"]["monitors"]
     comment = "\n".join(f"# {clean(line)}" for line in head)
     return f"{comment}\n\n{tomlkit.dumps(_without_null(tree))}".encode()
 

@@ -1,12 +1,8 @@
-"""`nightshift export --to csv`, and what it shares with W&B: the keys of an experiment's config, and its steps."""
+"""`nightshift export --to csv`, and what it shares with W&B: the keys of an experiment's config."""
 
 import csv
 import io
-import math
 
-import msgspec
-
-from nightshift.campaign.metrics import Step
 from nightshift.campaign.results import Row
 from nightshift.config.allowlist import Value, number_text
 from nightshift.report.data import Story
@@ -19,13 +15,12 @@ def as_csv(story: Story) -> bytes:
     Numbers stand as numbers; a text that a spreadsheet would compute is preceded by an apostrophe. The table is the
     user's own file: `description` and `why` are the texts of agents and of verdicts, whatever these contain.
     """
-    table = [(row.cells, values(story, row)) for row in story.rows]
-    names, keys = (dict.fromkeys(name for pair in table for name in pair[part]) for part in (0, 1))
+    table = [row.cells | values(story, row) for row in story.rows]
+    names = dict.fromkeys(name for cells in table for name in cells)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(cell, (*names, *keys)))
-    for cells, config in table:
-        writer.writerow([*(cell(cells.get(name)) for name in names), *(cell(config.get(key)) for key in keys)])
+    writer.writerow(map(cell, names))
+    writer.writerows([cell(cells.get(name)) for name in names] for cells in table)
     return file.getvalue().encode(errors="replace")
 
 
@@ -36,7 +31,7 @@ def cell(value: Value | None) -> str:
         case bool():
             return str(value).lower()
         case int() | float():
-            return number_text(value) if abs(value) < float("inf") else ""
+            return number_text(value)
         case _:
             return escape_formula(clean(str(value)))
 
@@ -45,11 +40,3 @@ def values(story: Story, row: Row) -> dict[str, Value]:
     """Return the values of the keys that apply in an experiment's config, as cells of csv and settings of W&B."""
     config = story.configs.get(row.number)
     return {key: config.shown(key) for key in config.resolved} if config else {}
-
-
-def measured(step: Step) -> dict[str, float]:
-    """The finite numbers of a step by name, rewards as `rewards/ENVIRONMENT`."""
-    fields = msgspec.to_builtins(step)
-    rewards = {f"rewards/{name}": value for name, value in (fields.pop("rewards") or {}).items()}
-    del fields["step"]
-    return {name: value for name, value in {**fields, **rewards}.items() if value is not None and math.isfinite(value)}

@@ -1,8 +1,9 @@
 """Offline runs of Weights & Biases, one an experiment: `wandb sync` sends them, when and where the person says."""
 
-from math import isfinite
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.records import Record
@@ -10,14 +11,14 @@ from nightshift.campaign.results import UNDECIDED, Row
 from nightshift.errors import EngineError
 from nightshift.files import remove_tree, whole_folder
 from nightshift.report.data import Story
-from nightshift.report.export.table import measured, values
+from nightshift.report.export.table import values
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
 
 
 def write_runs(story: Story, folder: Path) -> Path:
-    """Write a new folder; returns `folder`/wandb. EngineError where the package is not installed, or fails.
+    """Write a new folder; returns `folder`/wandb. EngineError if the package is not installed.
 
     These fields of an experiment are written, and no others: number, verdict, now, parent, hash of the rules, the
     changed keys as notes, the config as the allow-list reads it, its numbers, and the steps of its run. None of them
@@ -37,8 +38,6 @@ def write_runs(story: Story, folder: Path) -> Path:
         try:
             for record, row in zip(story.records, story.rows, strict=True):
                 _write_run(wandb, settings, story, record, row, partial)
-        except wandb.Error as error:
-            raise EngineError(f"wandb cannot write its runs: {error}", "Try again; csv needs no package.") from None
         finally:
             wandb.teardown()
         for path in (partial / "wandb").iterdir():
@@ -49,7 +48,7 @@ def write_runs(story: Story, folder: Path) -> Path:
 
 def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row, folder: Path) -> None:
     verdict = row.verdict or UNDECIDED
-    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float) and isfinite(value)}
+    numbers = {name: value for name, value in row.cells.items() if isinstance(value, int | float)}
     with wandb.init(
         project=f"nightshift-{story.tag}",
         id=f"{story.tag}-{row.number:04d}",
@@ -58,11 +57,14 @@ def _write_run(wandb: Any, settings: Any, story: Story, record: Record, row: Row
         tags=[*filter(None, (verdict, row.now))],
         notes=clean(", ".join(row.changes)),
         dir=folder,
-        config=values(story, row) | {"rules": clean(row.rules), "parent": row.parent},
+        config=values(story, row) | {"rules": row.rules, "parent": row.parent},
         settings=settings,
     ) as run:
         run.define_metric("training_step")
         run.define_metric("*", step_metric="training_step")
-        for step in read_steps(story.ledger.run_dir(row.number) / METRICS_NAME) if record.result else ():
-            run.log(measured(step) | {"training_step": step.step})
+        for step in read_steps(story.ledger.run_dir(row.number) / METRICS_NAME) if record.result else []:
+            fields = msgspec.to_builtins(step)
+            rewards = {f"rewards/{name}": value for name, value in (fields.pop("rewards") or {}).items()}
+            fields["training_step"] = fields.pop("step")
+            run.log({name: value for name, value in (fields | rewards).items() if value is not None})
         run.summary.update({"verdict": verdict, "now": row.now, **numbers})
