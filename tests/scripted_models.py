@@ -3,8 +3,7 @@
 It listens on 127.0.0.1:8000, runs COMMAND and exits with its code. It speaks the Anthropic Messages, the OpenAI
 Responses and Chat Completions, and the Gemini API. As the model it reads train.toml with the program's own tool,
 raises `lr`, writes hypothesis.txt and says one sentence; the conversation tells how far it is. FOLDER/case, which may
-change at any time, is `ok` or names what is wrong: CASE, or CASE AFTER SECONDS (once AFTER tools have answered; a limit
-ends in SECONDS), where CASE is `hang` or one of ANTHROPIC. FOLDER/requests.jsonl gets a line a request: what was
+change at any time, is `ok` or `usage`: a limit is reached. FOLDER/requests.jsonl gets a line a request: what was
 answered, the path, the whole prompt.
 """
 
@@ -24,7 +23,6 @@ from typing import Any
 
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
-HANG_SECONDS = 120.0
 LR = re.compile(r"^[^\n|]*?\b(lr = (\S+))", re.MULTILINE)
 WORKING_FOLDER = re.compile(
     r"(?:[Ww]orking [Dd]irectory|working in the directory|<cwd>|cwd|Workspace root folder|workspace folder"
@@ -257,61 +255,32 @@ def wire_of(path: str) -> Wire | None:
     return gemini if re.search(r":(stream)?[gG]enerateContent$", path) else None
 
 
-# Status, kind and text of each provider's errors, as the programs' own code reads them.
-ANTHROPIC = {
-    "auth": (401, "authentication_error", "invalid x-api-key"),
-    "usage": (429, "rate_limit_error", "This request would exceed your account's rate limit. Please try again later."),
-    "overloaded": (529, "overloaded_error", "Overloaded"),
-    "context": (400, "invalid_request_error", "prompt is too long: 215000 tokens > 200000 maximum"),
-}  # fmt: skip
-OPENAI = {
-    "auth": (401, "invalid_api_key", "Incorrect API key provided: sk-test-000."),
-    "usage": (429, "usage_limit_reached", "The usage limit has been reached"),
-    "overloaded": (503, "server_is_overloaded", "The server is currently overloaded."),
-    "context": (400, "context_length_exceeded", "Your input exceeds the context window of this model."),
-}  # fmt: skip
-GEMINI = {
-    "auth": (400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."),
-    "usage": (
-        429,
-        "RESOURCE_EXHAUSTED",
-        "You have exhausted your capacity on this model. Your quota will reset after {}.",
-    ),
-    "overloaded": (503, "UNAVAILABLE", "The model is overloaded. Please try again later."),
-    "context": (400, "INVALID_ARGUMENT", "The input token count (1215000) exceeds the maximum allowed (1048576)."),
-}  # fmt: skip
 GOOGLE = "type.googleapis.com/google.rpc."
+LIMIT_SECONDS = 7200
 
 
-def fault(wire: Wire, case: str, seconds: float) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """Status, headers and body with which a provider says what is wrong; a limit ends in `seconds`."""
-    ends, headers = int(time.time() + seconds), dict[str, str]()
+def limit(wire: Wire) -> tuple[dict[str, str], dict[str, Any]]:
+    """Headers and body with which a provider says that a usage limit is reached, as the programs' own code reads it."""
+    ends = int(time.time() + LIMIT_SECONDS)
     if wire is anthropic:
-        status, kind, message = ANTHROPIC[case]
-        if case == "usage":
-            unified = {"status": "rejected", "representative-claim": "five_hour", "reset": str(ends)}
-            unified |= {"overage-status": "rejected", "overage-disabled-reason": "overage_not_provisioned"}
-            headers = {f"anthropic-ratelimit-unified-{name}": value for name, value in unified.items()}
-            headers["retry-after"] = str(int(seconds))
-        return status, headers, {"type": "error", "error": {"type": kind, "message": message}}
+        unified = {"status": "rejected", "representative-claim": "five_hour", "reset": str(ends)}
+        unified |= {"overage-status": "rejected", "overage-disabled-reason": "overage_not_provisioned"}
+        headers = {f"anthropic-ratelimit-unified-{name}": value for name, value in unified.items()}
+        message = "This request would exceed your account's rate limit. Please try again later."
+        error: dict[str, Any] = {"type": "error", "error": {"type": "rate_limit_error", "message": message}}
+        return {**headers, "retry-after": str(LIMIT_SECONDS)}, error
     if wire is gemini:
-        status, kind, message = GEMINI[case]
-        duration = f"{int(seconds // 3600)}h{int(seconds % 3600 // 60)}m{int(seconds % 60)}s"
-        reason = {"auth": "API_KEY_INVALID", "usage": "QUOTA_EXHAUSTED"}.get(case, "RATE_LIMIT_EXCEEDED")
-        domain = "cloudcode-pa.googleapis.com" if case == "usage" else "googleapis.com"
-        details: list[dict[str, Any]] = [{"@type": f"{GOOGLE}ErrorInfo", "reason": reason, "domain": domain}]
-        if case == "usage":
-            details[0]["metadata"] = {"uiMessage": "true", "model": "gemini", "quotaResetDelay": duration}
-            details.append({"@type": f"{GOOGLE}RetryInfo", "retryDelay": f"{seconds:g}s"})
-        error = {"code": status, "message": message.format(duration), "status": kind, "details": details}
-        return status, {}, {"error": error}
-    status, kind, message = OPENAI[case]
-    error = {"message": message, "type": kind, "code": kind, "param": None}
-    if case == "usage":  # of the plans of ChatGPT
-        error |= {"plan_type": "plus", "resets_at": ends, "resets_in_seconds": int(seconds)}
-        headers = {"x-codex-primary-used-percent": "100", "x-codex-primary-window-minutes": "300"}
-        headers["x-codex-primary-reset-at"] = str(ends)
-    return status, headers, {"error": error}
+        named = {"uiMessage": "true", "model": "gemini", "quotaResetDelay": "2h0m0s"}
+        reason = {"reason": "QUOTA_EXHAUSTED", "domain": "cloudcode-pa.googleapis.com", "metadata": named}
+        details = [{"@type": f"{GOOGLE}ErrorInfo", **reason}]
+        details.append({"@type": f"{GOOGLE}RetryInfo", "retryDelay": f"{LIMIT_SECONDS}s"})
+        message = "You have exhausted your capacity on this model. Your quota will reset after 2h0m0s."
+        return {}, {"error": {"code": 429, "message": message, "status": "RESOURCE_EXHAUSTED", "details": details}}
+    kind = "usage_limit_reached"
+    error = {"message": "The usage limit has been reached", "type": kind, "code": kind, "param": None}
+    error |= {"plan_type": "plus", "resets_at": ends, "resets_in_seconds": LIMIT_SECONDS}  # of the plans of ChatGPT
+    headers = {"x-codex-primary-used-percent": "100", "x-codex-primary-window-minutes": "300"}
+    return {**headers, "x-codex-primary-reset-at": str(ends)}, {"error": error}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -345,20 +314,18 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(415, {})
         body = json.loads(data)
         request = parse(body, self.path)
-        case, after, seconds = [*(self.folder / "case").read_text().split(), "0", "7200"][:3]
-        step = next_step(request)
-        is_wrong = case != "ok" and len(request.results) >= int(after)
+        step: Step | str = next_step(request)
+        if (self.folder / "case").read_text() == "usage":
+            step = "usage"
         if not any(self.headers.get(name) for name in ("Authorization", "x-api-key", "x-goog-api-key")):
-            case, is_wrong = "auth", True
-        line = {"answer": case if is_wrong else step, "path": self.path, "prompt": "\n".join(request.texts)}
+            step = "auth"
+        line = {"answer": step, "path": self.path, "prompt": "\n".join(request.texts)}
         with (self.folder / "requests.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         self.close_connection = True
-        if is_wrong and case == "hang":
-            return time.sleep(HANG_SECONDS)
-        if is_wrong:
-            status, headers, error = fault(wire, case, float(seconds))
-            return self._answer(status, error, headers)
+        if isinstance(step, str):
+            headers, error = limit(wire) if step == "usage" else ({}, {"error": {"message": "no credentials"}})
+            return self._answer(429 if step == "usage" else 401, error, headers)
         streams = bool(body.get("stream")) or "streamGenerateContent" in self.path
         parts = wire(step, request, streams)
         if not streams:

@@ -157,7 +157,7 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
     broadcasts = run_dir / "broadcasts"
     if fault == "no_first_broadcast":
         time.sleep(600)
-    if fault == "trainer_exception" or (fault == "bad_lr" and config["optim"]["lr"] > 0.1):
+    if fault == "trainer_exception":
         fail_below_torchrun("ZeroDivisionError: division by zero")
     broadcast(broadcasts, 0)
     step, max_steps = 0, config["max_steps"]

@@ -132,11 +132,14 @@ class StandInServer:
         content = None if fault == "null_content" else text
         reason = "abort" if fault == "finish_abort" else "length" if truncated else "stop"
         choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
+        usage = {"prompt_tokens": 1, "completion_tokens": num_tokens, "total_tokens": 1 + num_tokens}
         return {
             "id": "chatcmpl-stand-in",
+            "object": "chat.completion",
+            "created": 0,
             "model": "another/model" if fault == "wrong_model" else model,
             "choices": [choice],
-            "usage": None if fault == "missing_usage" else {"completion_tokens": num_tokens},
+            "usage": None if fault == "missing_usage" else usage,
         }
 
     def update(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -219,8 +222,6 @@ class _Handler(BaseHTTPRequestHandler):
             server.closing.wait()
         status, answer = _error(500, "EngineCore died") if server.fault == "chat_500" else server.chat(body)
         data = json.dumps(answer).encode()
-        if server.fault == "invalid_json":
-            data = data[:-1]
         if cut:
             self._send_bytes(200, data[: len(data) // 2], len(data))
             self.close_connection = True

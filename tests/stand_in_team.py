@@ -1,19 +1,16 @@
 """A stand-in for two agents with a language model: `python -c CODE` strategist|implementer [lie], prompt on stdin.
 
-The strategist reads the curves in evidence/: where the spread of the rewards collapses it asks for another
-temperature, which no other thing that it is told could suggest; else for another learning rate. After the run it says
-what came, and with `lie` that all went well. The implementer writes what the hypothesis says, key by key.
+The strategist asks for another learning rate or weight decay, in turn. After the run it says what came, and with `lie`
+that all went well. The implementer writes what the hypothesis says, key by key.
 It is given to `python -c`, so that it runs in bubblewrap, where nothing of the checkout can be seen.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from pathlib import Path
 
-COLLAPSED = 0.02  # of reward_std
 RATES = ("3e-6", "2e-6", "4e-6", "5e-6", "1e-5", "8e-6", "7e-6", "9e-6", "1.2e-5", "6.5e-6")
 
 
@@ -30,23 +27,10 @@ def reflect(brief: str, lies: bool) -> None:
 
 def think(brief: str) -> None:
     number = int(re.search(r"next experiment, ([0-9]+)", brief)[1])
-    told = Path("evidence/README.txt").read_text()
-    incumbent = re.search(r"([0-9]{4}) is the (?:incumbent|last keep)", told)[1]
-    with Path(f"evidence/{incumbent}-steps.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    is_tried = "orchestrator.train.sampling.temperature" in brief.partition("In flight now")[2]
-    if float(rows[-1]["reward_std"]) < COLLAPSED and not is_tried:
-        say(
-            HYPOTHESIS="set orchestrator.train.sampling.temperature = 0.8",
-            MECHANISM=f"reward_std fell to {rows[-1]['reward_std']} in the steps of {incumbent}",
-            PREDICTION="+2.0 pp",
-            REFUTED_BY="reward_std stays where it is",
-        )
-        return
     key, value = ("lr", RATES[number % len(RATES)]) if number % 2 else ("weight_decay", f"0.0{number + 1}")
     say(  # in turn: what is in flight may keep the one
         HYPOTHESIS=f"set trainer.optim.{key} = {value}",
-        MECHANISM="larger steps",
+        MECHANISM=f"larger steps, of {len([*Path('evidence').iterdir()])} files of evidence",
         PREDICTION="+1.0 pp",
         REFUTED_BY="a lower score",
     )

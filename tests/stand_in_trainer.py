@@ -5,8 +5,7 @@ noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 {"fault": "exit_at_start" | "error" | "hang" | "sigkill" | "short_answers" | "no_step",
 "once": true}
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
-"collapse"} rewards lose their spread unless the temperature is 0.9 or less, and with it the policy learns less. With
-{"fault": "rewards"} they are the share that its policy would get right. With {"fault": "no_gradient"} every group has
+"rewards"} rewards are the share that its policy would get right. With {"fault": "no_gradient"} every group has
 reward 0, with {"fault": "late_no_gradient"} after its third step. It ends a training when a command arrives, as the
 real one does.
 """
@@ -82,8 +81,6 @@ def main() -> None:
         ]
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
     right = right_of(settings["optimizer"]["lr"], spec["train_seed"])
-    collapses = fault == "collapse" and settings["temperature"] > 0.9
-    right -= 0.15 if collapses else 0.0
     steps = 0
     emit(event="ready", seconds={"import": 0.0})
     for line in sys.stdin:
@@ -94,7 +91,7 @@ def main() -> None:
             outcome = "finished" if most == settings["max_steps"] else "budget"
             held_by = asked if fault == "hold" else None
             reward = right if fault == "rewards" else 0.5
-            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), collapses, reward)
+            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), reward)
         elif command["command"] == "load_final_weights":
             weights = Path(spec["weights_dir"]) / "model.safetensors"
             weights.parent.mkdir(exist_ok=True)
@@ -118,7 +115,6 @@ def train(
     fault: str | None,
     held_by: Path | None,
     metrics_path: Path,
-    collapses: bool,
     reward: float,
 ) -> int:
     """So many "steps", of STEP_SECONDS by its own count: other load makes them slower and not fewer."""
@@ -127,8 +123,7 @@ def train(
         while step < num_steps or (held_by is not None and held_by.exists()):
             time.sleep(STEP_SECONDS)
             step += 1
-            spread = 0.4 / step**4 if collapses else 0.4
-            row = {"step": step, "time": step * STEP_SECONDS, "reward_mean": reward, "reward_std": spread}
+            row = {"step": step, "time": step * STEP_SECONDS, "reward_mean": reward, "reward_std": 0.4}
             if fault in ("no_gradient", "late_no_gradient"):
                 lacks = fault == "no_gradient" or step > 3
                 row |= {"grad_norm": 0.0, "equal_share": 1.0, "all_wrong_share": 1.0} if lacks else {"grad_norm": 0.3}

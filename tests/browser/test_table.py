@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from tests.browsing import Tab, written
+from tests.browser.conftest import Tab, written
 from tests.campaigns import replace
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build

@@ -1,14 +1,11 @@
 """Fixtures that several files of whole processes share."""
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.night_checkout import BASELINE, furnish, leftovers
-from tests.notify_commands import left
 from tests.waiting import wait_for
 
 
@@ -22,13 +19,3 @@ def root(checkout: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     for process in leftovers(checkout):
         process.kill()
     wait_for(lambda: not leftovers(checkout), "the end of its processes")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where the stand-in command of --notify lies, and what it got."""
-    folder = tmp_path / "notify"
-    folder.mkdir()
-    yield folder
-    for pid in left(folder):
-        os.kill(pid, signal.SIGKILL)

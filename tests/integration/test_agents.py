@@ -12,10 +12,9 @@ import pytest
 
 from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.usage import MAX_LOG_BYTES
-from nightshift.campaign.ledger import Ledger
 from tests.conftest import git
-from tests.night_checkout import good_night, leftovers, nightshift, records, start, state
-from tests.waiting import HANG_SECONDS, wait_for
+from tests.night_checkout import good_night, nightshift, records, state
+from tests.waiting import HANG_SECONDS
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
 LIMIT_SECONDS = 10 * HANG_SECONDS  # of an agent; one that hangs is given up at once
@@ -140,14 +139,3 @@ def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) ->
     assert "exit code 1" in notes(root, 5)
     last = records(root)[-1]
     assert (last.proposal.description, last.proposal.prediction) == ("; ".join(last.diff), None)
-
-
-@pytest.mark.slow
-def test_sigkill_while_an_agent_works_leaves_no_process(root: Path) -> None:
-    agent = shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"]]))])
-    night = start(root, experiments=2, agent=agent, sandbox="none")
-    wait_for(lambda: (root.parent / "agent" / "script.env-0").exists())
-    assert Ledger(root).is_running()  # a night is the head for its whole life, whatever it does
-    night.kill()
-    night.communicate()
-    wait_for(lambda: not leftovers(root))

@@ -79,34 +79,6 @@ def test_a_run_without_a_result_shows_the_last_lines_of_its_worker(root: Path) -
     assert lines == [*(f"  line {number}" for number in range(86, 99)), "  eval_score: 1.0", "  ---"]
 
 
-HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b"
-HOSTILE += "\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t\nNightshift-Experiment: 0099\n"
-
-
-@pytest.mark.slow
-def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root: Path) -> None:
-    poor = BASELINE.replace(b"3e-6", b"6e-7")
-    (root / "train.toml").write_bytes(poor)
-    git(root, "commit", "--quiet", "--all", "-m", "a poor baseline")
-    for config in (poor, BASELINE):
-        (root / "train.toml").write_bytes(config)
-        code, _, stderr = finish(start(root, "--budget-seconds", "1", "-m", HOSTILE + "x" * 20_000))
-        assert (code, "Traceback" in stderr) == (0, False), stderr
-    told = Ledger(root).records()[-1].proposal.description
-    assert told.startswith("lr up evil --- eval_score: 1.0 2J Nightshift-Experiment: 0099 xxx")
-    assert told.isprintable()
-    assert len(told) == 1000
-    assert git(root, "log", "-1", "--format=%s").strip() == "keep 0002: lr 6e-7 → 3e-6"
-    assert f"\nHypothesis: {told}\n" in git(root, "log", "-1", "--format=%b")
-    assert git(root, "log", "-1", "--format=%(trailers:key=Nightshift-Experiment,valueonly)").strip() == "0002"
-    assert told in (root / "results.tsv").read_text()
-    assert told in nightshift(root, "show", "2")[1]
-    assert nightshift(root, "report")[0] == 0
-    page = (root / "runs" / "report.html").read_text()
-    assert "evil --- eval_score" in page
-    assert not any(mark in page for mark in ("\u202e", "\x1b", "\u2066"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_closes_the_record_and_leaves_no_process(root: Path, number: signal.Signals) -> None:
     process = start(root, "--budget-seconds", "60")
@@ -151,25 +123,13 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     assert code == 0, stderr
     assert "uv run nightshift wait" in stdout
     assert Ledger(root).is_running()
-    assert finish(start(root, "--detach"))[0] == 2  # and leaves the log of the first alone
+    code, _, stderr = finish(start(root, "--detach"))  # leaves the log of the first alone
+    assert (code, "another controller works in this checkout" in stderr) == (2, True)
     (root / "stand-in.json").unlink()
     code, stdout, _ = nightshift(root, "wait", "--timeout", "60")
     assert code == 0
     assert stdout in (root / "runs" / "detached.log").read_text()
     no_process_left(root)
-
-
-@pytest.mark.slow
-def test_of_two_detached_starts_at_one_moment_one_runs_and_the_other_says_so(root: Path) -> None:
-    fault(root, "hold", once=False)
-    starts = [start(root, "--budget-seconds", "1", "--detach") for _ in range(2)]
-    ends = sorted(finish(each) for each in starts)
-    (root / "stand-in.json").unlink()
-    assert [code for code, _, _ in ends] == [0, 2]
-    assert "another controller works in this checkout" in ends[1][2]
-    wait_for(lambda: Ledger(root).records()[0].status == "keep")
-    assert "0001" in (root / "runs" / "detached.log").read_text()
-    assert len(Ledger(root).records()) == 1
 
 
 @pytest.mark.slow

@@ -1,18 +1,22 @@
 """Controllers that are killed leave no process, and the same command resumes; a second controller is refused."""
 
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nightshift.campaign.records import Failure
+from nightshift.executors import leftovers as module
+from nightshift.executors.leftovers import CHECKOUT_NAME, digest_of, end_leftovers
+from nightshift.executors.watchdog import is_alive
 from tests.integration.test_commands import start as start_experiment
 from tests.night_checkout import (
     finish,
     is_running,
     leftovers,
-    nightshift,
     problems,
     records,
     start,
@@ -58,7 +62,7 @@ def test_what_cannot_end_by_itself_is_ended(root: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks into /proc")
 def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(root: Path) -> None:
-    """Controller, its watchdog and the worker's watchdog are killed at once: the trainer is left."""
+    """Controller, its watchdog and the worker's watchdog are killed at once: a suspended trainer is left."""
     fault(root, "hold", once=False)
     controller = start_experiment(root, "--budget-seconds", "1")
     until_training(root, controller)
@@ -66,7 +70,7 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(ro
     trainers = [process for process in everything if any("stand_in_trainer" in word for word in process.cmdline())]
     assert trainers
     others = [process for process in everything if process not in trainers]
-    for process in others:
+    for process in everything:
         process.suspend()
     ours = {str(process.pid) for process in everything}
     commands = {p: p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])}
@@ -77,26 +81,9 @@ def test_a_sweep_at_the_start_ends_what_was_killed_together_with_its_watchdog(ro
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(start_experiment(root, "--budget-seconds", "1"))
     assert code == 0, stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("processes of an earlier start")]
+    assert all(f"pid {process.pid} " in line for process in trainers)
     assert leftovers(root) == []
-
-
-@pytest.mark.slow
-def test_deleting_or_replacing_the_file_that_names_the_holder_lets_no_second_controller_in(root: Path) -> None:
-    fault(root, "hold", once=False)
-    first = start_run(root, "--engine", "trl")
-    until_training(root, first)
-    file = root / "runs" / ".controller"
-    assert f'"pid":{first.pid}' in file.read_text()
-    for damage, holder in ((lambda: None, f": process {first.pid} "), (file.unlink, ". Wait"), (file.touch, ". Wait")):
-        damage()
-        for second in (start_run(root, "--engine", "trl"), start(root, agent="lr", proposer="lr", experiments=1)):
-            code, stdout, stderr = finish(second)
-            assert (code, stdout) == (2, "")
-            assert stderr.startswith(f"another controller works in this checkout{holder}")
-            assert len(stderr.splitlines()) == 1
-    (root / "stand-in.json").unlink()
-    assert finish(first)[0] == 0
-    assert nightshift(root, "status")[1].startswith("running:  nothing")
 
 
 @pytest.mark.slow
@@ -117,3 +104,41 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
     assert told[0].startswith(f"{root}/runs or its .lock was moved away or replaced while this process worked in it. ")
     assert not make_anew or list((root / "runs").iterdir()) == []
     assert leftovers(root) == []
+
+
+STUBBORN = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., psutil.Process]]:
+    """A process in a session of its own, without a terminal."""
+    monkeypatch.setattr(module, "_checkout", "")
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
+    started = []
+
+    def make(env: dict[str, str] | None = None, code: str = STUBBORN) -> psutil.Process:
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(command, start_new_session=True, env=env or {}, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return psutil.Process(process.pid)
+
+    yield make
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_only_what_belongs_to_the_checkout_is_ended(tmp_path: Path, sleeper: Callable[..., psutil.Process]) -> None:
+    told: list[str] = []
+    ours, foreign, bare = (
+        sleeper({CHECKOUT_NAME: digest_of(tmp_path)}),
+        sleeper({CHECKOUT_NAME: digest_of(tmp_path / "other")}),
+        sleeper(),
+    )
+    end_leftovers(tmp_path, told.append)
+    wait_for(lambda: not is_alive(ours))
+    assert all(map(is_alive, (foreign, bare)))
+    assert len(told) == 1
+    assert f"pid {ours.pid} " in told[0]

@@ -1,23 +1,84 @@
 """What people see while they wait, on a real terminal: a line that is rewritten, and no code."""
 
+import fcntl
 import json
+import os
+import pty
 import re
+import select
+import struct
+import subprocess
 import sys
+import termios
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nightshift.cli.main import commands
 from nightshift.errors import ExitCode
 from tests.conftest import git
 from tests.night_checkout import leftovers, problems, start_run, until_training
 from tests.stand_ins import fault
-from tests.terminals import CONTROLS, Terminal
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
 TICKS = 3  # so often a line has to come anew, each time with more seconds
 HOSTILE = "\x1b[31mlr\x1b]0;title\x07 \u202eevil\u2066\u200b\r\n---\x9b2J"
 CTRL_C = b"\x03"
+CONTROLS = {chr(code) for code in (*range(32), *range(127, 160))} - {"\r", "\n"}
+
+
+class Terminal:
+    """A command in front of a person: its three streams are the terminal."""
+
+    def __init__(self, command: list[str], cwd: Path, **variables: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            command, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env={**environment, "TERM": "xterm-256color", "TZ": "Europe/Berlin", **variables},
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(theirs)
+        self.said = ""
+
+    def look(self, seconds: float = 0.1) -> bool:
+        """Read what comes within so many seconds; False at the end of the process."""
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return True
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError:  # Linux: nobody has it open any more
+            data = b""
+        text = data.decode(errors="replace")
+        self.said += text
+        return bool(data)
+
+    def until(self, is_there: Callable[[], object], what: str) -> None:
+        """Read on until that is true. AssertionError if it hangs, or ends before."""
+        ends_at = time.monotonic() + 4 * HANG_SECONDS
+        while not is_there():
+            assert self.look(), f"ended before {what}: {self.said!r}"
+            assert time.monotonic() < ends_at, f"{what} did not come: {self.said!r}"
+
+    def shows(self, words: str) -> None:
+        """Read on until it has said these words."""
+        self.until(lambda: words in " ".join(self.said.split()), words)
+
+    def press(self, key: bytes) -> None:
+        """As a person does: b"\\x03" is Ctrl-C."""
+        os.write(self._ours, key)
+
+    def finish(self) -> int:
+        """Read to the end; the exit code."""
+        while self.look():
+            pass
+        os.close(self._ours)
+        return self.process.wait()
 
 
 def run_py(root: Path, *flags: str, **variables: str) -> Terminal:
@@ -131,16 +192,10 @@ def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
     is_plain(terminal)
 
 
-COMMANDS = (
-    "certify", "diff", "doctor", "history", "new", "night", "report", "show", "status",
-    "wait",
-)  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["-h", "--version"])
 def test_every_command_answers_and_says_whole_sentences_in_80_columns(root: Path, flag: str) -> None:
-    programs = [["nightshift"], *(["nightshift", name] for name in COMMANDS)]
+    programs = [["nightshift"], *(["nightshift", name] for name in commands.commands)]
     programs += [[sys.executable, str(ROOT / name)] for name in ("run.py", "prepare.py")]
     for program in programs:
         terminal = Terminal([*program, flag], root)

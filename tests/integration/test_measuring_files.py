@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkouts import MEASURING, git, small_checkout
 from tests.conftest import CAMPAIGN, slow
-from tests.night_checkout import finish, furnish, good_end, leftovers, problems, records, start, start_run
+from tests.night_checkout import finish, furnish, good_end, leftovers, records, start, start_run
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
@@ -41,10 +41,6 @@ def hide_it(root: Path) -> None:
     edit(root)
 
 
-def delete_it(root: Path) -> None:
-    (root / MEASURING).unlink()
-
-
 def link_its_folder(root: Path) -> None:
     (root / "nightshift").rename(root.parent / "moved")
     (root / "nightshift").symlink_to(root.parent / "moved")
@@ -54,12 +50,6 @@ def link_its_folder(root: Path) -> None:
 def add_one(root: Path) -> None:
     (root / ADDED).parent.mkdir(parents=True)
     (root / ADDED).write_text("MEASURES = 'more'\n")
-
-
-def add_and_commit_one(root: Path) -> None:
-    add_one(root)
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "more")
 
 
 def replace_the_commit(root: Path) -> None:
@@ -86,8 +76,7 @@ def measured(root: Path, with_baseline: Path) -> Path:
 CHANGES = (
     edit,
     commit_it,
-    *map(slow, (hide_it, delete_it, link_its_folder, replace_the_commit, add_one)),
-    add_and_commit_one,
+    *map(slow, (hide_it, link_its_folder, replace_the_commit, add_one)),
 )
 
 
@@ -98,7 +87,7 @@ def test_a_changed_file_is_named_with_the_command_that_shows_it_and_nothing_is_r
     code, stdout, stderr = finish(start_run(measured, *BUDGET))
     assert (code, stdout, len(records(measured))) == (2, "", 1)
     (line,) = stderr.splitlines()
-    name = ADDED if change in (add_one, add_and_commit_one) else MEASURING
+    name = ADDED if change is add_one else MEASURING
     assert f"{name} differ from commit {commit[:7]}" in line
     assert f"git diff {commit[:7]} -- {name}" in line
 
@@ -203,17 +192,3 @@ def test_an_edit_of_train_toml_beside_a_night_is_kept_aside_and_said(measured: P
     (aside,) = measured.glob("runs/edited-*.toml")
     assert aside.read_text() == "# my idea\n"
     assert re.search(rf"train\.toml was edited .*{aside.name}", stderr)
-
-
-@pytest.mark.slow
-def test_two_nights_in_two_work_trees_keep_and_end_by_themselves(root: Path) -> None:
-    second = root.parent / "second" / "checkout"
-    git(root, "worktree", "add", "--quiet", "-b", "autoresearch/second", str(second))
-    for name in ("environments", "models", "run.py"):
-        (second / name).symlink_to((root / name).resolve())
-    nights = [start(place, agent="lr", proposer="lr", experiments=3, budget_seconds=1.0) for place in (root, second)]
-    for night, place in zip(nights, (root, second), strict=True):
-        code, _, stderr = finish(night)
-        assert code == 0, stderr
-        assert any(record.commits for record in records(place))
-        assert problems(place) == []

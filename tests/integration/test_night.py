@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -148,40 +146,6 @@ def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) 
     assert "5 crashes in a row" in stdout
     changes = [r.run.new and r.run.new.keys for r in records(root)]
     assert [changes.index(each) for each in changes] == [0, 1, 1, 1, 4, 4]
-
-
-def num_files(root: Path) -> int:
-    """How far a night has come, on a machine of any speed."""
-    return sum(len(names) for _, _, names in os.walk(root / "runs"))
-
-
-@pytest.mark.slow
-def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(root: Path, tmp_path: Path) -> None:
-    asked = {"agent": "lr", "proposer": "lr", "experiments": 3}
-    unbroken = tmp_path / "unbroken" / "checkout"
-    shutil.copytree(root, unbroken, symlinks=True)
-    (unbroken.parent / "temporary").mkdir()
-    source, num_kills = random.Random(1), 0
-    for _ in range(3):
-        most = num_files(root) + source.randint(0, 15)
-        night = start(root, **asked)
-        wait_for(lambda: night.poll() is not None or num_files(root) > most)  # noqa: B023
-        num_kills += night.poll() is None
-        night.kill()
-        night.communicate()
-    assert num_kills >= 2, "the night was over before it could be killed: kill it sooner"
-    good_night(root, **asked)
-    good_night(unbroken, **asked)
-    assert told(root) == told(unbroken)
-
-
-def told(root: Path) -> list[tuple[object, ...]]:
-    """What a night decided, in order; without times, numbers, and what was interrupted."""
-    decided = [r for r in records(root) if r.failure != "interrupted"]
-    places = {r.number: index for index, r in enumerate(decided)}
-    riders = [r.run.rider and r.run.rider.keys for r in decided]
-    results = [(r.config_hash, r.status, places.get(r.parent or 0), r.proposal, r.diff, r.score) for r in decided]
-    return [*zip(riders, results, strict=True)]
 
 
 @pytest.mark.slow

@@ -1,15 +1,63 @@
 """`--notify`: commands that hang, fail or read nothing. None delays a night, and none leaves a process."""
 
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from nightshift.errors import Interrupted
 from nightshift.night.notify import END, KEEP, Notifier
 from tests.night_checkout import good_night, records, whole_night
-from tests.notify_commands import command, heard, left
 from tests.waiting import HANG_SECONDS, wait_for
+
+SCRIPT = """
+import json, os, signal, subprocess, sys, time
+folder, kind = sys.argv[1:]
+if kind == "works":
+    with open(f"{folder}/heard", "a") as file:
+        file.write(json.dumps([json.load(sys.stdin), os.environ.get("STAND_IN_TOKEN")]) + chr(10))
+if kind == "fails":
+    sys.exit("no route to the phone")
+if kind == "hangs":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", folder], start_new_session=True)
+    time.sleep(600)
+"""
+
+
+def command(folder: Path, kind: str) -> str:
+    (folder / "notify.py").write_text(SCRIPT)
+    return shlex.join([sys.executable, str(folder / "notify.py"), str(folder), kind])
+
+
+def heard(folder: Path) -> list[Any]:
+    path = folder / "heard"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def left(folder: Path) -> list[int]:
+    """Return the commands that hang, with their children."""
+    return [
+        process.pid for process in psutil.process_iter(["cmdline"]) if str(folder) in (process.info["cmdline"] or ())
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where the stand-in command of --notify lies, and what it got."""
+    folder = tmp_path / "notify"
+    folder.mkdir()
+    yield folder
+    for pid in left(folder):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_command_gets_the_message_and_your_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,11 +89,18 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
 
 
 @pytest.mark.slow
-def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared: Prepared) -> None:
+def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downloads_nothing(prepared, monkeypatch):
+    def refuse(*arguments: object) -> None:
+        raise EngineError("no network")
+
     prepared.prepare()
     assert prepared.opened == ["warm-up"]
     mark = prepared.installation.warm_mark(PAIR)
     assert "weights of step" in mark.read_text()
+    for name in ("prepare_model", "prepare_data"):
+        monkeypatch.setattr(prime_rl, name, refuse)
+    with pytest.raises(EngineError, match="no network"):
+        prepared.prepare()
     prepared.prepare(smoke=True)
     assert prepared.opened == ["warm-up", "smoke"]
     assert prepared.notes[-1].startswith("smoke: ready after")
@@ -143,20 +150,6 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"arithmetic-trl: no step in 0 s"):
         preparation.rehearse(engine, CONFIG, tmp_path / "run", lambda line: None)
     assert living_children() == []
-
-
-@pytest.mark.slow
-def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(prepared, monkeypatch):
-    def refuse(*arguments: object) -> None:
-        raise EngineError("no network")
-
-    monkeypatch.setattr(prime_rl, "prepare_model", refuse)
-    monkeypatch.setattr(prime_rl, "prepare_data", refuse)
-    prepared.prepare(smoke=True)
-    assert prepared.opened == ["smoke"]
-    assert "weights of step 3 answer; served = file: 0.0000 nats a token from the file" in prepared.notes[-1]
-    with pytest.raises(EngineError, match="no network"):
-        prepared.prepare()
 
 
 def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:

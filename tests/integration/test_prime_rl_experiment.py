@@ -22,7 +22,7 @@ from nightshift.experiment.experiment import Controller
 from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
 from tests.conftest import git, living_children, slow
-from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run
+from tests.night_checkout import finish, furnish, leftovers, start_run
 from tests.stand_in_controller import make_controller
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for
@@ -116,43 +116,6 @@ def test_a_failed_experiment_is_a_record_with_its_cause(
     assert cause in record.judgement.why
     assert "incumbent" not in record.judgement.why, "a baseline has none whose start tells whose fault it is"
     assert list(controller.ledger.run_dir(1).glob("**/*.safetensors")) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "failure", "told"),
-    [
-        ("bad_lr", Failure.TRAINING, "; the incumbent starts, so it is the config's fault"),
-        ("trainer_exception", Failure.MACHINERY, "; the incumbent does not start either: trainer ended: exit code 1: "),
-    ],
-)
-def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(controller, fault, failure, told):
-    assert run_with(controller, None).status == "keep"
-    stand_in_prime_rl.misbehave(controller.bench.engine.installation.venv, fault)  # type: ignore[attr-defined]
-    (controller.bench.root / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE.replace(b"3e-6", b"0.5"))
-    controller.run(Request())
-    record = controller.ledger.record(2)
-    assert (record.status, record.failure) == ("crash", failure)
-    why = record.judgement.why  # type: ignore[union-attr]
-    assert why.startswith("trainer ended: exit code 1: ZeroDivisionError: division by zero")
-    assert told in why
-    assert bool(record.decided) is (failure is Failure.TRAINING)  # then it is not tried again
-    tried = controller.ledger.run_dir(2) / "incumbent"
-    assert b"Fatal error" in (tried / "trainer.log").read_bytes() or failure is Failure.TRAINING
-    assert [path.name for path in tried.glob("prime-rl/*s") if path.is_dir()] == []
-    assert living_children() == []
-
-
-@pytest.mark.slow
-def test_a_crash_shows_the_last_lines_of_the_log_with_its_cause(checkout: Path, tmp_path: Path) -> None:
-    furnish(checkout, SOURCE)
-    made = stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
-    stand_in_prime_rl.misbehave(made.venv, "trainer_out_of_memory")
-    code, stdout, stderr = finish(start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}"))
-    assert (code, stdout.splitlines()[0]) == (1, "---")
-    _, title, shown = stderr.partition("--- last lines of runs/0001/trainer.log\n")
-    assert shown.endswith("  [trainer0]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
-    assert nightshift(checkout, "wait")[1:] == (stdout, title + shown)
 
 
 def trains(checkout: Path, process: subprocess.Popen[str]) -> bool:

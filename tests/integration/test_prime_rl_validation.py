@@ -136,40 +136,6 @@ def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(t
             assert side["rollout_transport"]["port"] == PORTS.rollouts
 
 
-@needs_prime_rl
-def test_two_environments_are_two_sources_with_a_server_each(tmp_path: Path) -> None:
-    text = SHIPPED + b"\n[orchestrator.train.ratio]\ngsm8k = 2.0\n"
-    launch = written(parse(text), tmp_path / "run", rules=BOTH)
-    (answer,) = verdicts([launch.run_dir])
-    assert answer["ok"], answer
-    orchestrator = json.loads((launch.run_dir / "configs" / "orchestrator.json").read_bytes())
-    sources = orchestrator["train"]["source"]
-    assert [(source["name"], source["ratio"]) for source in sources] == [("gsm8k", 2.0), ("arithmetic", 1.0)]
-    assert [source["env"]["taskset"]["seed"] for source in sources] == [1000, 1000]
-    for index, source in enumerate(sources):
-        served = json.loads((launch.run_dir / "configs" / "envs" / "train" / f"{source['name']}.json").read_bytes())
-        assert served["serve"]["address"] == f"tcp://127.0.0.1:{PORTS.env_server + index}"
-        assert served["env"] == source["env"]
-    names = [command.name for command in launch.commands]
-    assert names == ["validator", "inference", "env-server-gsm8k", "env-server-arithmetic", "orchestrator", "trainer"]
-
-
-@needs_prime_rl
-def test_a_game_has_a_seat_for_the_opponent_with_a_temperature_of_its_own(tmp_path: Path) -> None:
-    levers = {"self": b"temperature = 1.5", "pool": b'type = "pool"'}
-    launches = [written(parse(SHIPPED + OPPONENT + text), tmp_path / name, rules=GAME) for name, text in levers.items()]
-    answers = verdicts([launch.run_dir for launch in launches])
-    assert [answer["ok"] for answer in answers] == [True, True], answers
-    for name, launch in zip(levers, launches, strict=True):
-        _, source = json.loads((launch.run_dir / "configs" / "orchestrator.json").read_bytes())["train"]["source"]
-        served = json.loads((launch.run_dir / "configs" / "envs" / "train" / "tictactoe.json").read_bytes())
-        assert served["env"] == source["env"]
-        assert source["env"]["played_by"] == name
-        sampling = source["env"]["opponent"]["sampling"]
-        assert (sampling and sampling["temperature"]) == (1.5 if name == "self" else None)
-        assert source["env"]["agent"]["sampling"] is None
-
-
 def test_an_earlier_policy_as_opponent_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'type = "previous": the server of prime-rl holds one policy, that of now'):
         launch_of(parse(SHIPPED + OPPONENT + b'type = "previous"\ninterval = 5'), tmp_path, rules=GAME)

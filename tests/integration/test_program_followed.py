@@ -16,7 +16,6 @@ import pytest
 
 from tests.checkouts import ROOT, git
 from tests.night_checkout import furnish, leftovers, problems, records
-from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 TEXT = (ROOT / "program.md").read_text()
@@ -88,7 +87,7 @@ def agent(checkout: Path, tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.slow
-def test_three_experiments_by_the_letter(agent: Shell) -> None:
+def test_experiments_by_the_letter(agent: Shell) -> None:
     does = table()
     status, keys, prepare, baseline = commands(section("Set up"))
     steps, waits = section("One experiment").split("Many tools cut a call off")
@@ -118,17 +117,7 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
         "verdict",
     }
 
-    # The second: its trainer breaks down on the config; the log's end says why.
-    fault(agent.root, "error")
-    agent.edit("9e-6")
-    code = agent.run(run.replace(HYPOTHESIS, '"three times as high again: +1 pp"'))
-    assert (code, does[code]) == (1, "see below")
-    assert agent.run(read) == 0
-    assert "why:              loss is nan" in agent.said
-    assert agent.run(last_line) == 0
-    assert agent.said.strip()
-
-    # The third: it outlasts every call.
+    # The second: it outlasts every call.
     held = agent.root / "stand-in.json"
     held.write_text(json.dumps({"fault": "hold"}))
     agent.edit("5e-6")
@@ -142,15 +131,15 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
         pass
     assert (code, does[code]) == (0, "read the result, go on"), agent.log()
     assert agent.run(read) == 0
+    assert (agent.run(last_line), agent.said.strip() != "") == (0, True)
 
     ours = records(agent.root)
-    assert [record.status in ("keep", "discard") for record in ours] == [True, True, False, True]
+    assert [record.status in ("keep", "discard") for record in ours] == [True] * 3
     assert [record.proposal.description for record in ours[1:]] == [
         "rate five times as high: expect +5 pp, faster",
-        "three times as high again: +1 pp",
         "between the two: it is smoother",
     ]
-    assert [record.proposal.prediction for record in ours] == [None, "expect +5 pp, faster", "+1 pp", None]
+    assert [record.proposal.prediction for record in ours] == [None, "expect +5 pp, faster", None]
     (agent.root / "run.log").unlink()  # the real .gitignore has it
     assert problems(agent.root) == []
     wait_for(lambda: leftovers(agent.root) == [])  # the detached controller ends a moment after its verdict

@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.night_checkout import finish, is_running, start, start_run
-from tests.stand_ins import fault
-from tests.waiting import wait_for
+from tests.night_checkout import finish, start_run
 
 COMMANDS = ("status", "history --json", "show 1")
-BWRAP = ("bwrap", "--dev-bind", "/", "/")
-
-
-def on_a_read_only_mount(root: Path) -> list[str]:
-    return [*BWRAP, "--ro-bind", str(root), str(root), "--"]
 
 
 def where_everything_is_read_only(root: Path) -> list[str]:
@@ -66,17 +59,3 @@ def test_what_only_reads_works_where_nothing_can_be_written(root, how, tmp_path)
         assert nightshift(before, root, "report", "--output", str(tmp_path / "page"))[0] == 0
         assert (tmp_path / "page" / "report.html").exists()
         assert state_of(root) == there
-
-
-def test_a_night_is_seen_at_work_on_a_read_only_mount(root: Path) -> None:
-    before = on_a_read_only_mount(root)
-    if subprocess.run([*before, "true"], check=False).returncode != 0:
-        pytest.skip("bubblewrap does not work here")
-    fault(root, "hold", once=False)
-    night = start(root, agent="lr", proposer="lr", experiments=1)
-    wait_for(lambda: is_running(root, 1))
-    code, stdout, stderr = nightshift(before, root, "status")
-    assert (code, stderr) == (0, "")
-    assert stdout.startswith("running:  0001 for ")
-    (root / "stand-in.json").unlink()
-    assert finish(night)[0] == 0

@@ -1,25 +1,22 @@
 """Tasksets of others with the real verifiers: accepted or refused, split, scored, and trained on by prime-rl."""
 
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from nightshift.campaign.records import Completion, Weights
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.prime_rl.install import environment_files
 from nightshift.evaluation import environment as environments
-from nightshift.evaluation.evaluate import evaluate
 from tests.contract import environments as contract
 from tests.contract.environments import EnvironmentContract
-from tests.integration.test_tasksets import StandIn, rewards, rollout
+from tests.integration.test_tasksets import rewards, rollout, stand_in_of
 from tests.rules import ROOT
 
 # As verifiers' own reverse_text: a system prompt, a stop, a reward of the trace; the rows are in the package.
@@ -215,32 +212,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Half:
-    """A session that answers rightly what it is asked first."""
-
-    def load_final_weights(self) -> Weights:
-        return Weights(1, "")
-
-    def complete(self, chats: Any, *_: Any) -> list[Completion]:
-        texts = [chat[-1]["content"][::-1] if index < 2 else "" for index, chat in enumerate(chats)]
-        return [Completion(text, 1, False) for text in texts]
-
-
-@pytest.mark.slow
-def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Path) -> None:
-    rules = rules_here(root, "trl", 1)
-    (environment,) = environments.load(root, rules.environments)
-    examples = environment.scorer.load("validation")  # examples() would end the process, which takes seconds to start
-    assert len(examples) == 5
-    path = root / "evaluation.jsonl"
-    found = evaluate(cast(Any, Half()), [(environment, one) for one in examples], rules, path, lambda reading: None)
-    assert found.example_scores == (1.0, 1.0, 0.5, 0.5, 0.5)  # a reward of 0 is the middle of -1..1
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["environment"] for row in rows] == ["nightshift_mine"] * 5
-    assert [row["answer"] for row in rows[:2]] == [row["completion"] for row in rows[:2]]
-    assert (found.unscored, found.strict_score) == ((), None)
-
-
 @pytest.mark.slow
 def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(root, tmp_path, monkeypatch):
     (environment,) = environments.load(root, rules_here(root, "trl", 1).environments)
@@ -264,8 +235,8 @@ def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(root, tmp_pat
     wire = found[0].data.model_dump(mode="json")
     rebuilt = type(found[0])(type(found[0]).data_type().model_validate(wire), SimpleNamespace())
     assert rewards([(rebuilt, wire["answer"]), (rebuilt, "")]) == [{"score": 1.0}, {"score": 0.5}]
-    stand_in = StandIn("no idea")
+    stand_in = stand_in_of("no idea")
     episode = rollout("nightshift_mine", stand_in, without=("split", "size"))
     assert episode.ok
     assert 0.5 < episode.traces[0].reward < 1
-    assert [message["role"] for message in stand_in.requests[0]["messages"]] == ["system", "user"]
+    assert [message["role"] for message in stand_in.requests[0][1]["messages"]] == ["system", "user"]

@@ -1,6 +1,6 @@
 """The tasksets with the real verifiers package: ids, wire format, the real reward path, and whole rollouts.
 
-The only stand-in is the model: a small OpenAI-compatible server on loopback that always gives one reply.
+The only stand-in is the model.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from nightshift_math import data as math
+from nightshift_tictactoe.board import START
+from nightshift_tictactoe.game import Match
 from pydantic import ValidationError
 
 from tests.datasets import small_gsm8k, small_math
+from tests.stand_in_server import StandInServer
+from tests.unit.test_tictactoe_game import read
 
 IDS = ("nightshift-gsm8k", "nightshift-arithmetic", "nightshift-countdown", "nightshift-math")
 SIZE = 2  # as many as the fixture's validation split has
@@ -41,45 +43,9 @@ def trusted(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-class StandIn(ThreadingHTTPServer):
-    """Answers every chat completion with `reply` (or with `status`), and remembers what it was asked."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, reply: str | Callable[[dict[str, Any]], str], status: int = 200) -> None:
-        self.reply, self.status = reply if callable(reply) else lambda body: reply, status
-        self.requests: list[dict[str, Any]] = []
-        super().__init__(("127.0.0.1", 0), Answer)
-
-
-class Answer(BaseHTTPRequestHandler):
-    """One request to the stand-in."""
-
-    server: StandIn
-
-    def do_POST(self) -> None:
-        """POST /v1/chat/completions, in OpenAI's format."""
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(body | {"path": self.path})
-        message = {"role": "assistant", "content": self.server.reply(body)}
-        completion = {
-            "id": "stand-in",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-        }
-        content = json.dumps(completion).encode()
-        self.send_response(self.server.status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
+def stand_in_of(reply: str | Callable[[str], str], fault: str | None = None) -> StandInServer:
+    """A model that gives this reply to the last message of every chat."""
+    return StandInServer("the-policy", 0, fault, reply if callable(reply) else lambda content: reply, 100_000)
 
 
 def tasks_of(taskset_id: str, split: str = "train", size: int | None = SIZE, **options: Any) -> list[vf.Task]:
@@ -87,13 +53,13 @@ def tasks_of(taskset_id: str, split: str = "train", size: int | None = SIZE, **o
     return list(vf.load_taskset(config))
 
 
-def episodes(stand_in: StandIn, config: dict[str, Any], most: int | None = None) -> list[vf.Episode]:
+def episodes(stand_in: StandInServer, config: dict[str, Any], most: int | None = None) -> list[vf.Episode]:
     """Run the first tasks by verifiers' own environment, agents, runtime and interception server."""
     import verifiers.v1 as vf
     from verifiers.v1.utils import loaders
 
     env = loaders.load_environment(loaders.resolve_env_config(config))
-    client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{stand_in.server_port}/v1", api_key_var="UNSET")
+    client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{stand_in.port}/v1", api_key_var="UNSET")
     context = vf.ModelContext(model="the-policy", client=client, sampling=vf.SamplingConfig(temperature=0.25))
 
     async def run() -> list[vf.Episode]:
@@ -101,17 +67,11 @@ def episodes(stand_in: StandIn, config: dict[str, Any], most: int | None = None)
             slots = [slot for task in islice(env.taskset, most) for slot in env.slots(task)]
             return await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
 
-    thread = Thread(target=stand_in.serve_forever)
-    thread.start()
-    try:
+    with stand_in:
         return asyncio.run(run())
-    finally:
-        stand_in.shutdown()
-        thread.join()
-        stand_in.server_close()
 
 
-def rollout(taskset_id: str, stand_in: StandIn, without: Sequence[str] = (), **taskset: Any) -> vf.Episode:
+def rollout(taskset_id: str, stand_in: StandInServer, without: Sequence[str] = (), **taskset: Any) -> vf.Episode:
     """The episode of the first task."""
     settings = {"id": taskset_id, "split": "train", "size": SIZE} | taskset
     settings = {name: value for name, value in settings.items() if name not in without}
@@ -120,10 +80,14 @@ def rollout(taskset_id: str, stand_in: StandIn, without: Sequence[str] = (), **t
     return episode
 
 
-@pytest.fixture(params=IDS)
-def taskset_id(request: pytest.FixtureRequest, trusted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each taskset, with the folders that verifiers makes for rollouts out of the user's cache."""
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that verifiers makes for rollouts, out of the user's cache."""
     monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path)
+
+
+@pytest.fixture(params=IDS)
+def taskset_id(request: pytest.FixtureRequest, trusted: None) -> str:
     chosen: str = request.param
     return chosen
 
@@ -183,7 +147,7 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
 @pytest.mark.parametrize("taskset_id", [IDS[0]], indirect=True)
 def test_a_policy_that_cannot_answer_is_an_error_of_the_trace_not_a_zero(taskset_id: str) -> None:
     """All tasksets share the harness."""
-    stand_in = StandIn("#### 0", status=500)
+    stand_in = stand_in_of("#### 0", "chat_500")
     episode = rollout(taskset_id, stand_in)
     (trace,) = episode.traces
     assert not episode.ok
@@ -197,8 +161,8 @@ def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, 
         raise AssertionError(f"a process was started: {args}")
 
     task = tasks_of(taskset_id)[0]
-    stand_in = StandIn(f"Thinking.\n#### {task.data.answer}")
-    rollout(taskset_id, StandIn("#### 0"))  # the first of a process asks git for the commit of verifiers itself
+    stand_in = stand_in_of(f"Thinking.\n#### {task.data.answer}")
+    rollout(taskset_id, stand_in_of("#### 0"))  # the first of a process asks git for the commit of verifiers itself
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", refuse)
         patch.setattr(asyncio, "create_subprocess_exec", refuse)
@@ -210,8 +174,76 @@ def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(taskset_id, 
     assert trace.reward == 1.0
     assert trace.num_turns == 1
     assert (episode.task.key, episode.task.hash) == (task.key, task.hash)
-    (request,) = stand_in.requests
-    assert request["path"] == "/v1/chat/completions"
+    ((path, request),) = stand_in.requests
+    assert path == "/v1/chat/completions"
     assert request["model"] == "the-policy"
     assert request["temperature"] == 0.25  # the run's sampling, laid over the harness's request
     assert request["messages"] == [{"role": "user", "content": task.data.prompt_text}]
+
+
+# Tic-tac-toe: whole games of two seats
+
+GAME_ID = "nightshift-tictactoe"
+NUM_GAMES = 30  # the first two draws are games 29 and 30
+
+
+def says(content: str) -> str:
+    """The first empty cell, or nonsense on every fourth board or so."""
+    board = read(content)
+    return "pass" if sum(map(ord, board)) % 4 == 0 else f"{next(cell for cell in board if cell in START)}\n"
+
+
+def games(stand_in: StandInServer, played_by: str, split: str = "train", num_games: int = NUM_GAMES) -> list[Any]:
+    """An episode each of the first tasks, by verifiers' own agents and interception server."""
+    agent = {"harness": {"id": GAME_ID}, "runtime": {"type": "subprocess"}}
+    opponent = agent | {"sampling": {"temperature": 1.5}}
+    taskset = {"id": GAME_ID, "split": split, "size": num_games // 2, "seed": 7}
+    config = {"taskset": taskset, "agent": agent, "opponent": opponent, "played_by": played_by}
+    return episodes(stand_in, config)
+
+
+def said(trace: Any) -> list[str]:
+    return [node.message.content for node in trace.nodes if node.sampled]
+
+
+@pytest.mark.slow
+def test_games_against_itself_are_scored_as_they_went_forfeits_included() -> None:
+    stand_in = stand_in_of(says)
+    played = games(stand_in, "self")
+    assert len(played) == NUM_GAMES
+    forfeits = []
+    for episode in played:
+        assert episode.ok, episode.errors
+        own, other = episode.traces
+        assert (own.agent.name, own.agent.trainable) == ("agent", True)
+        assert (other.agent.name, other.agent.trainable) == ("opponent", False)
+        match = Match(episode.task.data.board, episode.task.data.seat, None, "self", None)  # type: ignore[arg-type]
+        answers = iter(said(own)), iter(said(other))
+        while (chat := match.ask()) is not None:
+            text = next(answers[match.is_other_asked])
+            assert says(chat[-1]["content"]) == text, "its seat was shown another board"
+            match.answer(text)
+        assert (own.reward, list(own.rewards)) == (match.score(), ["score"])
+        assert not other.rewards
+        assert own.metrics["forfeit"] == (match.details()["ended"] == "forfeit")
+        forfeits.append(own.metrics["forfeit"])
+    assert {episode.traces[0].reward for episode in played} == {0.0, 0.5, 1.0}
+    assert 0 < sum(forfeits) < NUM_GAMES
+    by_seat = [sum(len(said(episode.traces[index])) for episode in played) for index in (0, 1)]
+    asked = [request["temperature"] for _, request in stand_in.requests]
+    assert [asked.count(temperature) for temperature in (0.25, 1.5)] == by_seat
+
+
+def test_against_the_pool_nobody_else_is_asked() -> None:
+    stand_in = stand_in_of(says)
+    played = games(stand_in, "pool", "validation", num_games=8)
+    assert all(episode.ok and len(episode.traces) == 1 for episode in played)
+    assert {request["temperature"] for _, request in stand_in.requests} == {0.25}
+    assert len({episode.traces[0].reward for episode in played}) > 1
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_answer_is_an_error_and_no_lost_game() -> None:
+    for episode in games(stand_in_of(says, "chat_500"), "self", num_games=2):
+        assert any(trace.errors for trace in episode.traces)
+        assert not episode.ok

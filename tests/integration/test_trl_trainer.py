@@ -375,29 +375,6 @@ def test_a_budget_of_cpu_seconds_waits_while_others_have_the_machine(make_traine
     assert 0 < rows[-1]["time"] < 600.0 < 3600.0 <= trained["training_seconds"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
-def test_no_update_begins_after_the_budget(make_trainer, end, num_steps):
-    """By a clock of its own the budget of 10 s ends behind a step, inside the sampling of the third, or at once."""
-    trainer, rows = make_trainer(max_steps=None)
-    now, sample, num_samples = [0.0], trainer._sample, [0]
-    trainer._clock = lambda: now[0]
-
-    def sampled(*arguments: Any) -> Any:
-        num_samples[0] += 1
-        now[0] += 10.0 if end == "sample" and num_samples[0] == 3 else 0.5
-        return sample(*arguments)
-
-    def sent(row: dict[str, Any]) -> None:
-        rows.append(row)
-        now[0] += 10.0 * (end == "step" and len(rows) == 2)
-
-    trainer._sample, trainer._send = sampled, sent
-    trained = trainer.train_for(0.0 if end == "train" else 10.0)
-    assert (trained["outcome"], trained["num_steps"], len(rows)) == ("budget", num_steps, num_steps)
-    assert num_samples[0] == {"step": 2, "sample": 3, "train": 0}[end]
-
-
 @pytest.mark.parametrize(
     ("where", "batch_size", "most"), [("token", 16384, 10), slow("part", 1024, 1), slow("read", 65536, 10)]
 )

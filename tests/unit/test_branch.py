@@ -3,14 +3,13 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Request
 from nightshift.errors import ConfigError, UsageError
@@ -346,26 +345,11 @@ def test_a_start_that_is_killed_between_two_steps_goes_on(
     assert git(controller.bench.root, "fsck", "--no-dangling") == ""
 
 
-def test_starts_at_the_same_moment_in_two_worktrees_have_a_branch_each(controller: Controller, tmp_path: Path) -> None:
-    roots = [controller.bench.root, *(tmp_path / f"worktree{number}" for number in range(3))]
-    for root in roots[1:]:
-        git(controller.bench.root, "worktree", "add", "--quiet", "--detach", str(root))
-    at = time.time() + 0.5
-    pids = []
-    for root in roots:
-        if (pid := os.fork()) == 0:
-            time.sleep(max(at - time.time(), 0.0))
-            replace(with_bench(controller, root=root), repo=Repo(root), ledger=Ledger(root)).begin(None)
-            os._exit(0)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
-    names = {Repo(root).head().branch for root in roots}
-    assert names == {today(controller), *(f"{today(controller)}-{number}" for number in (2, 3, 4))}
-
-
-def test_a_branch_that_another_worktree_creates_after_the_look_is_left_alone(controller, monkeypatch):
-    git(controller.bench.root, "branch", "taken")
-    head, branches, looks = Head("taken", controller.repo.head().commit), Repo.branches, [{}]
+def test_a_branch_that_another_worktree_creates_after_the_look_is_left_alone_and_the_next_name_taken(
+    controller, monkeypatch
+):
+    git(controller.bench.root, "branch", today(controller))
+    branches, looks = Repo.branches, [{}]
     monkeypatch.setattr(Repo, "branches", lambda repo, *options: looks.pop() if looks else branches(repo, *options))
-    assert not controller.repo.create_branch(head)
-    assert controller.repo.head().branch == "main"
+    assert begin(controller)[0] == f"{today(controller)}-2"
+    assert looks == []

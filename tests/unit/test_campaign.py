@@ -1,6 +1,5 @@
 """A campaign is one fold over its records: which changes are kept, what is believed, what counts, what is predicted."""
 
-import random
 import re
 import subprocess
 from datetime import datetime, timedelta
@@ -10,7 +9,6 @@ import pytest
 
 from nightshift.agents.notebook import compare_prediction
 from nightshift.campaign.campaign import Campaign, already_tried
-from nightshift.campaign.commits import incumbent_values
 from nightshift.campaign.records import (
     Action,
     Change,
@@ -213,27 +211,6 @@ def test_a_change_that_fits_no_train_toml_with_the_others_is_discarded_and_why_s
     assert contradictions([*records, refused], lambda record: parse(BASELINE)) == []
     wrong = replace(refused, judgement=replace(refused.judgement, refused=()))
     assert len(contradictions([*records, wrong], lambda record: parse(BASELINE))) == 1
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_git_holds_what_is_believed_to_be_kept_also_where_changes_share_keys(seed: int) -> None:
-    values = {"trainer.optim.max_norm": "123", "orchestrator.group_size": "478", "orchestrator.batch_size": "248"}
-    choice, campaign, baseline = random.Random(seed), Campaign(), parse(BASELINE)
-    for number in range(1, 60):
-        run = Run(kept=campaign.kept)
-        if number > 1:
-            new = campaign.known({key: choice.choice(values[key]) for key in choice.sample(list(values), 2)})
-            new = new if new.experiment else replace(new, experiment=number)
-            run = replace(run, new=None if campaign.is_kept(new) else new, rider=campaign.posterior.rider(new))
-        score = 0.3 + 0.05 * sum(int(value) for change in run.changes for value in change.keys.values()) % 0.4
-        result = a_result(score + choice.gauss(0, 0.03), 400, 1000 + number)
-        record = a_record(number=number, decided=number, decided_before=number - 1, run=run, result=result)
-        campaign.step(True, record)
-        before, record = campaign.kept, campaign.judge(record, baseline)
-        campaign.step(False, record)
-        assert campaign.kept == record.judgement.kept
-        steps = [Change(keys={key: after for key, (_, after) in step.keys.items()}) for step in record.judgement.steps]
-        assert incumbent_values(baseline, (*before, *steps)) == incumbent_values(baseline, campaign.kept)
 
 
 def test_the_order_is_that_of_starts_and_decisions_and_not_of_numbers() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.campaign.commits import commit, incumbent_values, plan, user_decisions
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo
+from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.records import Action, Change, Decision, PlannedCommit
 from nightshift.config.train_toml import Config, parse, set_values
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import ConfigError
 from tests.checkouts import git, small_checkout
 from tests.train_tomls import FUZZ, SHIPPED
 
@@ -181,12 +181,6 @@ def test_an_edit_of_the_user_is_not_overwritten(branch: Branch) -> None:
     assert [branch.config().get(key) for key in (LR, BATCH, KL)] == [9e-6, 128, 0.01]
     branch.kept, branch.ours = kept, [done[1]]
     assert branch.by_user() == [("keep", mine, {LR: "9e-6", BATCH: "128"})]
-    (branch.repo.root / "train.toml").write_bytes(branch.config().source)
-    with pytest.raises(UsageError, match="moved to"):
-        branch.repo.commit_files(branch.start, {CONFIG_NAME: SHIPPED}, "lost")
-    git(branch.repo.root, "switch", "--quiet", "main")
-    with pytest.raises(UsageError, match="the checkout moved"):
-        commit(branch.repo, branch.start, steps)
 
 
 def test_a_step_that_does_not_fit_an_edit_of_the_user_is_left_out(branch: Branch) -> None:
@@ -346,15 +340,6 @@ def test_git_revert_undoes_a_change_between_changes_of_neighbouring_keys(branch:
         assert source is not None, undone
         others = [change for change in branch.kept if change != undone]
         assert incumbent_values(parse(source)) == incumbent_values(BASELINE, others)
-
-
-def test_git_hooks_of_the_user_do_not_run(branch: Branch) -> None:
-    hook = branch.repo.root / ".git/hooks/reference-transaction"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text("#!/bin/sh\nexit 1\n")
-    hook.chmod(0o755)
-    branch.decide(keep(change(1, lr="5e-6")))
-    assert branch.config().get(LR) == 5e-6
 
 
 def test_a_head_without_a_commit_has_no_history(branch: Branch) -> None:

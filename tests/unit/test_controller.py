@@ -65,11 +65,14 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / HOLDER_NAME).exists()
 
 
-def test_the_refusal_names_a_holder_on_another_host(tmp_path: Path) -> None:
+def test_the_refusal_names_a_holder_on_another_host_and_needs_no_file_that_names_one(tmp_path: Path) -> None:
     with another_controller(tmp_path) as first:
         path = tmp_path / "runs" / HOLDER_NAME
         path.write_text(path.read_text().replace(socket.gethostname(), "elsewhere"))
         assert f"process {first.pid} on elsewhere (uv run nightshift night" in refusal(tmp_path)
+        for damage in (path.unlink, path.touch):
+            damage()
+            assert refusal(tmp_path).startswith("another controller works in this checkout. Wait")
 
 
 def test_a_start_waits_while_status_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,17 +116,3 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, number, 
     with pytest.raises(NightshiftError, match=reason), Ledger(tmp_path).lock():
         pass
     assert not Ledger(tmp_path).is_running()
-
-
-def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    (tmp_path / "private").write_text("mine")
-    (folder / HOLDER_NAME).symlink_to(tmp_path / "private")
-    with Ledger(tmp_path).lock():
-        assert not (folder / HOLDER_NAME).is_symlink()
-    (folder / LOCK_NAME).unlink()
-    (folder / LOCK_NAME).symlink_to(tmp_path / "private")
-    with pytest.raises(NightshiftError, match=LOCK_NAME), Ledger(tmp_path).lock():
-        pass
-    assert (tmp_path / "private").read_text() == "mine"

@@ -1,26 +1,9 @@
 """Countdown: every problem has a solution, and answers are read strictly, whoever writes them."""
 
-import re
-
 import pytest
-from nightshift_countdown import data
-from nightshift_countdown.scoring import MAX_CHARS, is_formatted, score
+from nightshift_countdown.scoring import MAX_CHARS, score
 
 GOLD = "(13-4)*6=54"
-
-
-def test_every_problem_is_solved_by_its_answer_which_uses_every_number() -> None:
-    for example in data.load("validation", 1000):
-        target, *numbers = map(int, re.findall(r"\d+", example.question))
-        expression, _, result = example.answer.partition("=")
-        assert sorted(map(int, re.findall(r"\d+", expression))) == sorted(numbers)
-        assert target not in numbers, "it would be its own answer"
-        large, first, left, second, right = re.fullmatch(r"(\d+)([+-])(\d)([-+*])(\d)", expression).groups()
-        rest = int(left) * int(right) if second == "*" else int(left) + (1 if second == first else -1) * int(right)
-        total = int(large) + (rest if first == "+" else -rest)
-        assert total == target == int(result)
-        assert score(expression, example.answer) == 1.0
-        assert is_formatted(expression)
 
 
 @pytest.mark.parametrize(

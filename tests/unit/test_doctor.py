@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines.base import Check, PrepareFlags, open_engine
+from nightshift.engines.base import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, Doctor, checks
 from nightshift.engines.prime_rl.install import Installation, Pins, guesses
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -61,14 +61,6 @@ def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
     assert "GPUs" not in [check.name for check in found]
 
 
-def test_missing_gsm8k_has_the_commands_that_bring_it_here(root, tmp_path, monkeypatch):
-    monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path / "none"))
-    found = checks(root, GSM8K_PRIME_RL, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
-    [data] = [check for check in found if check.name == "data" and check.engine == "prime-rl"]
-    assert "Run: uv run prepare.py --gsm8k DIR (a folder with the official" in str(data.problem)
-    assert "; or have it downloaded: uv run prepare.py --engine prime-rl" in str(data.problem)
-
-
 def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root, tmp_path, cards):
     cards += [Card(), Card()]
     found = checks(root, GSM8K_PRIME_RL, {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}, PrepareFlags())
@@ -98,18 +90,6 @@ def test_each_thing_that_the_machine_lacks_is_a_warning_with_its_command(root, m
     assert re.search(f"warning  .*{words}", str(check)), str(check)
     assert check.ok  # it refuses no run
     assert "Run" in str(check)
-
-
-def test_a_card_that_was_never_seen_and_an_old_driver_refuse_nothing(root, tmp_path, cards, monkeypatch):
-    cards += [Card("Tesla T4", (7, 5), total_gb=15.0), Card("Tesla T4", (7, 5), total_gb=15.0)]
-    environ = {"NIGHTSHIFT_PRIME_RL": str(tmp_path / "none")}
-    found = checks(root, GSM8K_PRIME_RL, environ, PrepareFlags())
-    warnings = [check for check in found if check.name == "GPUs" and check.is_warning and check.engine == "prime-rl"]
-    assert [check.ok for check in warnings] == [True, True]
-    assert "Tesla T4) has compute capability 7.5" in str(warnings[0])
-    refused = open_engine(GSM8K_PRIME_RL, root, environ).check()
-    assert refused[0].startswith("prime-rl is not installed")
-    assert not any("Tesla" in line for line in refused)
 
 
 def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:

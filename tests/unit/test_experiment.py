@@ -318,21 +318,6 @@ def test_an_interruption_closes_the_record_and_decides_nothing(controller, is_su
     assert run(controller).status == "discard"
 
 
-def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(controller: Controller) -> None:
-    baseline(controller, POOR)
-    write(controller, GOOD)
-    record = run(controller)
-    good = controller.repo.config_at("HEAD")
-    parent = git(controller.bench.root, "rev-parse", "HEAD~1").strip()
-    git(controller.bench.root, "update-ref", "HEAD", parent)  # as if the power had failed between verdict and commit
-    controller.ledger.write(replace(record, commits={}, git_action=None))
-    controller.ledger.tsv_path.unlink()
-    assert tried(controller, BAD).status == "discard"
-    settled = controller.ledger.read(record.number)
-    assert controller.repo.config_at(settled.kept_commit) == good
-    assert len(controller.ledger.tsv_path.read_text().splitlines()) == 4
-
-
 @pytest.mark.parametrize(
     ("name", "num_between"), [("index.lock", 1), slow("HEAD.lock", 0), slow("refs/heads/{branch}.lock", 0)]
 )
@@ -405,14 +390,6 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(controller, vict
     assert f"\n{kept.kept_commit[:7]}\t" in controller.ledger.tsv_path.read_text()
     assert (controller.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
     assert list(controller.ledger.runs_dir.glob("*/weights")) == []
-
-
-@pytest.mark.slow
-def test_without_the_record_of_its_baseline_a_campaign_begins_anew(controller: Controller) -> None:
-    baseline(controller, then=BAD)
-    assert run(controller).status == "discard"
-    controller.ledger.run_dir(1).rename(controller.bench.root.parent / "moved-out")
-    assert run(controller).git_action == "baseline: nothing to commit"
 
 
 @pytest.mark.slow

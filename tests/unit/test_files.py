@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert, structs
 
-from nightshift import files
 from nightshift.campaign.records import Proposal, packed
 from nightshift.errors import UsageError
 from nightshift.files import (
@@ -20,17 +19,12 @@ from nightshift.files import (
     read_file,
     read_json,
     read_rows,
-    write_atomically,
     write_json,
 )
 from nightshift.text import clean
 
-TOKEN = "0123456789abcdef"
-
-
 PLANTED: dict[str, Callable[[Path, Path], None]] = {
     "link": Path.symlink_to,
-    "hard link": Path.hardlink_to,
     "fifo": lambda path, outside: os.mkfifo(path),
     "folder": lambda path, outside: path.mkdir(),
 }
@@ -41,21 +35,6 @@ def outside(tmp_path: Path) -> Path:
     path = tmp_path / "outside"
     path.write_bytes(b"precious")
     return path
-
-
-@pytest.mark.parametrize("what", ["link", "hard link", "fifo"])
-def test_the_temporary_name_cannot_be_foretold_and_nothing_there_is_opened(tmp_path, outside, what, monkeypatch):
-    write_atomically(path := tmp_path / "record.json", b"new")
-    names = []
-    monkeypatch.setattr(Path, "replace", lambda self, target: names.append(self.name))
-    write_atomically(path, b"new")
-    write_atomically(path, b"new")
-    assert len({*names}) == 2
-    monkeypatch.setattr(files.secrets, "token_hex", lambda size: TOKEN)  # even if it could be
-    PLANTED[what](tmp_path / f".record.json.{os.getpid()}.{TOKEN}.tmp", outside)
-    with pytest.raises(FileExistsError):
-        write_atomically(path, b"newer")
-    assert (path.read_bytes(), outside.read_bytes()) == (b"new", b"precious")
 
 
 @pytest.mark.parametrize("what", ["link", "fifo", "folder"])

@@ -251,20 +251,6 @@ def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(contro
     assert [*controller.ledger.runs_dir.glob(f"*/{WEIGHTS_NAME}")] == []
 
 
-def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(controller: Controller) -> None:
-    class Executor(AnyOrder):
-        def result(self, folder: Path) -> Result:
-            if folder.name == "0004":
-                git(controller.bench.root, "checkout", "--quiet", "--force", "main")
-                (controller.bench.root / "train.toml").write_text("# mine")
-                git(controller.bench.root, "commit", "--quiet", "--all", "-m", "mine")
-            return super().result(folder)
-
-    stop = night_of(controller, Executor(num_slots=2, seed=0)).run()
-    assert stop.cause == f"the checkout moved from {CAMPAIGN} to main. Go back: git switch {CAMPAIGN}"
-    assert (controller.bench.root / "train.toml").read_text() == "# mine"
-
-
 def test_a_config_that_is_in_flight_is_refused(controller: Controller) -> None:
     executor = AnyOrder(num_slots=2, seed=0)
     night(controller, executor, num_experiments=1)

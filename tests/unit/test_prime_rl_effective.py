@@ -4,8 +4,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -275,23 +273,3 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken, taken + 1))
         with pytest.raises(EngineError, match=rf"no free port among {taken}-{taken + 1}\. See what listens"):
             free_ports()
-
-
-@pytest.mark.parametrize("name", ["run 1", "a'b\"c", "$(touch x); #", "-rf", "é@{}[]*?", "\\n"])
-def test_no_shell_sees_the_name_of_a_run_s_folder(name: str, tmp_path: Path) -> None:
-    bin_dir = tmp_path / "bin"
-    bin_dir.mkdir()
-    for program in ("inference", "python", "env-server", "orchestrator", "torchrun"):
-        script = bin_dir / program
-        script.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
-        script.chmod(0o755)
-    run_dir = tmp_path / name
-    run_dir.mkdir()
-    launch = launch_of(variant("train"), run_dir, bin_dir=bin_dir)
-    launch.write()
-    assert json.loads(launch.tree_path.read_bytes())["output_dir"] == str(run_dir)
-    for command in launch.commands:
-        result = subprocess.run(command.argv, cwd=run_dir, env=dict(command.env), capture_output=True, check=True)
-        assert json.loads(result.stdout) == list(command.argv)
-        assert any(str(run_dir) in word for word in command.argv)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["bin", name])

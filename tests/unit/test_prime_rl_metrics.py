@@ -202,16 +202,6 @@ def test_a_strange_line_is_passed_over(tmp_path: Path, line: bytes) -> None:
     assert read(tmp_path / "metrics.jsonl").steps(0.0) == read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)
 
 
-def test_a_file_cut_at_any_byte_gives_its_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    whole = b"".join(json.dumps({"step": n, "reward_mean": n / 10}).encode() + b"\n" for n in (1, 2, 3))
-    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
-    for cut in range(len(whole) + 1):
-        path.write_bytes(whole[:cut])
-        complete = sum(end - 1 <= cut for end in ends)
-        assert [step.step for step in read_steps(path)] == list(range(1, complete + 1)), cut
-
-
 def test_lines_with_strange_values_are_left_out_and_the_last_line_of_a_step_wins(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     huge = "1" + "0" * 400

@@ -88,20 +88,6 @@ def test_a_git_that_is_ended_removes_its_lock_file(repo: Repo, tmp_path: Path, m
     assert not lock.exists()
 
 
-def test_a_campaign_waits_for_a_lock_when_it_switches_its_branch(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(git_module, "LOCK_SECONDS", HANG_SECONDS)
-    lock = repo.root / ".git" / "HEAD.lock"
-    lock.touch()
-    Timer(0.5, lock.unlink).start()
-    head = Head("new", repo.head().commit)
-    assert repo.create_branch(head)
-    assert repo.head() == head
-    lock.touch()
-    monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
-    with pytest.raises(EngineError, match=r"HEAD\.lock is still there"):
-        repo.create_branch(Head("newer", head.commit))
-
-
 def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--initial-branch", CAMPAIGN)
     (tmp_path / "deep").mkdir()

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nightshift_gsm8k.scoring import extract_answer, is_formatted, score
 
-from tests.waiting import assert_linear
-
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "scoring"
 OFFICIAL = os.environ.get("NIGHTSHIFT_GSM8K", "")
 needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names no folder with the official files")
@@ -55,22 +53,6 @@ def test_a_formatted_text_says_its_last_line_whatever_stands_before(before: str,
     assert extract_answer(text) == number
     if is_formatted(before):
         assert before.rstrip().endswith(str(extract_answer(before)))
-
-
-@pytest.mark.parametrize(
-    "unit", ["1,", "1.", "1 ", "-$", " ", "#", "#### ", "#### 1 (", "#### 1 \n ", "{}", "\\boxed{{}"]
-)
-@pytest.mark.slow
-@pytest.mark.parametrize(("start", "end"), [("", ""), ("\\boxed{", "}"), ("#### ", ""), ("5", "")])
-def test_the_time_grows_with_the_text_and_not_faster(unit: str, start: str, end: str) -> None:
-    texts = {size: start + unit * (size // len(unit)) + end for size in (60_000, 240_000)}
-
-    def both_ways(size: int) -> None:
-        assert score(texts[size], "5") in (0.0, 1.0)
-        assert score("#### 5", texts[size]) == 0.0
-        assert is_formatted(texts[size]) in (True, False)
-
-    assert_linear(both_ways, 60_000)
 
 
 @pytest.mark.slow

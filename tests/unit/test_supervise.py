@@ -598,23 +598,3 @@ with interruptible():
 say("over")
 """
     assert ended(program(code)) == ["over"]
-
-
-def test_a_command_ends_in_one_line_whatever_threads_its_libraries_start(tmp_path: Path) -> None:
-    """numpy's, which are started when it is imported."""
-    (tmp_path / "run.py").write_text(
-        "from nightshift.startup import begin\nbegin()\n"
-        "import numpy, sys, threading, time\n"
-        "from nightshift.cli.shell import exit_code_of\nfrom nightshift.executors.process import interruptible\n"
-        "def command():\n"
-        "    with interruptible():\n"
-        "        print('ready', flush=True)\n        time.sleep(600)\n"
-        "sys.exit(exit_code_of(command))\n"
-    )
-    command = [sys.executable, str(tmp_path / "run.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert first_line(process) == "ready"
-        stop(process, signal.SIGINT)
-        _, stderr = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == 130
-    assert stderr == "stopped by SIGINT\n"

@@ -1,17 +1,38 @@
-"""One run in a worker: what it refuses, and whose fault a failed start is."""
+"""One run in a worker: what it refuses, whose fault a failed start is, and its end without a gradient."""
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from nightshift.campaign.records import Failure, Job, Outcome, Progress, Result, Training
+from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
+from nightshift.campaign.records import (
+    JOB_NAME,
+    Failure,
+    Job,
+    Outcome,
+    Phase,
+    Progress,
+    Record,
+    Request,
+    Result,
+    Training,
+)
+from nightshift.cli.output import summary
+from nightshift.engines.base import NoGradient
 from nightshift.errors import EngineError
 from nightshift.experiment import worker
+from nightshift.experiment.experiment import Controller
+from nightshift.experiment.worker import ending
+from tests.conftest import git, slow
 from tests.rules import ARITHMETIC_TRL, ROOT
-from tests.unit.test_form import Parrot
+from tests.stand_in_controller import furnish, make_controller
+from tests.stand_ins import fault, quick
+from tests.unit.test_composite import Parrot
 
 RULES = ARITHMETIC_TRL
 GOOD, BAD = {"lr": 1e-6}, {"lr": 1.0}  # settings of jobs
@@ -80,3 +101,111 @@ def test_a_run_whose_processes_cannot_be_ended_has_no_score(monkeypatch, tmp_pat
     ended = run(monkeypatch, tmp_path, [BAD], EngineError("a process is left", is_config_fault=False))
     assert (ended.training.cause, ended.training.failure) == ("a process is left", Failure.MACHINERY)
     assert ended.evaluation is None
+
+
+# A run that ends without a gradient
+
+ALIVE, DEAD, UNKNOWN = Step(1, grad_norm=0.3), Step(1, grad_norm=0.0), Step(1)
+CONFIG_OF_RATE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = %s\n"
+
+
+@pytest.fixture
+def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
+    """Runs of about 50 stand-in steps."""
+    furnish(checkout)
+    return make_controller(checkout, quick(ARITHMETIC_TRL), monkeypatch)
+
+
+def experiment(controller: Controller, lr: bytes, asked: str) -> Record:
+    (controller.bench.root / "train.toml").write_bytes(CONFIG_OF_RATE % lr)
+    fault(controller.bench.root, asked, once=False)
+    return controller.run(Request())
+
+
+def baseline(controller: Controller, asked: str) -> Record:
+    (controller.bench.root / "train.toml").write_bytes(CONFIG_OF_RATE % b"3e-6")
+    git(controller.bench.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    return experiment(controller, b"3e-6", asked)
+
+
+def end_of(steps: list[Step], budget_seconds: float = 100.0) -> int | None:
+    """The step at which a run with steps of 1 s is ended; None if it is not."""
+    watch = ending(lambda reading: None, budget_seconds)
+    for number in range(1, len(steps) + 1):
+        reading = Progress(Phase.TRAINING, number, budget_seconds - number)
+        try:
+            so_far = steps[:number]
+            num_with = sum(step.has_gradient is True for step in so_far)
+            watch(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without_gradient(so_far)))
+        except NoGradient:
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Step(1, grad_norm=0.0), False),
+        (Step(1, grad_norm=1e-9, equal_share=1.0), False),  # a mean of equal fractions is rounded
+        (Step(1, equal_share=1.0), False),
+        (Step(1, grad_norm=0.2), True),
+        (Step(1, equal_share=0.0), True),
+        (Step(1, grad_norm=float("nan")), True),
+        (Step(1), None),  # not measured is not 0
+        (Step(1, all_right_share=0.4, all_wrong_share=0.6), None),  # of rewards that nobody knows to be 0 or 1
+    ],
+)
+def test_a_step_has_no_gradient_if_its_norm_is_0_or_every_group_is_equal(step: Step, expected: bool | None) -> None:
+    assert step.has_gradient is expected
+
+
+def test_ten_steps_in_a_row_end_a_run() -> None:
+    good = [ALIVE] * 10
+    assert end_of([*good, *[DEAD] * 30]) == 10 + NO_GRADIENT_STEPS == 20
+    assert end_of([*good, *[DEAD] * 9, ALIVE, *[DEAD] * 9]) is None
+    assert end_of([*good, *[DEAD] * 9, UNKNOWN, *[DEAD] * 9]) is None
+    assert end_of([UNKNOWN] * 100) is None
+    assert num_without_gradient([]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.05, slow(0.1), slow(1 / 3)])
+def test_sparse_rewards_are_no_reason_to_end_a_run(rate: float) -> None:
+    """Where most steps have no gradient, ten in a row mean nothing."""
+    random = Random(0)
+    sparse = [[ALIVE if random.random() < rate else DEAD for _ in range(200)] for _ in range(200)]
+    assert sum("D" * 10 in "".join("D" if s is DEAD else "A" for s in run) for run in sparse) > 100
+    assert sum(end_of(run, budget_seconds=1000.0) is not None for run in sparse) <= 10
+    if rate == 1 / 3:  # a row as long as this is rare enough
+        assert end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) == 142
+
+
+def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_budget() -> None:
+    assert end_of([DEAD] * 100) == 50
+    assert end_of([*[DEAD] * 49, ALIVE, *[DEAD] * 50]) is None  # its only gradient came late
+    assert end_of([DEAD] * 9, budget_seconds=10.0) is None
+
+
+def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(controller: Controller) -> None:
+    baseline(controller, "rewards")
+    record = experiment(controller, b"3e-5", "no_gradient")
+    result = record.result
+    assert record.status in ("keep", "discard")
+    assert result.training.outcome is Outcome.NO_GRADIENT
+    assert (result.training.cause, result.training.failure) == (None, None)
+    assert 25 <= result.training.num_steps < 45
+    assert result.evaluation.weights.step == result.training.num_steps
+    assert "\noutcome:          no_gradient: training ended early" in summary(record)
+    assert (record.health or "").startswith(
+        "no gradient from step 1 on: every answer is wrong [orchestrator.group_size"
+    )
+
+
+def test_a_baseline_is_never_ended(controller: Controller) -> None:
+    record = baseline(controller, "late_no_gradient")
+    assert record.result.training.outcome is Outcome.BUDGET
+    assert "outcome:" not in summary(record)
+    steps = read_steps(controller.ledger.run_dir(record.number) / "metrics.jsonl")
+    assert len(steps) - num_without_gradient(steps) == 3
+    job = msgspec.json.decode((controller.ledger.run_dir(1) / JOB_NAME).read_bytes(), type=Job)
+    assert job.incumbent is None
