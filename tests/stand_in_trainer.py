@@ -5,9 +5,9 @@ noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 {"fault": "exit_at_start" | "error" | "hang" | "sigkill" | "short_answers" | "no_step",
 "once": true}
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
-"rewards"} rewards are the share that its policy would get right. With {"fault": "no_gradient"} every group has
-reward 0, with {"fault": "late_no_gradient"} after its third step. It ends a training when a command arrives, as the
-real one does.
+"collapse"} the policy learns less. With {"fault": "rewards"} rewards are the share that its policy would get right.
+With {"fault": "no_gradient"} every group has reward 0, with {"fault": "late_no_gradient"} after its third step. It ends
+a training when a command arrives, as the real one does.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def main() -> None:
             str(Path(spec["root"], "environments", name)) for name in (environment["name"], *environment["needs"])
         ]
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
-    right = right_of(settings["optimizer"]["lr"], spec["train_seed"])
+    right = right_of(settings["optimizer"]["lr"], spec["train_seed"]) - (0.15 if fault == "collapse" else 0.0)
     steps = 0
     emit(event="ready", seconds={"import": 0.0})
     for line in sys.stdin:

@@ -196,7 +196,11 @@ def _edited_by_user(
     while (undone := _undone(baseline, kept, before, wanted)) is not None:
         kept = [change for change in kept if change != undone]
         before = incumbent_values(baseline, kept)
-        decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
+        own = [decision for decision in decisions if decision.change == undone]
+        if own:  # an edit of the user's that the user took back: nothing was decided
+            decisions.remove(own[-1])
+        else:
+            decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
     if left := _changed(before, wanted):
         keys = {key: None if value is ABSENT else spelled(value) for key, value in left.items()}
         kept = [*kept, Change(keys=keys, commit=commit)]

@@ -31,8 +31,10 @@ RULES = replace(small(ARITHMETIC_TRL, NUM_VALIDATION), startup_seconds=60.0)
 
 # The steps of an experiment, by the outermost of these functions on the stack: those of run.py, and of its worker.
 STEPS = {
-    "open_controller": "set up", "TrlEngine.prepare_at_start": "prepare", "resume": "recover", "admit": "admit",
-    "Ledger.reserve": "reserve", "submit": "submit", "LocalExecutor.result": "collect", "Ledger.write": "write",
+    "open_controller": "set up", "TrlEngine.prepare_at_start": "prepare", "resume": "recover",
+    "Controller.admit": "admit",
+    "Ledger.reserve": "reserve", "Controller.submit": "submit",
+    "LocalExecutor.result": "collect", "Ledger.write": "write",
     "_settle": "settle", "Ledger.close": "close", "keep_model": "keep model",
 }  # fmt: skip
 WORKER_STEPS = {

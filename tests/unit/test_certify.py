@@ -406,12 +406,12 @@ def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_cert
     best = kept.campaign().parent
     assert best is not None
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
-    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Not certified")
+    assert card_line(Story.of(kept.ledger, branch), best).startswith("Not certified")
     own = certified(kept, 1)
     certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
     page = gather(kept.ledger, branch)
     assert (page.certificate, page.obsolete) == (own, None)
-    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
+    assert card_line(Story.of(kept.ledger, branch), best).startswith("Certified")
 
 
 @pytest.mark.slow
