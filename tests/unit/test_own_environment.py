@@ -148,7 +148,7 @@ def test_a_signal_in_the_code_of_a_package_is_no_fault_of_the_package(tmp_path, 
 def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(keys, monkeypatch):
     (arithmetic,) = environments.load(ROOT, [EnvironmentRules("arithmetic", 3, needs=("gsm8k",))])
     data = SimpleNamespace(load=lambda split, size: [SimpleNamespace(key=key) for key in keys])
-    monkeypatch.setattr(arithmetic, "_data", data)
+    monkeypatch.setattr(arithmetic, "module", lambda name: data)
     with pytest.raises(EngineError, match=rf"arithmetic: {len(keys)} examples of validation with .* 3 are asked for"):
         arithmetic.examples("validation")
 
