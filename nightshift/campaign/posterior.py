@@ -237,7 +237,10 @@ class Posterior:
         """Keep or revert a change, as a commit of the user's did. The rule does not undo the user's decision."""
         settings = self._admitted(change)
         self._fixed.add(settings)
+        before = self._kept
         self._set_kept([*(kept for kept in self._kept if kept != settings), *([settings] if is_kept else [])])
+        if self._kept != before:
+            self._final_scores.clear()
 
     def _admitted(self, change: Change) -> Settings:
         """Add a change that is not known: the user made it, or its record is gone. Return its settings."""

@@ -38,7 +38,7 @@ from nightshift.cli.shell import (
 from nightshift.cli.status import Status, follow_night, is_under_way, wait_for_verdict
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import ENGINES, PrepareFlags
-from nightshift.errors import ExitCode
+from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.gpus import num_gpus
 
 
@@ -357,12 +357,17 @@ def diff(old: str, new: str, as_json: bool) -> None:
 def show(number: int, as_json: bool) -> None:
     """Print everything that is known of one experiment."""
     from nightshift.campaign.campaign import Campaign
+    from nightshift.campaign.results import fates_of, kept_by_records, row
     from nightshift.cli.status import experiment_lines, shown
 
     ledger = Ledger(run.process_root())
     record, (records, _) = ledger.record(number), ledger.readable()
-    campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
-    [row] = campaign.rows([record])
-    print_found(shown(ledger, record, row), experiment_lines(record, row), as_json)
-    if campaign.unread:
-        print_error(campaign.unread)
+    try:
+        campaign = Campaign.read(ledger, records, record.branch, record.rules_hash)
+        [found], unread = campaign.rows([record]), campaign.unread
+    except UsageError as error:  # another record is damaged
+        ours = [r for r in records if (r.branch, r.rules_hash) == (record.branch, record.rules_hash)]
+        found, unread = row(record, fates_of(ours, kept_by_records(ours))), str(error)
+    print_found(shown(ledger, record, found), experiment_lines(record, found), as_json)
+    if unread:
+        print_error(unread)

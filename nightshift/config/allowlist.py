@@ -148,7 +148,7 @@ def accept(key: Key, value: Any, path: tuple[str, ...] = ()) -> Value:
     """Return the value in its canonical type, None for "None". Raises ConfigError, with `path` in place of key.path."""
     if not is_accepted(key, value):
         raise _refusal(key, value, path or tuple(key.path.split(".")))
-    if key.kind is Kind.LIST:
+    if key.kind is Kind.LIST and value != "None":
         return tuple(sorted(value))  # the order has no meaning
     if key.kind is Kind.FLOAT and not isinstance(value, str):
         value = float(value) + 0.0  # + 0.0 turns -0.0 into 0.0

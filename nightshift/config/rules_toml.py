@@ -43,9 +43,6 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)([^;]*)(;.*\bextra\b)
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Models = Annotated[tuple[str, ...], Meta(min_length=1)]
-Arg = (
-    str | int | bool | Annotated[float, Meta(ge=-1e308, le=1e308)] | list[Any] | dict[str, Any]
-)  # no date, no inf: JSON
 
 _FILE = Path(__file__).with_name("setups.toml")
 _SETUPS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[Rules, ...]])["setups"]
@@ -59,7 +56,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     package: Name = ""
     num_validation: Count | None = None
     num_train: Count | None = None
-    args: dict[str, Arg] = {}
+    args: dict[str, Any] = {}
     reward_range: tuple[float, float] = (0.0, 1.0)
     prompt_tokens: Count = 1024
     models: Models = (ANY_MODEL,)
@@ -100,7 +97,7 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     is_game: bool = False
     is_bounded: bool = False
     max_completion_tokens: int = 0  # room for an answer, if larger than the set-up's
-    args: dict[str, Arg] = {}  # arguments of its data that [environment.NAME] may change
+    args: dict[str, Any] = {}  # arguments of its data that [environment.NAME] may change
     requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
 
@@ -126,6 +123,9 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
     """Return the rules of these choices. If GPUs are missing for a named engine, the engine's own check says so."""
     setups = [setup for setup in _SETUPS if engine in (None, setup.engine)]
+    if not setups:  # from a record
+        engines = dict.fromkeys(setup.engine for setup in _SETUPS)
+        raise UsageError(f"there is no engine {engine!a}", f"Write {' or '.join(engines)}.")
     setups = [setup for setup in setups if setup.num_gpus <= gpu_count] or setups
     names = chosen.environments or ["gsm8k" if setups[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
@@ -218,6 +218,9 @@ def _portable_path(root: Path, model: str) -> str:
     path = Path(os.path.normpath(root / model))
     if not path.is_dir():
         return model
+    if root.resolve().is_relative_to(path.resolve()):
+        cause = f"{RULES_NAME}: model = {json.dumps(model)} is {path.resolve()}, which contains this checkout"
+        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.realpath(path)
 
 
@@ -266,6 +269,11 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
     if not NAME.fullmatch(name) or name in _TAKEN:
         fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
         raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
+    try:
+        json.dumps(table.args, allow_nan=False)  # also of lists and tables in it
+    except (TypeError, ValueError) as error:
+        fix = "Write text, numbers, true or false, and lists of them."
+        raise UsageError(f"{RULES_NAME}: [environment.{name}]: args: {error}", fix) from None
     path = root / "environments" / name / "pyproject.toml"
     if table.package or not path.exists():
         return _declared_taskset(root, name, table)

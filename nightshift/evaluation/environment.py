@@ -32,7 +32,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Real
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -117,10 +117,11 @@ class Question:
     def score(self) -> float:
         """Return 0..1. EngineError if the scoring raises, or returns something else."""
         score = _call(self._scorer.score, self._text or "", self._answer)
-        if not isinstance(score, Real) or not 0 <= float(score) <= 1:
-            name = getattr(self._scoring, "__name__", "scoring")
-            raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Mend it in its folder.")
-        return float(score)
+        with suppress(TypeError, ValueError):
+            if 0 <= (value := float(score)) <= 1:
+                return value
+        name = getattr(self._scoring, "__name__", "scoring")
+        raise EngineError(clean(f"{name}: score {score!r} is not 0..1"), "Mend it in its folder.")
 
     def is_formatted(self) -> bool | None:
         check = getattr(self._scoring, "is_formatted", None)

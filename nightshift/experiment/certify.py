@@ -313,6 +313,7 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
         rules=rules,
         rules_hash=rules.hash(bench.root),
         engine=open_engine(rules, bench.root, dict(os.environ), bench.request.gpus),
+        engine_of={gpus: open_engine(rules, bench.root, dict(os.environ), gpus) for gpus in bench.engine_of},
         request=replace(bench.request, budget_seconds=budget_seconds),
     )
     return replace(controller, bench=bench)
@@ -399,16 +400,19 @@ def _make_runs(questions: Sequence[Task]) -> None:
     controller, executor = questions[0].controller, questions[0].controller.bench.executor
     for task in questions:
         task.bench.engine.prepare_at_start(controller.reporter.note)
-    controller.bench.require_ready(executor.free_slots)
+        task.bench.require_ready(executor.free_slots)
     for task in questions:
         if not (path := task.folder / PLAN_NAME).exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, task.plan)
             controller.ledger.log("begun", path)
     num_tries, making = Counter[Path](), dict[Path, Generator[None, None, None]]()
+    ended = [path]  # at first: look which runs are missing
     try:
         while True:
-            missing = [run for task in questions for run, fresh in task.runs() if fresh is None]
+            if ended:
+                open_tasks = [task for task in questions if not (task.folder / COMPARISON_NAME).exists()]
+                missing = [run for task in open_tasks for run, fresh in task.runs() if fresh is None]
             waiting = [run for run in missing if run.folder not in making and num_tries[run.folder] < _MAX_TRIES]
             waiting.sort(key=lambda run: num_tries[run.folder])
             num_free = 0 if controller.is_stopping() else executor.num_slots - len(making)

@@ -152,7 +152,7 @@ class Controller:
                 outcome = tried.status + (f", effect {effect}" if effect else "")
                 cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
                 raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
-            for other in (record for record in campaign.records if record.number in bench.in_flight):
+            for other in self.in_flight:
                 is_same = run.new and other.run.new and other.run.new.keys == run.new.keys
                 if is_same or other.config_hash == candidate.hash:
                     raise UsageError(f"this config is in flight as experiment {other.number:04d}", "Change train.toml.")

@@ -77,6 +77,7 @@ def summary(
         lines.append(f"last runs:    {scores}")
     if missing := uncommitted(records, state.branch):
         lines.append(f"git:          {clean(missing, 500)}")
+    lines += [f"git:          {clean(campaign.unread, 500)}"] if campaign.unread else []
     lines += [f"direction:    {clean(state.direction, 400)}"] if state.direction else []
     if state.unavailable is not None and state.cause is None:
         lines.append(f"waiting:      {clean(state.unavailable.describe(state.request.agent, state.fills), 500)}")

@@ -249,9 +249,9 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_unless_it_needs
     is_read = "scores" not in CHANGES.get(how, ("",))[0]  # and so found to be damaged
     for words in (["status"], ["history"], ["show", "2"]):
         done = CliRunner().invoke(commands, words)
-        is_folded = words in (["history"], ["show", "2"]) and not is_read
-        assert done.exit_code == (2 if is_folded else 0), (words, done.output)
-        is_named = words[0] == "history" or (words == ["status"] and is_read) or is_folded
+        is_refused = words == ["history"] and not is_read
+        assert done.exit_code == (2 if is_refused else 0), (words, done.output)
+        is_named = words[0] == "history" or (words[0] == "status") == is_read
         assert ("0003/record.json is damaged" in done.output) == is_named
 
 

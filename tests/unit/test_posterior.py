@@ -317,7 +317,7 @@ def test_the_final_check_runs_have_the_last_word() -> None:
     gain, half = worse.gain()
     assert gain == pytest.approx(-0.06)
     assert 0.01 < half < abs(worse.estimated_gain()[0] - gain)
-    worse.decide_for_user(posterior.kept[0], False)  # then they are runs of another config
+    worse.decide_for_user(change(9), True)  # then they are runs of another config, also in the night's last stage
     assert worse.gain() == worse.estimated_gain()
 
 

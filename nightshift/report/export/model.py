@@ -5,14 +5,16 @@ only where they are, byte for byte, those that were scored.
 """
 
 import hashlib
+import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from nightshift.campaign.records import MODEL_NAME, Record
 from nightshift.config.rules_toml import HUB_NAME
 from nightshift.config.train_toml import diff
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import whole_folder, write_atomically
+from nightshift.files import nesting_limit, whole_folder, write_atomically
 from nightshift.report.data import Story, gather
 from nightshift.report.markdown import markdown
 from nightshift.report.text import certificate_line
@@ -55,9 +57,17 @@ def _copy(source: Path, target: Path) -> None:
             continue
         shutil.copyfile(path, target / path.name)
         is_configuration = path.name.endswith(".json") and path.name not in _VOCABULARIES
-        text = path.read_text(errors="replace") if is_configuration else ""
-        if code := next((name for name in _CODE if f'"{name}"' in text), None):
+        keys = _keys((target / path.name).read_bytes()) if is_configuration else set()
+        if code := next((name for name in _CODE if name in keys), None):
             raise EngineError(f"{path} has {code}: transformers would run that code", _AGAIN)
+
+
+def _keys(data: bytes) -> set[str]:
+    """Return all keys of a JSON document, at any depth; none if it is no JSON, which nothing reads."""
+    keys = set[str]()
+    with suppress(ValueError), nesting_limit():
+        json.loads(data, object_pairs_hook=lambda pairs: keys.update(dict(pairs)))
+    return keys
 
 
 def _check(folder: Path, record: Record) -> None:
