@@ -186,8 +186,12 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(
     monkeypatch.setattr("secrets.randbelow", lambda number: 1)
     second = certified(kept, num_seeds=1)
     assert (second.access, second.level) == (2, pytest.approx(0.05 / 6))
+    for path in (kept.ledger.runs_dir / "certify" / "0001").glob("baseline-*"):
+        remove_tree(path)
+    with pytest.raises(EngineError, match="no run of the baseline"):  # what is finished does not use the split again
+        certify(tasks(kept, resume=1))
+    assert len(kept.ledger.journal.accesses()) == 4
     assert "access 2 to the test split by this campaign" in str(Certified(plan=(), comparisons=(second,)))
-    assert len({name.split("-")[1] for name in run_names(kept)}) == 4
     (task,) = tasks(kept)
     assert not any(fresh for _, fresh in task.runs())
     assert any("3 to the test split by this campaign" in line for line in task.describe())

@@ -92,10 +92,11 @@ def test_beside_the_weights_is_nothing_that_names_code(ledger: Ledger, tmp_path:
         ({"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}, "config.json has auto_map"),
         ({"deep": [{"custom_generate": "x"}]}, "has custom_generate"),
     ):
-        path.write_text(json.dumps(config | change))
-        with pytest.raises(EngineError, match=said):
-            exported(ledger, tmp_path / "out")
-        assert not (tmp_path / "out").exists()
+        for text in (json.dumps(config | change), json.dumps(config | change).replace('"a', '"\\u0061')):
+            path.write_text(text)
+            with pytest.raises(EngineError, match=said):
+                exported(ledger, tmp_path / "out")
+            assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tmp_path, monkeypatch):
