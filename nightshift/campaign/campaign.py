@@ -260,11 +260,6 @@ class Campaign:
         fates = fates_of(self.decided, self.kept)
         return [row(record, fates) for record in records]
 
-    @property
-    def num_decided(self) -> int:
-        """The place of the checkout's last verdict in the order of decisions; 0 before the first."""
-        return max((record.decided or 0 for record in self.records), default=0)
-
     def is_kept(self, change: Change | None) -> bool:
         return change is not None and any(change.keys == kept.keys for kept in self.kept)
 

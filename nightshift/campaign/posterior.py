@@ -267,7 +267,8 @@ class Posterior:
             least = _NORMAL.inv_cdf(self.rules.keep_at)  # standard deviations
             settled = was_kept | self._fixed
             for settings in sorted(self._changes, key=lambda settings: -self._mean[self._rows[settings]]):
-                if settings in settled:
+                takes_users_key = any(self._setters.get(key) in self._fixed for key, _ in settings)
+                if settings in settled or (takes_users_key and settings != new):
                     continue
                 factors, variance = self._added(settings)
                 if least >= 0 and sum(factor * self._mean[row] for row, factor in factors.items()) <= 0:

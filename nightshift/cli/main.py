@@ -31,6 +31,7 @@ from nightshift.cli.shell import (
     GPUS,
     SANDBOX,
     SLURM,
+    Finite,
     Group,
     num_slots,
     use_prime_rl,
@@ -149,9 +150,7 @@ def history(as_json: bool) -> None:
     metavar="TEXT|FILE",
     help="What the agent is to try, at most 1,500 characters. Default: the section Direction of program.md.",
 )
-@click.option(
-    "--hours", type=click.FloatRange(0, 10_000, min_open=True), help="No run is started that would end later."
-)
+@click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @click.option(
     "--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline and the last runs included."
 )
@@ -175,16 +174,14 @@ def history(as_json: bool) -> None:
     help="While the agent cannot be asked (usage limit, outage, login), run proposals of tpe. Default: --fill, but "
     "--no-fill in a night with a direction, which tpe cannot read.",
 )
-@click.option(
-    "--max-cost", type=click.FloatRange(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them."
-)
+@click.option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @GPUS
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option(
     "--agent-timeout",
     "agent_timeout_seconds",
-    type=click.FloatRange(min=1),
+    type=Finite(min=1),
     default=900.0,
     show_default=True,
     help="Seconds for one proposal.",
@@ -278,6 +275,8 @@ def doctor(
     from nightshift.experiment.experiment import open_controller
 
     root, given, node = run.process_root(), PrepareFlags(**flags), ""
+    if as_json and environment:
+        raise UsageError("--json is of the checks of a machine", "Leave --environment out.")
     if environment is not None:
         with reporting(f"loading {environment}"):
             for line in look(root, environment):
@@ -325,6 +324,8 @@ def report(output: Path | None, branch: str | None, is_served: bool, port: int) 
 
     root = run.process_root()
     if is_served:
+        if output is not None:
+            raise UsageError("--serve writes no file", "Leave --output out.")
         return serve(root, branch, port, print_text)
     with reporting("drawing the page"):
         is_live = Ledger(root).is_running()

@@ -1,6 +1,7 @@
 """What every command owes the shell: errors as one line, an exit code that is true, help, a version."""
 
 import io
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,14 @@ from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftErro
 from nightshift.signals import STOP_SIGNALS
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+
+
+class Finite(click.FloatRange):
+    """A range that refuses nan, which is on no side of any bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
 
 
 def num_slots(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

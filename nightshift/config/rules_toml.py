@@ -225,8 +225,13 @@ def _portable_path(root: Path, model: str) -> str:
 
 
 def _read(root: Path) -> Chosen:
+    return chosen_in(root, rules_source(root))
+
+
+def rules_source(root: Path) -> bytes:
+    """Return the bytes of rules.toml. UsageError if it cannot be read."""
     try:
-        return chosen_in(root, read_file(root / RULES_NAME))
+        return read_file(root / RULES_NAME)
     except OSError as error:
         raise UsageError(f"{RULES_NAME}: {error}", "Put it back: git checkout rules.toml.") from None
 

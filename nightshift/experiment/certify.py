@@ -109,12 +109,8 @@ class Task:
 
     def describe(self) -> list[str]:
         """Return the plan in lines for people."""
-        rules, plan, runs, num_slots = (
-            self.bench.rules,
-            self.plan,
-            self.runs(),
-            self.bench.executor.num_slots,
-        )
+        rules, num_slots = self.bench.rules, self.bench.executor.num_slots
+        plan, runs = self.plan, self.runs()
         num_examples = sum(environment.num_validation for environment in rules.environments)
         num_done = sum(fresh is not None for _, fresh in runs)
         done = f", {num_done} of {len(runs)} runs are done" if num_done else ""
@@ -179,12 +175,12 @@ def tasks(
         num_seeds, environments = old.num_seeds, old.environments
         budget_seconds, revisions = old.budget_seconds, old.revisions
     configs, names, first = _contenders(controller, revisions)
-    setups, is_elsewhere = [controller], bool(environments) or budget_seconds is not None
+    controllers, is_elsewhere = [controller], bool(environments) or budget_seconds is not None
     if is_elsewhere:
         wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
-        setups = [_elsewhere(controller, name, budget_seconds) for name in wanted]
+        controllers = [_elsewhere(controller, name, budget_seconds) for name in wanted]
     free_numbers, planned = itertools.count(max(plans, default=0) + 1), list[Task]()
-    for here in setups:
+    for here in controllers:
         plan = Plan(
             branch=controller.repo.head().branch,
             rules_hash=here.bench.rules_hash,
@@ -267,13 +263,7 @@ def _contenders(
         configs[side] = parse(source, f"train.toml of {revision}")
     if first is not None:
         require_unchanged(repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
-        require_same_setup(
-            first,
-            bench.engine.name,
-            bench.rules_hash,
-            bench.hardware(first),
-            bench.variables,
-        )
+        require_same_setup(first, bench.engine.name, bench.rules_hash, bench.hardware(first), bench.variables)
     elif configs and head.commit and (changed := changed_files(repo, head.commit, bench.rules)):
         raise UsageError(f"{listed(changed)} differ from the commit checked out", "Commit or restore them.")
     if len(configs) == len(SIDES):
@@ -296,7 +286,7 @@ def _contenders(
 
 
 def _elsewhere(controller: Controller, names: str, budget_seconds: float | None) -> Controller:
-    """Return the set-up of other environments, or of another budget. UsageError if it is not possible here."""
+    """Return a controller for other environments, or for another budget. UsageError if it is not possible here."""
     bench = controller.bench
     rules = rules_elsewhere(bench.root, bench.rules, names.split("+"), num_gpus(os.environ))
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
@@ -454,13 +444,8 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
             controller.submit(folder, job, access)
         while not task.bench.executor.is_over(folder):
             yield
-        require_unchanged(
-            controller.repo,
-            task.bench.rules,
-            task.bench.rules_hash,
-            controller.repo.head().commit,
-            task.bench.rules_hash,
-        )
+        rules_hash, commit = task.bench.rules_hash, controller.repo.head().commit
+        require_unchanged(controller.repo, task.bench.rules, rules_hash, commit, rules_hash)
         result = task.bench.executor.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")

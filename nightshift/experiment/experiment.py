@@ -51,10 +51,6 @@ class Reporter(Protocol):
         """How far the runs in these folders are, None where none has begun: the live line."""
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(slots=True)
 class Controller:
     """What runs the experiments of one checkout: run.py, a night, or certify. All methods but `campaign` and `admit`
@@ -64,7 +60,7 @@ class Controller:
     ledger: Ledger
     repo: Repo
     reporter: Reporter
-    now: Callable[[], datetime] = _utc_now  # aware, UTC
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic  # seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
     _folded: Campaign | None = field(default=None, init=False)
@@ -170,7 +166,7 @@ class Controller:
             commit=head.commit,
             started=self.now().isoformat(timespec="milliseconds"),
             parent=campaign.parent.number if campaign.parent else None,
-            decided_before=campaign.num_decided,
+            decided_before=self.ledger.num_decided(),
             user_decisions=campaign.user_decisions,
             proposal=replace(request.proposal, description=description),
             run=run,

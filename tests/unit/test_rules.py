@@ -210,7 +210,7 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
     assert expected in str(raised.value)
 
 
-def test_an_engine_of_a_record_and_a_model_that_contains_the_checkout_are_refused(tmp_path: Path) -> None:
+def test_an_engine_of_a_record_and_a_model_that_contains_the_checkout_are_refused() -> None:
     with pytest.raises(UsageError, match=r"there is no engine 'vllm'\. Write prime-rl or trl"):
         rules_here(ROOT, "vllm", 0)
     with pytest.raises(UsageError, match="which contains this checkout"):
