@@ -31,8 +31,6 @@ from nightshift.experiment.branch import continued
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where experiments run: the rules, the engine and the executor that machine, checkout and flags mean."""
-
     root: Path
     rules: Rules
     rules_hash: str
@@ -45,15 +43,18 @@ class Bench:
 
     def require_ready(self, slots: Sequence[Slot] | None = None) -> None:
         """Raise EngineError with the first problem of these slots; None: of the slot of the next run."""
-        for slot in self.executor.free_slots[:1] if slots is None else slots:
-            if problems := self.engine_of.get(slot.gpus, self.engine).check():
+        for engine in self._engines(self.executor.free_slots[:1] if slots is None else slots):
+            if problems := engine.check():
                 more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
                 raise EngineError(problems[0] + more)
 
     def warnings(self) -> list[str]:
         """Return what may make a run fail in the slots of this machine, each a line with its fix."""
-        engines = [self.engine_of.get(slot.gpus, self.engine) for slot in self.executor.free_slots]
-        return [*dict.fromkeys(str(check.problem) for engine in engines for check in engine.warnings())]
+        checks = itertools.chain(*(engine.warnings() for engine in self._engines(self.executor.free_slots)))
+        return [*dict.fromkeys(str(check.problem) for check in checks)]
+
+    def _engines(self, slots: Sequence[Slot]) -> list[Engine]:
+        return [self.engine_of.get(slot.gpus, self.engine) for slot in slots]
 
     def hardware(self, first: Record | None) -> str:
         """Return what a run has here, as records name it; of a cluster what the campaign's `first` experiment had."""
@@ -98,9 +99,7 @@ def open_bench(
     """Return where experiments of this checkout run. Engine and budget are those of the campaign that continues, unless
     a flag names them. `branch`: --branch."""
     root, environ, here = repo.root, dict(os.environ), repo.head().branch
-    first = baseline_of(records, here)
-    if first is None and (campaign := continued(repo, records, None)) is not None:
-        first = baseline_of(records, campaign.branch)
+    first = baseline_of(records, here) or baseline_of(records, continued(repo, records, None))
     if first is not None and branch not in (None, first.branch):
         first = None
     cluster = None if request.slurm is None else read_slurm(request.slurm)
@@ -110,7 +109,7 @@ def open_bench(
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     rules = on_cards(rules, root, environ, request.gpus)
-    if first is not None and request.budget_seconds is None and first.budget_seconds != rules.budget_seconds:
+    if first is not None and request.budget_seconds is None:
         with suppress(UsageError):  # no budget: the record lies where agents can write
             in_its_budget = rules.with_budget(first.budget_seconds or 0.0)
             rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
@@ -118,11 +117,10 @@ def open_bench(
         least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
         raise UsageError(cause, f"Write {least} or more.")
-    engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
-    rules_hash = rules.hash(root)
+    flags = request.keep_all, request.prime_rl
+    engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
-        campaign = continued(repo, records, rules_hash)
-        first = None if campaign is None else baseline_of(records, campaign.branch)
+        first = baseline_of(records, continued(repo, records, rules_hash))
     num_slots = request.pairs
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1
@@ -140,16 +138,8 @@ def open_bench(
             fix = "Leave it out: --pairs takes them in order."
             raise UsageError(f"--gpus {request.gpus} names the GPUs of one run", fix)
         num_each = len({*engine.gpu_ids()})
-        ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
-        executor = LocalExecutor(root, environ, tuple(divide(num_slots, ids, num_each, own_cores())))
+        indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
+        executor = LocalExecutor(root, environ, tuple(divide(num_slots, indices, num_each, own_cores())))
     gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
-    return Bench(
-        root=root,
-        rules=rules,
-        rules_hash=rules_hash,
-        engine=engine,
-        executor=executor,
-        variables=fixed_variables(environ),
-        request=request,
-        engine_of={each: open_engine(rules, root, environ, each, request.keep_all, request.prime_rl) for each in gpus},
-    )
+    engine_of: dict[str | None, Engine] = {ids: open_engine(rules, root, environ, ids, *flags) for ids in gpus}
+    return Bench(root, rules, rules_hash, engine, executor, fixed_variables(environ), request, engine_of)

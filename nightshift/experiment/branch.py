@@ -61,22 +61,20 @@ class Start:
         return f"{line}. To go back: {shlex.join(go_back)}"
 
 
-def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> Record | None:
-    """Return the first experiment of the last campaign that began at this commit: a start here continues it.
+def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> str:
+    """Return the branch of the last campaign that began at this commit: a start here continues it.
 
-    None if there is none, or if HEAD is on a campaign's own branch. `rules_hash`: None for any rules.
+    Empty if there is none, or if HEAD is on a campaign's own branch. `rules_hash`: None for any rules.
     """
-    head = repo.head()
+    head, branches = repo.head(), repo.branches()
     if head.commit is None or not repo.is_default(head.branch):
-        return None
-    branches = repo.branches()
+        return ""
     firsts = {(record.branch, record.rules_hash): record for record in reversed(records)}
-    campaigns = [
-        record
-        for (branch, rules), record in firsts.items()
-        if branch in branches and rules_hash in (None, rules) and repo.campaign_start(record.commit) == head.commit
-    ]
-    return max(campaigns, key=lambda record: record.number, default=None)
+    for first in sorted(firsts.values(), key=lambda record: record.number, reverse=True):
+        is_here = first.branch in branches and rules_hash in (None, first.rules_hash)
+        if is_here and repo.campaign_start(first.commit) == head.commit:
+            return first.branch
+    return ""
 
 
 def checked_head(repo: Repo) -> Head:
@@ -99,43 +97,32 @@ def plan(
     rules_hash: str | None = None,
     name: str | None = None,
 ) -> Start:
-    """Return what a start does with branches. Nothing is changed.
+    """Return what a start does with branches. Nothing is changed. UsageError if no campaign can begin or continue here.
 
-    Args:
-        rules, rules_hash: None for a command that only looks; then `files` are not determined.
-        name: --branch.
-
-    Raises:
-        UsageError: no campaign can begin or continue here.
+    `rules`, `rules_hash`: None for a command that only looks; then `files` are not determined. `name`: --branch.
     """
-    head = checked_head(repo)
-
-    def start(branch: str, commit: str, is_new: bool = False) -> Start:
-        experiments = [record for record in records if record.branch == branch]
-        files = list[str]()  # of train.toml, rules.toml and the measuring files, those that differ from HEAD
-        if rules is not None and baseline_of(experiments, branch) is None:
-            tracked = repo.files_at(str(head.commit))
-            names = (CONFIG_NAME, RULES_NAME)
-            files = [name for name in names if name in tracked and repo.differs(name, tracked[name])]
-            files += changed_files(repo, str(head.commit), rules)
-        return Start(head, Head(branch, commit), is_new, tuple(files), len(experiments))
-
+    head, branches, known = checked_head(repo), repo.branches(), {record.branch for record in records}
+    commit, is_new, files = (before := str(head.commit)), False, list[str]()
     if name in (None, head.branch) and not repo.is_default(head.branch):
-        return start(head.branch, str(head.commit))
-    branches, known = repo.branches(), {record.branch for record in records}
-    first = continued(repo, records, rules_hash)
-    if first is not None and name in (None, first.branch):
-        return start(first.branch, branches[first.branch])
-    at_head = [Head(branch, tip) for branch, tip in branches.items() if tip == head.commit and branch not in known]
-    taken = ({*branches} | known) - {other.branch for other in at_head if repo.is_unfinished(other)}
-    if name is None:
-        name = campaign_branch(now.astimezone(), taken)
-    elif not repo.is_branch_name(name):
-        raise UsageError(f"--branch {name}: this is not a valid branch name", "Choose another.")
-    elif name in taken or repo.is_default(name):
-        switch = f", or: git switch {shlex.quote(name)}" if name in branches else "."
-        raise UsageError(f"--branch {name}: the name is in use", f"Choose another{switch}")
-    return start(name, str(head.commit), is_new=True)
+        branch = head.branch
+    elif (branch := continued(repo, records, rules_hash)) and name in (None, branch):
+        commit = branches[branch]
+    else:
+        is_new = True
+        at_head = [Head(other, tip) for other, tip in branches.items() if tip == commit and other not in known]
+        taken = ({*branches} | known) - {other.branch for other in at_head if repo.is_unfinished(other)}
+        branch = campaign_branch(now.astimezone(), taken) if name is None else name
+        if not repo.is_branch_name(branch):
+            raise UsageError(f"--branch {branch}: this is not a valid branch name", "Choose another.")
+        if branch in taken or repo.is_default(branch):
+            switch = f", or: git switch {shlex.quote(branch)}" if branch in branches else "."
+            raise UsageError(f"--branch {branch}: the name is in use", f"Choose another{switch}")
+    experiments = [record for record in records if record.branch == branch]
+    if rules is not None and baseline_of(experiments, branch) is None:
+        tracked = repo.files_at(before)
+        files = [name for name in (CONFIG_NAME, RULES_NAME) if name in tracked and repo.differs(name, tracked[name])]
+        files += changed_files(repo, before, rules)
+    return Start(head, Head(branch, commit), is_new, tuple(files), len(experiments))
 
 
 def next_start(ledger: Ledger, repo: Repo) -> str:

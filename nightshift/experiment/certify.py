@@ -10,6 +10,8 @@ that slows down slows both. The plan is written to runs/certify/NNNN/plan.json b
 stay: `--resume NNNN` makes the missing ones. No text of the test split is kept, because agents read in runs/.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import os
@@ -18,13 +20,14 @@ import shlex
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.journal import JOURNAL_NAME, Access
-from nightshift.campaign.ledger import Ledger, baseline_of, require_same_setup
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
     CERTIFY_NAME,
@@ -54,7 +57,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError,
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.bench import Bench
-from nightshift.experiment.estimate import LEVEL, estimate, level_of_access, p_value, verdicts
+from nightshift.experiment.estimate import Scores, estimate, level_of_access, p_value, verdicts
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
 from nightshift.files import Document, read_json, remove_tree, write_json
@@ -64,20 +67,20 @@ FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no
 _SEEDS_OF_PLAN = 4 * MAX_SEEDS  # of both sides, and as many for repeats
 _NUM_BLOCKS = 10_000_000  # blocks of seeds; the last seed is below 2^32
 _MAX_TRIES = 2  # of a run that infrastructure loses
+_CAMPAIGN = attrgetter("branch", "rules_hash")
+_QUESTION = attrgetter("branch", "rules_hash", "split", "configs")
 _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with its logs
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One comparison to make, and its number. `first`: the campaign's first experiment. `settings`: by side.
-    `unused_keys`: of the incumbent, where they change nothing."""
+    """One comparison to make, and its number. `first`: the campaign's first experiment. `effective`: by side."""
 
     controller: Controller
     first: Record | None
     plan: Plan
     number: int
-    settings: Mapping[str, Mapping[str, Any]]
-    unused_keys: tuple[str, ...] = ()
+    effective: Mapping[str, Effective]
 
     @property
     def bench(self) -> Bench:
@@ -85,34 +88,37 @@ class Task:
 
     @property
     def folder(self) -> Path:
-        return _folder(self.controller.ledger, self.number)
+        return self.controller.ledger.runs_dir / CERTIFY_NAME / f"{self.number:04d}"
 
-    def runs(self) -> "list[tuple[_Run, FreshRun | None]]":
-        """Return each run in its order, with its result if it is finished. A crashed run is repeated once, at the end
-        and with another seed."""
-        num_runs = 2 * self.plan.num_seeds
-        runs = [self._run(index) for index in range(num_runs)]
-        crashed = [index for index, (_, fresh) in enumerate(runs) if fresh and fresh.score is None]
-        return runs + [self._run(index + num_runs) for index in crashed]
+    def runs(self) -> list[_Run]:
+        """Return each run in its order. A crashed run is repeated once, at the end and with another seed."""
+        runs, num_runs = list[_Run](), 2 * self.plan.num_seeds
+        indices = list(range(num_runs))
+        for index in indices:  # grows by the repeats
+            side = "incumbent" if index % num_runs % 4 in (1, 2) else "baseline"
+            seed = self.bench.rules.seed(self.plan.first_seed_index + index)
+            folder = self.folder / f"{side}-{seed}"
+            place = f"run {index % num_runs + 1} of {num_runs}"
+            if index >= num_runs:
+                place += ", repeated with another seed"
+            fresh = read_json(folder / RUN_NAME, FreshRun, f"Make it again: rm -r {folder}")
+            runs.append(_Run(self, side, seed, folder, place, fresh))
+            if index < num_runs and fresh and fresh.score is None:
+                indices.append(index + num_runs)
+        return runs
 
-    def _run(self, index: int) -> "tuple[_Run, FreshRun | None]":
-        num_runs = 2 * self.plan.num_seeds
-        side = "incumbent" if index % num_runs % 4 in (1, 2) else "baseline"
-        seed = self.bench.rules.seed(self.plan.first_seed_index + index)
-        place = f"run {index % num_runs + 1} of {num_runs}{', repeated with another seed' if index >= num_runs else ''}"
-        run = _Run(self, side, seed, self.folder / f"{side}-{seed}", place)
-        return run, read_json(run.folder / RUN_NAME, FreshRun, f"Make it again: rm -r {run.folder}")
+    def finished(self) -> list[FreshRun]:
+        return [run.fresh for run in self.runs() if run.fresh]
 
     def num_waves(self) -> int:
         """Return how often all slots are filled for the missing runs."""
-        return math.ceil(sum(fresh is None for _, fresh in self.runs()) / self.bench.executor.num_slots)
+        return math.ceil(sum(run.fresh is None for run in self.runs()) / self.bench.executor.num_slots)
 
     def describe(self) -> list[str]:
         """Return the plan in lines for people."""
-        rules, num_slots = self.bench.rules, self.bench.executor.num_slots
-        plan, runs = self.plan, self.runs()
+        rules, num_slots, plan, runs = self.bench.rules, self.bench.executor.num_slots, self.plan, self.runs()
         num_examples = sum(environment.num_validation for environment in rules.environments)
-        num_done = sum(fresh is not None for _, fresh in runs)
+        num_done = sum(run.fresh is not None for run in runs)
         done = f", {num_done} of {len(runs)} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
@@ -122,22 +128,22 @@ class Task:
             f"runs:     {plan.num_seeds} new seeds each, {num_examples} examples of the {plan.split} split",
             f"time:     at least {self.num_waves() * rules.budget_seconds / 60:.0f} min{at_once}{done}",
         ]
-        if plan.access is not None:
-            number = _access_of_campaign(self.controller.ledger, plan)
-            level = f"better or worse is said at level {level_of_access(number):.3g}"
-            lines.append(f"access:   {number} to the test split by this campaign; {level}")
+        if access := _access_of_campaign(self.controller.ledger, plan):
+            level = f"better or worse is said at level {level_of_access(access):.3g}"
+            lines.append(f"access:   {access} to the test split by this campaign; {level}")
         return lines
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of a comparison. `place`: among the others, in words."""
+    """One run of a comparison. `place`: among the others, in words. `fresh`: its result, None until it is finished."""
 
     task: Task
     side: str
     seed: int
     folder: Path
     place: str
+    fresh: FreshRun | None
 
     def note(self, text: str) -> None:
         self.task.controller.reporter.note(f"{self.side}, seed {self.seed}: {text}")
@@ -174,7 +180,7 @@ def tasks(
             raise UsageError(f"runs/{CERTIFY_NAME} has no comparison {resume:04d}", "Leave --resume out.")
         num_seeds, environments = old.num_seeds, old.environments
         budget_seconds, revisions = old.budget_seconds, old.revisions
-    configs, names, first = _contenders(controller, revisions)
+    first, configs, names = _contenders(controller, revisions)
     controllers, is_elsewhere = [controller], bool(environments) or budget_seconds is not None
     if is_elsewhere:
         wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
@@ -195,12 +201,19 @@ def tasks(
             revisions=revisions,
             night=night,
         )
-        if (number := _same(ledger, begun, plan, resume, is_new)) is not None:
+        if number := _same(ledger, begun, plan, resume, is_new):
             plan = begun[number]
             if num_seeds not in (None, plan.num_seeds):
                 cause = f"comparison {number:04d} with these arguments has {plan.num_seeds} seeds"
                 raise UsageError(cause, "Leave --seeds out.")
-        planned.append(_task(here, first, plan, number or next(free_numbers), configs))
+        effective = dict[str, Effective]()
+        try:
+            for side, config in configs.items():
+                effective[side] = here.bench.engine.validate(config)
+        except ConfigError as error:
+            cause = f"{plan.names[side]} is invalid under {here.bench.rules.name}: {error.cause}"
+            raise UsageError(cause, error.fix) from None
+        planned.append(Task(here, first, plan, number or next(free_numbers), effective))
     if resume is not None and resume not in [task.number for task in planned]:
         cause = "its branch, its rules or a config changed, or the test split was used again since"
         fix = "Begin another: uv run nightshift certify --new"
@@ -208,81 +221,68 @@ def tasks(
     return planned
 
 
-def _folder(ledger: Ledger, number: int) -> Path:
-    return ledger.runs_dir / CERTIFY_NAME / f"{number:04d}"
-
-
 def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> int | None:
     """Return the number of the begun comparison of the same question to resume or to show again; None to begin another.
 
     On the validation split a finished comparison is shown again: nobody repeats it until it looks better.
     """
-    question = plan.branch, plan.rules_hash, plan.split, plan.configs
-    same = [n for n, old in begun.items() if (old.branch, old.rules_hash, old.split, old.configs) == question]
-    if plan.night:
-        same = [number for number in same if begun[number].night == plan.night]
-    elif resume in same:
-        same = [resume]
     is_wanted = bool(plan.night) or resume is not None
-    for number in reversed(same):
-        if (_folder(ledger, number) / COMPARISON_NAME).exists():
+    for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
+        old = begun[number]
+        if _QUESTION(old) != _QUESTION(plan) or plan.night not in ("", old.night):
+            continue
+        if (ledger.runs_dir / CERTIFY_NAME / f"{number:04d}" / COMPARISON_NAME).exists():
             if is_wanted or plan.split == "validation":
                 return number
-        elif _can_resume(ledger, number, begun[number]):
-            if not is_wanted and not is_new:
-                more = ", which uses the test split once more" if plan.split == "test" else ""
-                fix = f"uv run nightshift certify --resume {number:04d}; or begin another{more}: --new"
-                raise UsageError(f"comparison {number:04d} with these arguments is unfinished", fix)
-            return number if is_wanted else None
+        elif _can_resume(ledger, number, old.access):
+            if is_wanted or is_new:
+                return None if is_new else number
+            more = ", which uses the test split once more" if plan.split == "test" else ""
+            fix = f"uv run nightshift certify --resume {number:04d}; or begin another{more}: --new"
+            raise UsageError(f"comparison {number:04d} with these arguments is unfinished", fix)
     return None
 
 
-def _can_resume(ledger: Ledger, number: int, plan: Plan) -> bool:
-    """Return True if the plan's use of the test split is the last one and its own, or is not counted yet: a worker
-    reads the split for a job of the last use only."""
-    if plan.access is None:
+def _can_resume(ledger: Ledger, number: int, access: int | None) -> bool:
+    """Return True if the comparison's use of the test split is the last one and its own, or is not counted yet: a
+    worker reads the split for a job of the last use only."""
+    if access is None:
         return True
-    lines = [line for line in ledger.journal.lines()[0] if line.access and line.access.number == plan.access]
-    users = {Path(line.file).parent.parent for line in lines}
-    last = max(_uses(ledger), default=0)
-    return users <= {Path(CERTIFY_NAME, f"{number:04d}")} and plan.access == (last if users else last + 1)
+    lines = [line for line in ledger.journal.lines()[0] if line.access and line.access.number == access]
+    users = {Path(line.file).parent.parent.name for line in lines}
+    return users <= {f"{number:04d}"} and access == max(_uses(ledger), default=0) + (not users)
 
 
 def _contenders(
     controller: Controller, revisions: Mapping[str, str]
-) -> tuple[dict[str, Config], dict[str, str], Record | None]:
-    """Return the two configs and their names, by side, and the campaign's first experiment."""
-    configs, head, records = dict[str, Config](), controller.repo.head(), controller.ledger.records()
-    bench, repo = controller.bench, controller.repo
-    first = baseline_of(records, head.branch)
-    names = dict(revisions)
+) -> tuple[Record | None, dict[str, Config], dict[str, str]]:
+    """Return the campaign's first experiment, and the two configs and their names, by side."""
+    repo, head, records = controller.repo, controller.repo.head(), controller.ledger.records()
+    configs, names = dict[str, Config](), dict(revisions)
     for side, revision in revisions.items():
         source = repo.config_at(revision)
         if source is None:
             raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
         configs[side] = parse(source, f"train.toml of {revision}")
-    if first is not None:
-        require_unchanged(repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
-        require_same_setup(first, bench.engine.name, bench.rules_hash, bench.hardware(first), bench.variables)
-    elif configs and head.commit and (changed := changed_files(repo, head.commit, bench.rules)):
+    first = controller.first_to_compare(records)
+    if not first and configs and head.commit and (changed := changed_files(repo, head.commit, controller.bench.rules)):
         raise UsageError(f"{listed(changed)} differ from the commit checked out", "Commit or restore them.")
-    if len(configs) == len(SIDES):
-        if configs["baseline"].hash == configs["incumbent"].hash:
-            raise UsageError("both commits have the same train.toml", "Name two that differ.")
-        return configs, names, first
-    if first is None:
-        branch, _ = last_campaign(records)
-        fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else "Run one first: uv run run.py"
-        raise UsageError(f"{head} has no measured campaign", fix)
-    campaign = controller.campaign()
-    if not campaign.kept and not configs:
-        raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
-    baseline = controller.ledger.stored_config(first)
-    configs.setdefault("baseline", baseline)
-    names.setdefault("baseline", f"experiment {first.number:04d}")
-    configs.setdefault("incumbent", incumbent_config(baseline, campaign.kept))
-    names.setdefault("incumbent", f"incumbent after experiment {campaign.decided[-1].number:04d}")
-    return configs, names, first
+    if len(configs) < len(SIDES):
+        if first is None:
+            branch, _ = last_campaign(records)
+            fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
+            raise UsageError(f"{head} has no measured campaign", fix or "Run one first: uv run run.py")
+        campaign = controller.campaign()
+        if not campaign.kept and not configs:
+            cause = "nothing was kept: the incumbent is the baseline"
+            raise UsageError(cause, "Come back when an experiment was kept.")
+        baseline = controller.ledger.stored_config(first)
+        configs = {"baseline": baseline, "incumbent": incumbent_config(baseline, campaign.kept)} | configs
+        incumbent = f"incumbent after experiment {campaign.decided[-1].number:04d}"
+        names = {"baseline": f"experiment {first.number:04d}", "incumbent": incumbent} | names
+    elif configs["baseline"].hash == configs["incumbent"].hash:
+        raise UsageError("both commits have the same train.toml", "Name two that differ.")
+    return first, configs, names
 
 
 def _elsewhere(controller: Controller, names: str, budget_seconds: float | None) -> Controller:
@@ -292,34 +292,20 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
     rules = on_cards(rules, bench.root, os.environ, bench.request.gpus)
     if rules == bench.rules:
-        raise UsageError(
-            f"{names} with this budget is what the campaign itself measured",
-            "Without options certify uses the test split.",
-        )
+        cause = f"{names} with this budget is what the campaign itself measured"
+        raise UsageError(cause, "Without options certify uses the test split.")
     if problem := data_problem(bench.root, rules):
         raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
+    opened = partial(open_engine, rules, bench.root, dict(os.environ))
     bench = replace(
         bench,
         rules=rules,
         rules_hash=rules.hash(bench.root),
-        engine=open_engine(rules, bench.root, dict(os.environ), bench.request.gpus),
-        engine_of={gpus: open_engine(rules, bench.root, dict(os.environ), gpus) for gpus in bench.engine_of},
+        engine=opened(bench.request.gpus),
+        engine_of={gpus: opened(gpus) for gpus in bench.engine_of},
         request=replace(bench.request, budget_seconds=budget_seconds),
     )
     return replace(controller, bench=bench)
-
-
-def _task(controller: Controller, first: Record | None, plan: Plan, number: int, configs: Mapping[str, Config]) -> Task:
-    """Return a comparison of two configs that the engine accepts. UsageError for a config that it refuses."""
-    validated = dict[str, Effective]()
-    for side, config in configs.items():
-        try:
-            validated[side] = controller.bench.engine.validate(config)
-        except ConfigError as error:
-            cause = f"{plan.names[side]} is invalid under {controller.bench.rules.name}: {error.cause}"
-            raise UsageError(cause, error.fix) from None
-    settings = {side: effective.settings for side, effective in validated.items()}
-    return Task(controller, first, plan, number, settings, validated["incumbent"].unused)
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
@@ -328,14 +314,16 @@ def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
     Uses are read from the journal and from the finished certificates, so deleting one of them forgets no certificate.
     """
     plans = [comparison.plan for comparison in ledger.comparisons()]
-    uses = {plan.access: (plan.branch, plan.rules_hash) for plan in plans if plan.access is not None}
-    return uses | {access.number: (access.branch, access.rules_hash) for access in ledger.journal.accesses()}
+    uses = {plan.access: _CAMPAIGN(plan) for plan in plans if plan.access is not None}
+    return uses | {access.number: _CAMPAIGN(access) for access in ledger.journal.accesses()}
 
 
-def _access_of_campaign(ledger: Ledger, plan: Plan) -> int:
-    """Return the number of a plan's use of the test split within its campaign, from 1."""
-    campaign = (plan.branch, plan.rules_hash)
-    return sum(used_by == campaign and number < (plan.access or 0) for number, used_by in _uses(ledger).items()) + 1
+def _access_of_campaign(ledger: Ledger, plan: Plan) -> int | None:
+    """Return the number of a plan's use of the test split within its campaign, from 1; None if it does not use it."""
+    access = plan.access
+    if access is None:
+        return None
+    return 1 + sum(user == _CAMPAIGN(plan) and number < access for number, user in _uses(ledger).items())
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
@@ -348,20 +336,15 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
     for line in itertools.chain(*(task.describe() for task in questions)):
         controller.reporter.note(line)
     _make_runs(questions)
-    measured = [[fresh for _, fresh in task.runs() if fresh] for task in questions]
-    sides = [_evaluations(task, runs) for task, runs in zip(questions, measured, strict=True)]
+    sides = [_evaluations(task) for task in questions]
     estimates = [_estimate(task, evaluations) for task, evaluations in zip(questions, sides, strict=True)]
     # One question on the test split, or several elsewhere that are corrected together.
-    plan = questions[0].plan
-    access = None if plan.access is None else _access_of_campaign(controller.ledger, plan)
-    level = LEVEL if access is None else level_of_access(access)
-    comparisons = []
-    answers = zip(questions, measured, sides, estimates, verdicts(estimates, level), strict=True)
-    for task, runs, evaluations, result, verdict in answers:
-        rules, path = task.bench.rules, task.folder / COMPARISON_NAME
+    access = _access_of_campaign(controller.ledger, questions[0].plan)
+    level, comparisons = level_of_access(access), list[Comparison]()
+    for task, evaluations, result, verdict in zip(questions, sides, estimates, verdicts(estimates, level), strict=True):
+        rules, path, parts = task.bench.rules, task.folder / COMPARISON_NAME, enumerate(evaluations[0][0].parts)
         strict = [[e.strict_score for e in side if e.strict_score is not None] for side in evaluations]
         is_strict = [*map(len, strict)] == [*map(len, evaluations)]
-        parts = enumerate(evaluations[0][0].parts)
         comparison = Comparison(
             plan=task.plan,
             created=controller.now().isoformat(timespec="milliseconds"),
@@ -372,11 +355,11 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
             level=level,
             access=access,
             estimate=result,
-            runs=tuple(ComparedRun(run.side, run.seed, run.result.training.num_steps, run.score) for run in runs),
+            runs=tuple(ComparedRun(r.side, r.seed, r.result.training.num_steps, r.score) for r in task.finished()),
             num_examples=len(evaluations[0][0].example_scores),
             strict_scores=(fmean(strict[0]), fmean(strict[1])) if is_strict else None,
-            by_environment={part.environment: _estimate(task, evaluations, index) for index, part in parts},
-            notes=tuple(_notes(task, runs, result)),
+            by_environment={part.environment: _estimate(task, evaluations, i) for i, part in parts},
+            notes=tuple(_notes(task, result)),
         )
         write_json(path, comparison)
         controller.ledger.log("decided", path)
@@ -387,7 +370,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
 def _make_runs(questions: Sequence[Task]) -> None:
     """Make the missing runs of all comparisons, one in each slot. A run that infrastructure loses is tried once more
     at the end."""
-    controller, executor = questions[0].controller, questions[0].controller.bench.executor
+    controller, executor = questions[0].controller, questions[0].bench.executor
     for task in questions:
         task.bench.engine.prepare_at_start(controller.reporter.note)
         task.bench.require_ready(executor.free_slots)
@@ -396,23 +379,22 @@ def _make_runs(questions: Sequence[Task]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, task.plan)
             controller.ledger.log("begun", path)
+    open_tasks = [task for task in questions if not (task.folder / COMPARISON_NAME).exists()]
     num_tries, making = Counter[Path](), dict[Path, Generator[None, None, None]]()
-    ended = [path]  # at first: look which runs are missing
     try:
         while True:
-            if ended:
-                open_tasks = [task for task in questions if not (task.folder / COMPARISON_NAME).exists()]
-                missing = [run for task in open_tasks for run, fresh in task.runs() if fresh is None]
-            waiting = [run for run in missing if run.folder not in making and num_tries[run.folder] < _MAX_TRIES]
-            waiting.sort(key=lambda run: num_tries[run.folder])
+            runs = [run for task in open_tasks for run in task.runs() if not run.fresh and run.folder not in making]
+            runs = [run for run in runs if num_tries[run.folder] < _MAX_TRIES]
+            runs.sort(key=lambda run: num_tries[run.folder])
             num_free = 0 if controller.is_stopping() else executor.num_slots - len(making)
-            making |= {run.folder: _make_run(run) for run in waiting[:num_free]}
+            for run in runs[:num_free]:
+                making[run.folder] = _make_run(run)
+                num_tries[run.folder] += 1
             if not making:
                 break
             ended = [folder for folder, steps in making.items() if next(steps, folder)]
             for folder in ended:
                 del making[folder]
-                num_tries[folder] += 1
             if not ended:
                 controller.wait()
     finally:
@@ -420,43 +402,43 @@ def _make_runs(questions: Sequence[Task]) -> None:
             executor.cancel([*making])  # all together: each has its own time to end
         for steps in making.values():
             steps.close()
-    if waiting:
+    if runs:
         raise Interrupted("stopped between two runs of the certificate")
 
 
 def _make_run(run: _Run) -> Generator[None, None, None]:
     """Make and store one run, evaluated or with failed training; store nothing if the infrastructure failed. Yields
     while the run is in flight."""
-    task, controller, plan, folder = run.task, run.task.controller, run.task.plan, run.folder
-    job, job_path = job_left(folder), folder / JOB_NAME
+    task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
+    controller, bench, executor = task.controller, task.bench, task.bench.executor
+    job = job_left(folder)
     run.note(run.place)
     try:
-        if isinstance(task.bench.executor, SlurmExecutor) and job is not None:
-            task.bench.executor.take_over(folder, job)  # an earlier start of this command submitted it
+        if isinstance(executor, SlurmExecutor) and job is not None:
+            executor.take_over(folder, job)  # an earlier start of this command submitted it
         else:
             remove_tree(folder)  # of an interrupted run
             folder.mkdir()
-            job = task.bench.job(task.settings[run.side], run.seed, task.bench.hardware(task.first), split=plan.split)
+            job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
             access = None
             if plan.access is not None:
                 campaign = {"branch": plan.branch, "rules_hash": plan.rules_hash}
                 access = Access(number=plan.access, configs=plan.configs, token=job.token, **campaign)
             controller.submit(folder, job, access)
-        while not task.bench.executor.is_over(folder):
+        while not executor.is_over(folder):
             yield
-        rules_hash, commit = task.bench.rules_hash, controller.repo.head().commit
-        require_unchanged(controller.repo, task.bench.rules, rules_hash, commit, rules_hash)
-        result = task.bench.executor.result(folder)
+        commit = controller.repo.head().commit
+        require_unchanged(controller.repo, bench.rules, bench.rules_hash, commit, bench.rules_hash)
+        result = executor.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
         evaluation = result.evaluation
-        proof = task.bench.engine.prove(folder, evaluation.weights, controller.reporter.note) if evaluation else None
-    except (Interrupted, IntegrityError, GeneratorExit):
-        task.bench.executor.cancel([folder])
+        proof = bench.engine.prove(folder, evaluation.weights, controller.reporter.note) if evaluation else None
+    except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
+        executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # no later command waits for it
-        raise
-    except EngineError as error:
-        job_path.unlink(missing_ok=True)
+        if not isinstance(error, EngineError):
+            raise
         run.note(f"failed, not the config's fault: {error}")
         return
     finally:
@@ -471,16 +453,17 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
     run.note(f"{score}, {result.training.num_steps} steps")
 
 
-def _evaluations(task: Task, runs: Sequence[FreshRun]) -> list[list[Evaluation]]:
+def _evaluations(task: Task) -> list[list[Evaluation]]:
     """Return the evaluations of each side. EngineError if a side has no run, UsageError for other examples."""
-    sides = [[e for run in runs if run.side == side and (e := run.result.evaluation) is not None] for side in SIDES]
-    for side, evaluations in zip(SIDES, sides, strict=True):
-        if not evaluations:
-            causes = [run.result.training.cause for run in runs if run.side == side]
-            cause = [*causes, "all runs were lost to infrastructure failures"][0]
+    sides = list[list[Evaluation]]()
+    for side in SIDES:
+        runs = [run.result for run in task.finished() if run.side == side]
+        sides.append([run.evaluation for run in runs if run.evaluation is not None])
+        if not sides[-1]:
+            cause = runs[0].training.cause if runs else "all runs were lost to infrastructure failures"
             fix = f"Fix that, then: uv run nightshift certify --resume {task.number:04d}"
             raise EngineError(f"no run of the {side} was evaluated: {cause}", fix)
-    if len({evaluation.examples_sha256 for evaluations in sides for evaluation in evaluations}) > 1:
+    if len({evaluation.examples_sha256 for evaluation in itertools.chain(*sides)}) > 1:
         fix = f"Give it up and begin another: rm -r {task.folder}"
         raise UsageError("the examples changed since this comparison began", fix)
     return sides
@@ -488,44 +471,41 @@ def _evaluations(task: Task, runs: Sequence[FreshRun]) -> list[list[Evaluation]]
 
 def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | None = None) -> Estimate:
     """Return the difference over all environments, or on the environment with this index."""
-    baseline, incumbent = (
-        [
-            weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
-            for e in side
-        ]
-        for side in sides
-    )
+
+    def scores(e: Evaluation) -> Scores:
+        return weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
+
+    baseline, incumbent = ([*map(scores, side)] for side in sides)
     return estimate(baseline, incumbent, task.bench.rules.decision)
 
 
-def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
+def _notes(task: Task, result: Estimate) -> list[str]:
     """Return lines on what limits the comparison."""
-    notes = [result.note] if result.note else []
+    runs, plan, ledger, first = task.finished(), task.plan, task.controller.ledger, task.first
+    notes: list[tuple[object, str]] = [(result.note, result.note)]  # each with whether it applies
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
-        notes += [f"{name}: crashed: {run.result.training.cause}"] if run.score is None else []
-        notes += [f"{name}: {run.proof}"] if run.proof else []
-        notes += [f"{name}: was started {run.num_starts} times"] if run.num_starts > 1 else []
+        notes.append((run.score is None, f"{name}: crashed: {run.result.training.cause}"))
+        notes.append((run.proof, f"{name}: {run.proof}"))
+        notes.append((run.num_starts > 1, f"{name}: was started {run.num_starts} times"))
     num_scored = Counter(run.side for run in runs if run.score is not None)
-    if len({*num_scored.values()}) > 1:
-        numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items()) + " have a score"
-        notes.append(f"{numbers}: with unequal numbers the 95 % interval held in 82 to 88 % of simulated certificates")
-    if num_lost := sum(fresh is None for _, fresh in task.runs()):
-        notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures")
-    if task.unused_keys:
-        notes.append(f"keys of the incumbent that change nothing there: {', '.join(task.unused_keys)}")
-    records = task.controller.ledger.records()
-    campaign = (task.plan.branch, task.plan.rules_hash)
-    ours = [record for record in records if (record.branch, record.rules_hash) == campaign]
-    notes += [] if all(record.proposal.is_isolated for record in ours) else [f"agent: {NOT_ISOLATED}"]
-    first = task.first
-    if task.plan.split == "validation" and first and {*first.environments} & {*task.bench.rules.environment_names}:
-        notes.append("scored on the validation split, on which the incumbent was chosen: the gain may be flattered")
-    if task.plan.access is not None:
-        num_damaged = task.controller.ledger.journal.lines()[1]
-        skipped = f"{JOURNAL_NAME} has damaged lines ({num_damaged}): uses of the test split in them are not counted"
-        notes += [skipped] if num_damaged else []
-    return notes
+    numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())
+    unequal = "with unequal numbers the 95 % interval held in 82 to 88 % of simulated certificates"
+    num_lost, unused = len(task.runs()) - len(runs), task.effective["incumbent"].unused
+    are_isolated = [r.proposal.is_isolated for r in ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
+    is_own = first and {*first.environments} & {*task.bench.rules.environment_names}
+    flattered = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
+    num_damaged = ledger.journal.lines()[1] if plan.split == "test" else 0
+    skipped = f"{JOURNAL_NAME} has damaged lines ({num_damaged}): uses of the test split in them are not counted"
+    notes += [
+        (len({*num_scored.values()}) > 1, f"{numbers} have a score: {unequal}"),
+        (num_lost, f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures"),
+        (unused, f"keys of the incumbent that change nothing there: {', '.join(unused)}"),
+        (not all(are_isolated), f"agent: {NOT_ISOLATED}"),
+        (plan.split == "validation" and is_own, flattered),
+        (num_damaged, skipped),
+    ]
+    return [note for applies, note in notes if applies]
 
 
 class Certified(Document, frozen=True, kw_only=True, tag="certify"):
@@ -536,30 +516,31 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
 
     def __str__(self) -> str:
         """The blocks that the command prints: `key: value` lines, scores as fractions."""
-        blocks = ("\n".join(f"{key + ':':18}{value}" for key, value in _lines(c)) for c in self.comparisons)
-        return "\n".join(f"---\n{block}" for block in blocks)
+        return "\n".join(line for comparison in self.comparisons for line in _block(comparison))
 
 
-def _lines(c: Comparison) -> list[tuple[str, str]]:
-    parts = [(f"{name}_difference", f"{e.difference:+.6f} ({_interval(e)})") for name, e in c.by_environment.items()]
-    access = "" if c.access is None else f"; access {c.access} to the test split by this campaign"
-    crashes = f"; {c.crashes}" if c.crashes else ""
+def _block(c: Comparison) -> list[str]:
+    access = f"; access {c.access} to the test split by this campaign" if c.access else ""
+    place = f"{'+'.join(c.environments)}, {c.plan.split} split, {c.budget_seconds:g} s of training"
+    tested = f"p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g}{access}"
+    environments = c.by_environment.items()
     return [
-        ("difference", f"{c.estimate.difference:+.6f}"),
-        ("interval_95", _interval(c.estimate)),
-        ("verdict", f"{c.verdict} (p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g}{access}){crashes}"),
-        ("baseline_score", f"{c.baseline_score:.6f}"),
-        ("incumbent_score", f"{c.incumbent_score:.6f}"),
-        ("strict_scores", " ".join(f"{value:.6f}" for value in c.strict_scores or ())),
-        *parts,
-        ("baseline", c.plan.names["baseline"]),
-        ("incumbent", c.plan.names["incumbent"]),
-        ("where", f"{'+'.join(c.environments)}, {c.plan.split} split, {c.budget_seconds:g} s of training, {c.model}"),
-        ("runs", f"{c.runs_text}; scores in %"),
-        ("collapsed", c.collapses),
-        ("num_examples", str(c.num_examples)),
-        ("estimator", c.estimator),
-        *(("note", note) for note in c.notes),
+        "---",
+        f"difference:       {c.estimate.difference:+.6f}",
+        f"interval_95:      {_interval(c.estimate)}",
+        f"verdict:          {c.verdict} ({tested}){'; ' * bool(c.crashes)}{c.crashes}",
+        f"baseline_score:   {c.baseline_score:.6f}",
+        f"incumbent_score:  {c.incumbent_score:.6f}",
+        f"strict_scores:    {' '.join(f'{value:.6f}' for value in c.strict_scores or ())}",
+        *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in environments),
+        f"baseline:         {c.plan.names['baseline']}",
+        f"incumbent:        {c.plan.names['incumbent']}",
+        f"where:            {place}, {c.model}",
+        f"runs:             {c.runs_text}; scores in %",
+        f"collapsed:        {c.collapses}",
+        f"num_examples:     {c.num_examples}",
+        f"estimator:        {c.estimator}",
+        *(f"note:             {note}" for note in c.notes),
     ]
 
 

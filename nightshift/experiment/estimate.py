@@ -67,9 +67,10 @@ def p_value(result: Estimate) -> float:
     return t_probability(difference / stderr, result.df) if stderr else float(difference == 0)
 
 
-def level_of_access(number: int) -> float:
-    """The level of the k-th access to the test split by one campaign: 0.05 / (k (k + 1)), which sums to 0.05."""
-    return LEVEL / (number * (number + 1))
+def level_of_access(number: int | None) -> float:
+    """The level of the k-th access to the test split by one campaign: 0.05 / (k (k + 1)), which sums to 0.05. 0.05 for
+    None: no access."""
+    return LEVEL / (number * (number + 1)) if number else LEVEL
 
 
 def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
@@ -77,10 +78,9 @@ def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
 
     Holm's procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`.
     """
-    answers, is_open = [NO_DIFFERENCE] * len(estimates), True
-    p_values = [*map(p_value, estimates)]
+    answers, p_values = [NO_DIFFERENCE] * len(estimates), [*map(p_value, estimates)]
     for rank, index in enumerate(sorted(range(len(estimates)), key=p_values.__getitem__)):
-        is_open = is_open and p_values[index] <= level / (len(estimates) - rank)
-        if is_open:
-            answers[index] = "better" if estimates[index].difference > 0 else "worse"
+        if p_values[index] > level / (len(estimates) - rank):
+            break
+        answers[index] = "better" if estimates[index].difference > 0 else "worse"
     return answers

@@ -116,14 +116,19 @@ class Controller:
         finally:
             self.cancel()
 
+    def first_to_compare(self, records: Sequence[Record]) -> Record | None:
+        """Return the first experiment of the branch's campaign. IntegrityError or UsageError if a run here would not
+        compare with it."""
+        bench, first = self.bench, baseline_of(records, self.repo.head().branch)
+        if first is not None:
+            require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
+            require_same_setup(first, bench.engine.name, bench.rules_hash, bench.hardware(first), bench.variables)
+        return first
+
     def admit(self, candidate: Config, request: Request, campaign: Campaign) -> Record:
         """Return the record of an experiment to come, with number 0. UsageError or IntegrityError if it may not run."""
         bench, head = self.bench, self.repo.head()
-        first = baseline_of(campaign.records, head.branch)
-        hardware = bench.hardware(first)
-        if first:
-            require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
-            require_same_setup(first, bench.engine.name, bench.rules_hash, hardware, bench.variables)
+        hardware = bench.hardware(self.first_to_compare(campaign.records))
         validated = bench.engine.validate(candidate)
         settings = json.dumps(validated.settings, sort_keys=True, indent=1, allow_nan=False)
         effective_hash = hashlib.sha256(settings.encode()).hexdigest()[:12]
