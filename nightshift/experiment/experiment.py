@@ -1,8 +1,6 @@
 """One experiment: from train.toml to a verdict in the ledger.
 
-A controller admits a config, reserves its number and submits its run. A worker (worker.py) trains and evaluates in its
-own process. The controller judges the result and closes the record. It reads all that it needs from the ledger, so a
-kill costs at most one run.
+The controller reads all that it needs from the ledger, so a kill costs at most one run.
 """
 
 import hashlib
@@ -81,19 +79,19 @@ class Controller:
 
         Call when the engine was checked. After a kill the next start continues.
         """
-        bench = self.bench
+        bench, repo = self.bench, self.repo
         while True:
-            start = plan(self.repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
+            start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
             if bench.request.baseline and not start.num_experiments:
                 raise UsageError("there is no baseline to run once more", "Run the first one: uv run run.py")
             if start.is_new or start.files:
                 bench.engine.validate(load(bench.root / CONFIG_NAME))
             if start.is_switch:
-                self.repo.switch(start.head.branch)
-            if not start.is_new or self.repo.create_branch(start.head):
+                repo.switch(start.head.branch)
+            if not start.is_new or repo.create_branch(start.head):
                 break  # else another worktree created the branch at this moment
         if start.files:
-            self.repo.commit_blobs(start.head, self.repo.working_blobs(start.files), start.message)
+            repo.commit_blobs(start.head, repo.working_blobs(start.files), start.message)
         if line := start.describe(is_done=True):
             self.reporter.note(line)
 
@@ -132,22 +130,20 @@ class Controller:
         validated = bench.engine.validate(candidate)
         settings = json.dumps(validated.settings, sort_keys=True, indent=1, allow_nan=False)
         effective_hash = hashlib.sha256(settings.encode()).hexdigest()[:12]
+        is_repeat = request.again or request.baseline or campaign.baseline is None
         if campaign.baseline is None or request.baseline:
             run, before = Run(), candidate
         elif request.run is not None:
             run, before = request.run, campaign.compose(replace(request.run, new=None).changes)
+            is_repeat = is_repeat or run.new is None
         else:
             before = campaign.compose(campaign.kept)
             keys = change_keys(before, candidate)
-            new = campaign.known(keys) if keys else None
-            run = Run(kept=campaign.kept, new=new)
-            if (
-                request.again and new is not None and (new.experiment or new.commit)
-            ):  # the same changes, none of them new
-                run, before = Run(kept=run.changes), candidate
+            run = Run(kept=campaign.kept, new=campaign.known(keys) if keys else None)
+            if request.again and run.new and (run.new.experiment or run.new.commit):
+                run, before = Run(kept=run.changes), candidate  # the same changes, none of them new
         changes = tuple(change.line for change in diff(before, candidate))
-        is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
-        if not is_repeat and campaign.baseline is not None:
+        if not is_repeat:
             if tried := already_tried(campaign.decided, run, candidate.hash):
                 effect = tried.decision and tried.decision.estimate
                 outcome = tried.status + (f", effect {effect}" if effect else "")
@@ -238,21 +234,18 @@ class Controller:
             return None
         require_branch(self.repo, record.branch)
         campaign = self.folded()
-        first = campaign.baseline or record
-        require_unchanged(self.repo, bench.rules, record.rules_hash, first.commit, bench.rules_hash)
+        commit = (campaign.baseline or record).commit
+        require_unchanged(self.repo, bench.rules, record.rules_hash, commit, bench.rules_hash)
         try:
             result = bench.executor.result(run_dir)
+            record = replace(record, result=result, hardware=record.hardware or result.hardware)
+            if result.hardware not in ("", record.hardware):
+                raise EngineError(f"the run was made on {result.hardware}, and the campaign's on {record.hardware}")
         except (EngineError, UsageError, OSError) as error:
             return self.conclude(crash(record, Failure.MACHINERY, str(error)))
-        record = replace(record, result=result, hardware=record.hardware or result.hardware)
-        training = result.training
-        if result.hardware not in ("", record.hardware):
-            cause = f"the run was made on {result.hardware}, and the campaign's on {record.hardware}"
-            record = crash(record, Failure.MACHINERY, cause)
-        elif result.evaluation is None:
-            record = crash(record, training.failure or Failure.MACHINERY, training.cause or "no cause known")
-        if result.evaluation is None or record.failure is not None:
-            return self.conclude(record)
+        if result.evaluation is None:
+            failure, cause = result.training.failure or Failure.MACHINERY, result.training.cause or "no cause known"
+            return self.conclude(crash(record, failure, cause))
         record = campaign.judge(record, validate=bench.engine.validate)
         if record.is_keep or record.is_incumbent:
             try:  # the engine proves that the weights that stay are those that were scored
@@ -270,20 +263,19 @@ class Controller:
         if record.decided is None and record.failure in (None, Failure.TRAINING):
             record = replace(record, decided=self.ledger.num_decided() + 1)
         # A wall clock may be set back: no less than its run took.
-        elapsed = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
-        run_seconds = record.result.total_seconds if record.result else 0.0
+        seconds = (self.now() - datetime.fromisoformat(record.started)).total_seconds()
         lines = [record.health] if record.health else []
         if record.result is not None:
-            steps = read_steps(self.ledger.run_dir(record.number) / METRICS_NAME)
+            seconds = max(seconds, record.result.total_seconds)
             try:
+                steps = read_steps(self.ledger.run_dir(record.number) / METRICS_NAME)
                 config = self.ledger.stored_config(record)
                 keys = used_keys(self.bench.engine, config)
                 conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks)
                 lines += map(str, digest(steps, conditions))
             except UsageError as error:  # no reason to lose a verdict
                 lines.append(f"the curves were not examined: {error}")
-        health = "\n".join(lines) or None
-        record = replace(record, total_seconds=max(elapsed, run_seconds), health=health)
+        record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)
         return close(record, self.ledger, self.repo)
 
     @property
@@ -293,19 +285,15 @@ class Controller:
 
     def wait(self) -> None:
         """Wait until a run in flight ends, half a second at most; then report how far the others are."""
-        executor = self.bench.executor
+        executor, starting = self.bench.executor, Progress(Phase.STARTING, 0)
         executor.wait(_TICK_SECONDS)
-        readings = dict[Path, Progress | None]()
-        for folder in executor.in_flight():
-            starting = Progress(Phase.STARTING, 0) if executor.has_begun(folder) else None
-            readings[folder] = read_progress(folder) or starting
-        self.reporter.show(readings)
+        folders = executor.in_flight()
+        self.reporter.show({f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in folders})
 
     def cancel(self, number: int | None = None) -> None:
         """Cancel the runs that were not collected; with `number` only the run of that experiment."""
-        in_flight = self.bench.executor.in_flight()
-        folders = [folder for folder in in_flight if number is None or folder == self.ledger.run_dir(number)]
-        self.bench.executor.cancel(folders)
+        executor = self.bench.executor
+        executor.cancel([*executor.in_flight()] if number is None else [self.ledger.run_dir(number)])
 
     def interrupt(self, cause: str) -> None:
         """End the runs in flight and close their records: as interrupted, unless a record has its verdict already."""

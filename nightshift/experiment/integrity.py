@@ -24,10 +24,12 @@ def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
     """Name the measuring files that are other ones here than in `commit`, or are not in it."""
     tracked = repo.files_at(commit)
     names = [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
-    for name in (name for name in repo.files() if name not in tracked):
-        path = repo.root / name
-        if path.is_dir() and not path.is_symlink() and is_covered(f"{name.rstrip('/')}/", rules.measuring):
-            cause = f"{name.rstrip('/')} is a git repository of its own, and contains measuring files"
+    for name in repo.files():
+        path, folder = repo.root / name, name.rstrip("/")
+        if name in tracked:
+            continue
+        if path.is_dir() and not path.is_symlink() and is_covered(f"{folder}/", rules.measuring):
+            cause = f"{folder} is a git repository of its own, and contains measuring files"
             raise UsageError(cause, "Make them files of this one: remove its .git, then git add.")
         if is_covered(name, rules.measuring):
             names.append(name)
@@ -43,9 +45,7 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
     """
     try:
         now = rules.hash(repo.root)
-        if now == agreed_hash:
-            return
-        names = changed_files(repo, commit, rules) if commit else []
+        names = changed_files(repo, commit, rules) if commit and now != agreed_hash else []
     except UsageError as error:  # a folder became a link
         raise IntegrityError(error.cause, error.fix) from None
     if names and commit:
@@ -53,7 +53,7 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
         cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
         fix = f"See how: {shlex.join(command)}. Restore them, or begin another campaign: --branch NEW."
         raise IntegrityError(cause, fix)
-    if now != rules_hash:
+    if now not in (agreed_hash, rules_hash):
         places = [str(place) for place in rules.elsewhere(repo.root)]
         cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"
         raise IntegrityError(cause, "Restore what changed.")
@@ -61,7 +61,6 @@ def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | 
 
 def require_branch(repo: Repo, branch: str) -> None:
     """Raise IntegrityError if another branch is checked out than the campaign's."""
-    now = repo.head().branch
-    if now != branch:
+    if (now := repo.head().branch) != branch:
         cause = f"the checkout moved from {branch} to {now or 'a detached HEAD'}"
         raise IntegrityError(cause, f"Go back: git switch {shlex.quote(branch)}")

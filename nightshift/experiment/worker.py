@@ -26,7 +26,6 @@ from nightshift.campaign.records import (
     JOB_NAME,
     RESULT_NAME,
     STARTED_NAME,
-    Evaluation,
     Failure,
     Job,
     Outcome,
@@ -81,29 +80,28 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
-    evaluation: Evaluation | None = None
-    startup_seconds: float | None = None
-    hardware, versions = "", dict[str, str]()
+    result = Result(job.seed, training, token=job.token, job_sha256=job.sha256, started=started, slot=slot)
     engine: Engine | None = None
     answers: Path | None = None
     try:
         # A cluster's node adds what a login there brings, with its tokens.
         engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
         here = engine.hardware() + job.layout  # before this process is pinned to its part of it
-        _require("rules", job.rules_hash, rules.hash(root))
-        if job.hardware is not None:
-            _require("hardware", job.hardware, here)
+        pairs = {"rules": (job.rules_hash, rules.hash(root)), "hardware": (job.hardware or here, here)}
+        for what, (wanted, actual) in pairs.items():
+            if wanted != actual:
+                raise EngineError(f"the worker has other {what} than its job: {actual}, not {wanted}")
         if job.cores:
             os.sched_setaffinity(0, job.cores)
         if job.split == "test":  # only its scores are written: runs/ is where agents read
             examples = examples_of_test_split(rules, root, job.token)
         else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
             examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
-        hardware, versions = here, engine.versions()
+        result = replace(result, hardware=here, versions=engine.versions())
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
-            startup_seconds = time.monotonic() - opened
+            result = replace(result, startup_seconds=time.monotonic() - opened)
             callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
             if training.outcome.is_success:
@@ -111,42 +109,34 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                     cause = f"no step fitted into the budget of {rules.budget_text}"
                     fix = "Lower orchestrator.batch_size or max_completion_tokens."
                     raise EngineError(cause, fix, is_config_fault=True)
-                evaluation = evaluate(session, examples, rules, answers, progress)
+                result = replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
         finally:
             session.close()
     except Interrupted:
         raise
     except (NightshiftError, OSError) as error:
-        is_config_fault, cause = isinstance(error, EngineError) and error.is_config_fault, str(error)
+        is_config_fault, log = (error.is_config_fault, error.log) if isinstance(error, EngineError) else (False, None)
+        cause = str(error)
         if is_config_fault is None and engine and job.incumbent:
-            seconds_left = job.deadline_seconds - (time.monotonic() - began)
-            is_config_fault, why = _start_incumbent(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
+            is_config_fault, why = _start_incumbent(engine, job, job.incumbent, folder / INCUMBENT, began)
             cause = f"{cause.rstrip('.')}; {why}"
-        failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
-        cause, log = clean(cause, 4 * MAX_TEXT), error.log if isinstance(error, EngineError) else None
+        failure, cause = Failure.TRAINING if is_config_fault else Failure.MACHINERY, clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
-        evaluation = None
+        result = replace(result, evaluation=None)
     if answers is not None:
-        if evaluation is not None:
+        if result.evaluation is not None:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    seconds, job_sha256 = time.monotonic() - began, job.sha256
-    measured = (training, evaluation, startup_seconds, seconds, hardware, versions)
-    return Result(job.seed, *measured, token=job.token, job_sha256=job_sha256, started=started, slot=slot)
-
-
-def _require(what: str, wanted: str, actual: str) -> None:
-    if wanted != actual:
-        raise EngineError(f"the worker has other {what} than its job: {actual}, not {wanted}")
+    return replace(result, training=training, total_seconds=time.monotonic() - began)
 
 
 def _start_incumbent(
-    engine: Engine, settings: Mapping[str, Any], seed: int, folder: Path, seconds_left: float
+    engine: Engine, job: Job, settings: Mapping[str, Any], folder: Path, began: float
 ) -> tuple[bool, str]:
     """Start the incumbent once and stop it. Return whether the failed start is its config's fault, and why."""
     try:
         folder.mkdir()
-        engine.open(settings, seed, folder, seconds_left).close()
+        engine.open(settings, job.seed, folder, job.deadline_seconds - (time.monotonic() - began)).close()
     except Interrupted:
         raise
     except (NightshiftError, OSError) as error:
@@ -156,8 +146,7 @@ def _start_incumbent(
 
 def reporter(path: Path, slot: str) -> ProgressCallback:
     """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`."""
-    last_phase: Phase | None = None
-    last = 0.0
+    last_phase, last = Phase.STARTING, -math.inf
 
     def report(reading: Progress) -> None:
         nonlocal last_phase, last
@@ -188,8 +177,7 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
         without = before - reading.num_with_gradient
         # Probability that all of the next `row` steps have no gradient.
         chance = math.comb(without + row, row) / math.comb(before + 1 + row, row)
-        is_over = chance < _CHANCE if before else left <= budget_seconds / 2
-        if is_over:
+        if chance < _CHANCE if before else left <= budget_seconds / 2:
             raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
 
     return watch
