@@ -96,8 +96,8 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
 def open_bench(
     repo: Repo, records: Sequence[Record], request: Request, note: Callable[[str], None], branch: str | None = None
 ) -> Bench:
-    """Return where experiments of this checkout run. Engine and budget are those of the campaign that continues, unless
-    a flag names them. `branch`: --branch."""
+    """Open the bench of this checkout, with engine and budget of the campaign that continues unless a flag names them.
+    `branch`: --branch."""
     root, environ, here = repo.root, dict(os.environ), repo.head().branch
     first = baseline_of(records, here) or baseline_of(records, continued(repo, records, None))
     if first is not None and branch not in (None, first.branch):
@@ -113,21 +113,19 @@ def open_bench(
         with suppress(UsageError):  # no budget: the record lies where agents can write
             in_its_budget = rules.with_budget(first.budget_seconds or 0.0)
             rules = in_its_budget if in_its_budget.hash(root) == first.rules_hash else rules
-    if cluster is not None and 60.0 * cluster.time_minutes < rules.deadline_seconds + LATE_SECONDS:
-        least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
+    least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
+    if cluster is not None and cluster.time_minutes < least:
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
         raise UsageError(cause, f"Write {least} or more.")
     flags = request.keep_all, request.prime_rl
     engine, rules_hash = open_engine(rules, root, environ, request.gpus, *flags), rules.hash(root)
     if first is not None and first.branch != here and first.rules_hash != rules_hash:
         first = baseline_of(records, continued(repo, records, rules_hash))
-    num_slots = request.pairs
-    if num_slots is None:
-        num_slots = num_slots_of(first.hardware) if first else 1
-    elif num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
-        num_slots, text = fitting.num_runs, f"--pairs auto: {fitting}"
-        if first is not None and num_slots_of(first.hardware) != num_slots:  # free memory changes, a campaign does not
-            num_slots = num_slots_of(first.hardware)
+    num_before = num_slots_of(first.hardware) if first else None
+    num_slots = (num_before or 1) if request.pairs is None else request.pairs
+    if num_slots == 0 and cluster is None and (fitting := engine.capacity()) is not None:
+        num_slots, text = num_before or fitting.num_runs, f"--pairs auto: {fitting}"
+        if first and num_slots != fitting.num_runs:  # free memory changes, a campaign does not
             text += f"; {first.branch} began with {num_slots} and keeps to that: --branch NEW begins another campaign"
         note(text)
     executor: LocalExecutor | SlurmExecutor = LocalExecutor(root, environ)
@@ -135,8 +133,8 @@ def open_bench(
         executor = SlurmExecutor(root, environ, cluster)
     elif num_slots != 1:
         if request.gpus is not None:
-            fix = "Leave it out: --pairs takes them in order."
-            raise UsageError(f"--gpus {request.gpus} names the GPUs of one run", fix)
+            cause = f"--gpus {request.gpus} names the GPUs of one run"
+            raise UsageError(cause, "Leave it out: --pairs takes them in order.")
         num_each = len({*engine.gpu_ids()})
         indices = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
         executor = LocalExecutor(root, environ, tuple(divide(num_slots, indices, num_each, own_cores())))

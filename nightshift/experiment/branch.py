@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Head, Repo, campaign_branch
+from nightshift.campaign.git import CONFIG_NAME, Head, Repo, campaign_branch
 from nightshift.campaign.ledger import Ledger, baseline_of
 from nightshift.campaign.records import Record
 from nightshift.config.rules import RULES_NAME, Rules
@@ -21,11 +21,8 @@ from nightshift.experiment.integrity import changed_files
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a start does before its first experiment.
-
-    `before`: HEAD. `head`: the campaign's branch, and the commit that it is at or is created at. `files`: what is not
-    committed of the baseline; the start commits it on the branch.
-    """
+    """What a start does before its first experiment. `before`: HEAD. `head`: the campaign's branch and its commit, at
+    which a new branch is created. `files`: what is not committed of the baseline: the start commits them there."""
 
     before: Head
     head: Head
@@ -38,34 +35,26 @@ class Start:
         """True if the branch exists and is not checked out."""
         return not self.is_new and self.head.branch != self.before.branch
 
-    @property
-    def message(self) -> str:
-        """The message of the commit of `files`."""
-        names = f"{len(self.files)} files as they were" if len(self.files) > 1 else f"{listed(self.files)} as it was"
-        return "\n".join([f"{START_SUBJECT}{names}", "", *self.files, ""])
-
     def describe(self, is_done: bool) -> str:
         """Return a line on what the start does, and how to go back. Empty if it only goes on with its own branch."""
-        branch, before, would = self.head.branch, self.before, "" if is_done else "would "
-        contents = f"its first commit {'contains' if is_done else 'would contain'} your {listed(self.files)}"
+        branch, before, num = self.head.branch, self.before, self.num_experiments
+        would, ending, plural = ("", "d", "s") if is_done else ("would ", "", "")
+        contents = f"its first commit {would}contain{plural} your {listed(self.files)}"
         if branch == before.branch:
-            line = f"branch {branch} {'becomes' if is_done else 'would become'} a campaign"
-            return f"{line}; {contents}" if self.files else "" if self.num_experiments else line
-        if self.num_experiments:
-            line = f"{would}continue{'d' * is_done} {branch}, a campaign that began at this commit "
-            line += f"(experiments so far: {self.num_experiments}); --branch NEW begins another"
-        else:
-            line = f"{would}create{'d' * is_done} branch {branch} from {before}; "
-            line += f"{contents}, and {before} is unchanged" if self.files else "no file changes"
-        go_back = ["git", "switch", *([before.branch] if before.branch else ["--detach", str(before.commit)[:12]])]
-        return f"{line}. To go back: {shlex.join(go_back)}"
+            line = f"branch {branch} {would}become{plural} a campaign"
+            return f"{line}; {contents}" if self.files else "" if num else line
+        line = f"{would}create{ending} branch {branch} from {before}; "
+        line += f"{contents}, and {before} is unchanged" if self.files else "no file changes"
+        if num:
+            line = f"{would}continue{ending} {branch}, a campaign that began at this commit "
+            line += f"(experiments so far: {num}); --branch NEW begins another"
+        place = shlex.quote(before.branch) if before.branch else f"--detach {str(before.commit)[:12]}"
+        return f"{line}. To go back: git switch {place}"
 
 
 def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> str:
-    """Return the branch of the last campaign that began at this commit: a start here continues it.
-
-    Empty if there is none, or if HEAD is on a campaign's own branch. `rules_hash`: None for any rules.
-    """
+    """Return the branch of the last campaign that began at this commit: a start here continues it. Empty if there is
+    none, or if HEAD is on a campaign's own branch. `rules_hash`: None for any rules."""
     head, branches = repo.head(), repo.branches()
     if head.commit is None or not repo.is_default(head.branch):
         return ""
@@ -97,10 +86,8 @@ def plan(
     rules_hash: str | None = None,
     name: str | None = None,
 ) -> Start:
-    """Return what a start does with branches. Nothing is changed. UsageError if no campaign can begin or continue here.
-
-    `rules`, `rules_hash`: None for a command that only looks; then `files` are not determined. `name`: --branch.
-    """
+    """Return what a start does with branches. UsageError if no campaign can begin or continue here. `name`: --branch.
+    `rules`, `rules_hash`: None for a command that only looks; then `files` are not determined."""
     head, branches, known = checked_head(repo), repo.branches(), {record.branch for record in records}
     commit, is_new, files = (before := str(head.commit)), False, list[str]()
     if name in (None, head.branch) and not repo.is_default(head.branch):

@@ -6,8 +6,8 @@
     nightshift certify --baseline REV --incumbent REV    train.toml of two commits
 
 Runs start in the order baseline, incumbent, incumbent, baseline, ..., in all slots of the campaign, so that a machine
-that slows down slows both. The plan is written to runs/certify/NNNN/plan.json before the first run, and finished runs
-stay: `--resume NNNN` makes the missing ones. No text of the test split is kept, because agents read in runs/.
+that slows down slows both. runs/certify/NNNN/ has the plan and the finished runs: `--resume NNNN` makes the missing
+ones. No text of the test split is kept, because agents read in runs/.
 """
 
 from __future__ import annotations
@@ -95,15 +95,14 @@ class Task:
         runs, num_runs = list[_Run](), 2 * self.plan.num_seeds
         indices = list(range(num_runs))
         for index in indices:  # grows by the repeats
-            side = "incumbent" if index % num_runs % 4 in (1, 2) else "baseline"
+            number, is_repeat = index % num_runs, index >= num_runs
+            side = "incumbent" if number % 4 in (1, 2) else "baseline"
             seed = self.bench.rules.seed(self.plan.first_seed_index + index)
             folder = self.folder / f"{side}-{seed}"
-            place = f"run {index % num_runs + 1} of {num_runs}"
-            if index >= num_runs:
-                place += ", repeated with another seed"
+            place = f"run {number + 1} of {num_runs}{', repeated with another seed' * is_repeat}"
             fresh = read_json(folder / RUN_NAME, FreshRun, f"Make it again: rm -r {folder}")
             runs.append(_Run(self, side, seed, folder, place, fresh))
-            if index < num_runs and fresh and fresh.score is None:
+            if fresh and fresh.score is None and not is_repeat:
                 indices.append(index + num_runs)
         return runs
 
@@ -112,14 +111,14 @@ class Task:
 
     def num_waves(self) -> int:
         """Return how often all slots are filled for the missing runs."""
-        return math.ceil(sum(run.fresh is None for run in self.runs()) / self.bench.executor.num_slots)
+        return math.ceil((len(self.runs()) - len(self.finished())) / self.bench.executor.num_slots)
 
     def describe(self) -> list[str]:
         """Return the plan in lines for people."""
-        rules, num_slots, plan, runs = self.bench.rules, self.bench.executor.num_slots, self.plan, self.runs()
+        rules, num_slots, plan = self.bench.rules, self.bench.executor.num_slots, self.plan
         num_examples = sum(environment.num_validation for environment in rules.environments)
-        num_done = sum(run.fresh is not None for run in runs)
-        done = f", {num_done} of {len(runs)} runs are done" if num_done else ""
+        num_done = len(self.finished())
+        done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
@@ -160,14 +159,12 @@ def tasks(
     is_new: bool = False,
     night: str = "",
 ) -> list[Task]:
-    """Return the comparisons to make. Nothing is run, and nothing of the test split is read.
+    """Return the comparisons to make. Nothing is run, and nothing of the test split is read. UsageError if there is
+    nothing to compare, if a config is invalid there, or if a comparison with these arguments is unfinished.
 
     `environments`: names, several joined by +. With one, or a budget, their validation split is used. `revisions`: a
     commit by side. `resume`: number of a begun comparison, whose own arguments apply. `is_new`: begin another beside
     an unfinished one. `night`: the start of the night that asks; it resumes its own, or begins another.
-
-    Raises UsageError if there is nothing to compare, if a config is invalid there, or if a comparison with these
-    arguments is unfinished and neither `resume`, `is_new` nor `night` decides what to do.
     """
     ledger, revisions = controller.ledger, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
@@ -222,35 +219,27 @@ def tasks(
 
 
 def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | None, is_new: bool) -> int | None:
-    """Return the number of the begun comparison of the same question to resume or to show again; None to begin another.
-
-    On the validation split a finished comparison is shown again: nobody repeats it until it looks better.
-    """
-    is_wanted = bool(plan.night) or resume is not None
+    """Return the number of the begun comparison of this question to resume or to show again; None to begin another. On
+    the validation split a finished comparison is shown again: nobody repeats it until it looks better."""
+    is_wanted, last = bool(plan.night) or resume is not None, max(_uses(ledger), default=0)
     for number in sorted(begun, key=lambda number: (number == resume, number), reverse=True):
-        old = begun[number]
+        old, folder = begun[number], ledger.runs_dir / CERTIFY_NAME / f"{number:04d}"
         if _QUESTION(old) != _QUESTION(plan) or plan.night not in ("", old.night):
             continue
-        if (ledger.runs_dir / CERTIFY_NAME / f"{number:04d}" / COMPARISON_NAME).exists():
+        if (folder / COMPARISON_NAME).exists():
             if is_wanted or plan.split == "validation":
                 return number
-        elif _can_resume(ledger, number, old.access):
+            continue
+        lines = [line for line in ledger.journal.lines()[0] if line.access and line.access.number == old.access]
+        users = {Path(line.file).parent.parent.name for line in lines}
+        # A worker reads the split for a job of the last use only.
+        if old.access is None or (users <= {folder.name} and old.access == last + (not users)):
             if is_wanted or is_new:
                 return None if is_new else number
             more = ", which uses the test split once more" if plan.split == "test" else ""
             fix = f"uv run nightshift certify --resume {number:04d}; or begin another{more}: --new"
             raise UsageError(f"comparison {number:04d} with these arguments is unfinished", fix)
     return None
-
-
-def _can_resume(ledger: Ledger, number: int, access: int | None) -> bool:
-    """Return True if the comparison's use of the test split is the last one and its own, or is not counted yet: a
-    worker reads the split for a job of the last use only."""
-    if access is None:
-        return True
-    lines = [line for line in ledger.journal.lines()[0] if line.access and line.access.number == access]
-    users = {Path(line.file).parent.parent.name for line in lines}
-    return users <= {f"{number:04d}"} and access == max(_uses(ledger), default=0) + (not users)
 
 
 def _contenders(
@@ -297,22 +286,14 @@ def _elsewhere(controller: Controller, names: str, budget_seconds: float | None)
     if problem := data_problem(bench.root, rules):
         raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
     opened = partial(open_engine, rules, bench.root, dict(os.environ))
-    bench = replace(
-        bench,
-        rules=rules,
-        rules_hash=rules.hash(bench.root),
-        engine=opened(bench.request.gpus),
-        engine_of={gpus: opened(gpus) for gpus in bench.engine_of},
-        request=replace(bench.request, budget_seconds=budget_seconds),
-    )
+    engine, engine_of = opened(bench.request.gpus), {gpus: opened(gpus) for gpus in bench.engine_of}
+    bench = replace(bench, rules=rules, rules_hash=rules.hash(bench.root), engine=engine, engine_of=engine_of)
     return replace(controller, bench=bench)
 
 
 def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
-    """Return the campaign (branch, rules hash) of each use of the test split, by the use's number in this checkout.
-
-    Uses are read from the journal and from the finished certificates, so deleting one of them forgets no certificate.
-    """
+    """Return the campaign (branch, rules hash) of each use of the test split, by the use's number in this checkout. The
+    journal and the finished certificates are read, so that deleting one of them forgets no certificate."""
     plans = [comparison.plan for comparison in ledger.comparisons()]
     uses = {plan.access: _CAMPAIGN(plan) for plan in plans if plan.access is not None}
     return uses | {access.number: _CAMPAIGN(access) for access in ledger.journal.accesses()}
@@ -320,31 +301,25 @@ def _uses(ledger: Ledger) -> dict[int, tuple[str, str]]:
 
 def _access_of_campaign(ledger: Ledger, plan: Plan) -> int | None:
     """Return the number of a plan's use of the test split within its campaign, from 1; None if it does not use it."""
-    access = plan.access
-    if access is None:
-        return None
-    return 1 + sum(user == _CAMPAIGN(plan) and number < access for number, user in _uses(ledger).items())
+    numbers = [number for number, campaign in _uses(ledger).items() if campaign == _CAMPAIGN(plan)]
+    return None if plan.access is None else 1 + sum(number < plan.access for number in numbers)
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
-    """Make the missing runs, compare, and return the comparisons. Call as the controller.
-
-    A run whose training crashes again with another seed leaves one seed less. Raises EngineError if no run of a side
-    could be evaluated, and Interrupted: finished runs are kept.
-    """
+    """Make the missing runs, compare, and return the comparisons. Call as the controller. EngineError if no run of a
+    side could be evaluated. A run whose training crashes again with another seed leaves one seed less."""
     controller = questions[0].controller
     for line in itertools.chain(*(task.describe() for task in questions)):
         controller.reporter.note(line)
     _make_runs(questions)
-    sides = [_evaluations(task) for task in questions]
+    sides = [*map(_evaluations, questions)]
     estimates = [_estimate(task, evaluations) for task, evaluations in zip(questions, sides, strict=True)]
     # One question on the test split, or several elsewhere that are corrected together.
     access = _access_of_campaign(controller.ledger, questions[0].plan)
     level, comparisons = level_of_access(access), list[Comparison]()
     for task, evaluations, result, verdict in zip(questions, sides, estimates, verdicts(estimates, level), strict=True):
         rules, path, parts = task.bench.rules, task.folder / COMPARISON_NAME, enumerate(evaluations[0][0].parts)
-        strict = [[e.strict_score for e in side if e.strict_score is not None] for side in evaluations]
-        is_strict = [*map(len, strict)] == [*map(len, evaluations)]
+        baseline, incumbent = ([e.strict_score for e in side if e.strict_score is not None] for side in evaluations)
         comparison = Comparison(
             plan=task.plan,
             created=controller.now().isoformat(timespec="milliseconds"),
@@ -357,7 +332,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
             estimate=result,
             runs=tuple(ComparedRun(r.side, r.seed, r.result.training.num_steps, r.score) for r in task.finished()),
             num_examples=len(evaluations[0][0].example_scores),
-            strict_scores=(fmean(strict[0]), fmean(strict[1])) if is_strict else None,
+            strict_scores=(fmean(baseline), fmean(incumbent)) if baseline and incumbent else None,
             by_environment={part.environment: _estimate(task, evaluations, i) for i, part in parts},
             notes=tuple(_notes(task, result)),
         )
@@ -384,10 +359,9 @@ def _make_runs(questions: Sequence[Task]) -> None:
     try:
         while True:
             runs = [run for task in open_tasks for run in task.runs() if not run.fresh and run.folder not in making]
+            runs = sorted(runs, key=lambda run: num_tries[run.folder])
             runs = [run for run in runs if num_tries[run.folder] < _MAX_TRIES]
-            runs.sort(key=lambda run: num_tries[run.folder])
-            num_free = 0 if controller.is_stopping() else executor.num_slots - len(making)
-            for run in runs[:num_free]:
+            for run in runs[: 0 if controller.is_stopping() else executor.num_slots - len(making)]:
                 making[run.folder] = _make_run(run)
                 num_tries[run.folder] += 1
             if not making:
@@ -485,9 +459,11 @@ def _notes(task: Task, result: Estimate) -> list[str]:
     notes: list[tuple[object, str]] = [(result.note, result.note)]  # each with whether it applies
     for run in runs:
         name = f"{run.side}, seed {run.seed}"
-        notes.append((run.score is None, f"{name}: crashed: {run.result.training.cause}"))
-        notes.append((run.proof, f"{name}: {run.proof}"))
-        notes.append((run.num_starts > 1, f"{name}: was started {run.num_starts} times"))
+        notes += [
+            (run.score is None, f"{name}: crashed: {run.result.training.cause}"),
+            (run.proof, f"{name}: {run.proof}"),
+            (run.num_starts > 1, f"{name}: was started {run.num_starts} times"),
+        ]
     num_scored = Counter(run.side for run in runs if run.score is not None)
     numbers = " and ".join(f"{number} runs of the {side}" for side, number in num_scored.items())
     unequal = "with unequal numbers the 95 % interval held in 82 to 88 % of simulated certificates"

@@ -6,13 +6,11 @@ score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i]. Then
     difference = mean of the incumbent's runs - mean of the baseline's
     variance   = V / n + k * (S - E / n),  S = max(R, E / n),  k = 1 / m0 + 1 / m1
 
-V is the sample variance over examples of the paired difference (each config's mean over its runs): what another draw
-of examples would change, and the noise of an example. R is the within-config variance of run scores, E the mean square
-of what run and example leave unexplained (two-way analysis of variance), so R - E / n is what a seed adds to all
-examples of a run. R and E are pooled over both configs. The interval takes the t quantile at Satterthwaite's (1946)
-degrees of freedom, U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, with U = V / n + k (2 S - E / n).
-The formula takes S for its true value: of few seeds S is often too small, and the degrees of freedom too many. With
-2 S in its place the interval holds as often as it says (benchmarks/certificates.py).
+V is the sample variance over examples of the paired difference (each config's mean over its runs). R is the
+within-config variance of run scores, E the mean square of what run and example leave unexplained (two-way analysis of
+variance); both are pooled over the configs. The interval takes the t quantile at Satterthwaite's (1946) degrees of
+freedom, U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, U = V / n + k (2 S - E / n). Of few seeds S is
+often too small; with 2 S in its place the interval holds as often as it says (benchmarks/certificates.py).
 
 With fewer than MIN_SEED_DF degrees of freedom, or where all runs of a config scored alike, R is the square of the
 rules' `seed_sd` with SEED_DF degrees of freedom, E is 0, and `note` says so.
@@ -41,15 +39,13 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Rul
     n = sides[0].shape[1]
     k = sum(1 / len(side) for side in sides)
     paired = sides[1].mean(axis=0) - sides[0].mean(axis=0)
-    example_variance = float(paired.var(ddof=1)) / n
-    means = [side.mean(axis=1) for side in sides]
-    df = float(sum(len(side) - 1 for side in sides))
+    example_variance, note = float(paired.var(ddof=1)) / n, ""
+    means, df = [side.mean(axis=1) for side in sides], float(sum(len(side) - 1 for side in sides))
     squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
     if df >= MIN_SEED_DF and squares > 0:
         rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
         rest_variance = sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
         run_variance = max(squares / df, rest_variance)
-        note = ""
     else:
         why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
         note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
@@ -68,16 +64,13 @@ def p_value(result: Estimate) -> float:
 
 
 def level_of_access(number: int | None) -> float:
-    """The level of the k-th access to the test split by one campaign: 0.05 / (k (k + 1)), which sums to 0.05. 0.05 for
-    None: no access."""
+    """Return the level of a campaign's k-th access to the test split, 0.05 / (k (k + 1)): the sum of all is 0.05."""
     return LEVEL / (number * (number + 1)) if number else LEVEL
 
 
 def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
-    """Return `better`, `worse` or NO_DIFFERENCE for each of several questions that were asked together.
-
-    Holm's procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`.
-    """
+    """Return `better`, `worse` or NO_DIFFERENCE for each of several questions that were asked together. The procedure
+    of Holm (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`."""
     answers, p_values = [NO_DIFFERENCE] * len(estimates), [*map(p_value, estimates)]
     for rank, index in enumerate(sorted(range(len(estimates)), key=p_values.__getitem__)):
         if p_values[index] > level / (len(estimates) - rank):

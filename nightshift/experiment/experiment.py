@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.finish import close, crash, resume
-from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.git import CONFIG_NAME, START_SUBJECT, Repo
 from nightshift.campaign.journal import Access, Event
 from nightshift.campaign.ledger import STARTED, Ledger, baseline_of, read_progress, require_same_setup
 from nightshift.campaign.metrics import METRICS_NAME, read_steps
@@ -43,10 +43,10 @@ class Reporter(Protocol):
     """Where an experiment tells how it goes; cli/progress.py implements it."""
 
     def note(self, text: str) -> None:
-        """One line of news."""
+        """Show a line of news."""
 
     def show(self, readings: Mapping[Path, Progress | None]) -> None:
-        """How far the runs in these folders are, None where none has begun: the live line."""
+        """Show the live line: how far the runs in these folders are, None for a run that has not begun."""
 
 
 @dataclass(slots=True)
@@ -75,10 +75,8 @@ class Controller:
         return self.folded().with_user_commits(self.ledger, self.repo)
 
     def begin(self, branch: str | None) -> None:
-        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch.
-
-        Call when the engine was checked. After a kill the next start continues.
-        """
+        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch. Call
+        when the engine was checked. After a kill the next start continues."""
         bench, repo = self.bench, self.repo
         while True:
             start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
@@ -91,16 +89,15 @@ class Controller:
             if not start.is_new or repo.create_branch(start.head):
                 break  # else another worktree created the branch at this moment
         if start.files:
-            repo.commit_blobs(start.head, repo.working_blobs(start.files), start.message)
+            names = f"{len(start.files)} files as they were" if start.files[1:] else f"{start.files[0]} as it was"
+            message = "\n".join([f"{START_SUBJECT}{names}", "", *start.files, ""])
+            repo.commit_blobs(start.head, repo.working_blobs(start.files), message)
         if line := start.describe(is_done=True):
             self.reporter.note(line)
 
     def run(self, request: Request) -> Record:
-        """Train, evaluate, decide and record one experiment. Return its closed record, also of a failed run.
-
-        Raises ConfigError, UsageError, IntegrityError or EngineError before anything is recorded; Interrupted or
-        IntegrityError after the record was closed without a verdict.
-        """
+        """Train, evaluate, decide and record one experiment. Return its closed record, also of a failed run. An error
+        comes before anything is recorded; Interrupted or IntegrityError also after the record was closed."""
         try:
             config = load(self.bench.root / CONFIG_NAME)  # first: `resume` may write the file
             resume(self.ledger, self.repo, self.reporter.note)
@@ -115,8 +112,7 @@ class Controller:
             self.cancel()
 
     def first_to_compare(self, records: Sequence[Record]) -> Record | None:
-        """Return the first experiment of the branch's campaign. IntegrityError or UsageError if a run here would not
-        compare with it."""
+        """Return the campaign's first experiment. IntegrityError or UsageError if a run here would not compare."""
         bench, first = self.bench, baseline_of(records, self.repo.head().branch)
         if first is not None:
             require_unchanged(self.repo, bench.rules, first.rules_hash, first.commit, bench.rules_hash)
@@ -130,23 +126,20 @@ class Controller:
         validated = bench.engine.validate(candidate)
         settings = json.dumps(validated.settings, sort_keys=True, indent=1, allow_nan=False)
         effective_hash = hashlib.sha256(settings.encode()).hexdigest()[:12]
-        is_repeat = request.again or request.baseline or campaign.baseline is None
-        if campaign.baseline is None or request.baseline:
-            run, before = Run(), candidate
-        elif request.run is not None:
+        run, before, is_baseline = Run(), candidate, campaign.baseline is None or request.baseline
+        if request.run is not None and not is_baseline:
             run, before = request.run, campaign.compose(replace(request.run, new=None).changes)
-            is_repeat = is_repeat or run.new is None
-        else:
+        elif not is_baseline:
             before = campaign.compose(campaign.kept)
             keys = change_keys(before, candidate)
             run = Run(kept=campaign.kept, new=campaign.known(keys) if keys else None)
             if request.again and run.new and (run.new.experiment or run.new.commit):
                 run, before = Run(kept=run.changes), candidate  # the same changes, none of them new
         changes = tuple(change.line for change in diff(before, candidate))
-        if not is_repeat:
+        if not (is_baseline or request.again or (request.run and request.run.new is None)):
             if tried := already_tried(campaign.decided, run, candidate.hash):
                 effect = tried.decision and tried.decision.estimate
-                outcome = tried.status + (f", effect {effect}" if effect else "")
+                outcome = f"{tried.status}, effect {effect}" if effect else tried.status
                 cause = f"this config was already tried in experiment {tried.number:04d} ({outcome})"
                 raise UsageError(cause, "Change train.toml, or repeat it with a new seed: --again.")
             for other in self.in_flight:
@@ -198,8 +191,7 @@ class Controller:
         record = self.ledger.reserve(record, {CONFIG_NAME: config.source}, self.repo.last_experiment())
         limits = f"{rules.budget_text} for training, at most {lasted(rules.deadline_seconds)} in all"
         note(f"experiment {record.number:04d}: {limits}")
-        last = campaign.last_baseline()
-        hours = (self.now() - last).total_seconds() / 3600 if last else 0.0
+        hours = (self.now() - (campaign.last_baseline() or self.now())).total_seconds() / 3600
         if request.run is None and record.run.new is not None and hours > NIGHT_HOURS:
             drift = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
             note(f"{drift}: uv run run.py --baseline makes the effect of this change more certain")
@@ -207,9 +199,8 @@ class Controller:
             incumbent = None
             if campaign.parent is not None:  # validated again: its record lies where agents can write
                 incumbent = dict(self.bench.engine.validate(self.ledger.stored_config(campaign.parent)).settings)
-            seed = self.bench.next_seed(campaign)
-            job = self.bench.job(record.effective, seed, record.hardware, incumbent=incumbent)
-            self.submit(self.ledger.run_dir(record.number), job)
+            seed, run_dir = self.bench.next_seed(campaign), self.ledger.run_dir(record.number)
+            self.submit(run_dir, self.bench.job(record.effective, seed, record.hardware, incumbent=incumbent))
             self.ledger.sync_tsv()
         except (EngineError, UsageError, OSError) as error:
             self.cancel(record.number)
@@ -223,13 +214,10 @@ class Controller:
 
     def collect(self, number: int) -> Record | None:
         """Judge and close an experiment whose run has ended. Return the closed record; None while the run is in flight.
-
-        Raises IntegrityError if a measuring file or the branch changed. The run stays in flight.
-        """
-        record, bench = self.ledger.record(number), self.bench
+        IntegrityError if a measuring file or the branch changed: the run stays in flight."""
+        record, bench, run_dir = self.ledger.record(number), self.bench, self.ledger.run_dir(number)
         if record.status != STARTED:
             return record
-        run_dir = self.ledger.run_dir(number)
         if not bench.executor.is_over(run_dir):
             return None
         require_branch(self.repo, record.branch)
@@ -257,9 +245,7 @@ class Controller:
 
     def conclude(self, record: Record, remarks: Sequence[str] = ()) -> Record:
         """Close an experiment that has its verdict: in the ledger first, then in git. Return the closed record.
-
-        `remarks`: lines on its scores (Campaign.remarks).
-        """
+        `remarks`: lines on its scores (Campaign.remarks)."""
         if record.decided is None and record.failure in (None, Failure.TRAINING):
             record = replace(record, decided=self.ledger.num_decided() + 1)
         # A wall clock may be set back: no less than its run took.
@@ -268,11 +254,10 @@ class Controller:
         if record.result is not None:
             seconds = max(seconds, record.result.total_seconds)
             try:
-                steps = read_steps(self.ledger.run_dir(record.number) / METRICS_NAME)
                 config = self.ledger.stored_config(record)
                 keys = used_keys(self.bench.engine, config)
                 conditions = Conditions(record.result, self.bench.rules, config.resolved, keys, remarks)
-                lines += map(str, digest(steps, conditions))
+                lines += map(str, digest(read_steps(self.ledger.run_dir(record.number) / METRICS_NAME), conditions))
             except UsageError as error:  # no reason to lose a verdict
                 lines.append(f"the curves were not examined: {error}")
         record = replace(record, total_seconds=max(seconds, 0.0), health="\n".join(lines) or None)

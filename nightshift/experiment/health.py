@@ -85,27 +85,26 @@ def curve(steps: Steps, name: str) -> list[float]:
 
 
 def trend(values: Values) -> tuple[float, float, str]:
-    """Return how a curve changes from its first to its last point, the standard error, and both as a text with the 95 %
-    interval. The change is Theil's slope (the median over all pairs of points) times the length. Needs 2 points.
+    """Return how a curve changes from its first to its last point, the standard error, and a text with its interval.
 
-    The error is that of least squares over Theil's efficiency, from residuals clipped at three deviations. It is wider
-    for few points (Student's t: 4.9 standard errors for 8 points) and for residuals that correlate from point to point.
+    The change is Theil's slope (the median over all pairs of points) times the length. The error is that of least
+    squares over Theil's efficiency, from residuals clipped at three deviations. It is wider for few points and for
+    residuals that correlate from point to point. Needs 2 points.
     """
-    y = np.asarray(values, float)
-    if len(y) > 200:  # the number of pairs grows with the square
-        y = np.array([part.mean() for part in np.array_split(y, 200)])
-    n, x = len(y), np.arange(len(y), dtype=float)
+    # The number of pairs grows with the square of the number of points.
+    y = np.array([part.mean() for part in np.array_split(values, min(len(values), 200))])
+    n = len(y)
     first, second = np.triu_indices(n, k=1)
-    slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
-    residuals = y - slope * x
+    slope = float(np.median((y[second] - y[first]) / (second - first)))
+    residuals = y - slope * np.arange(n)
     residuals -= np.median(residuals)
     limit = 3 * deviation(residuals)
     residuals = np.clip(residuals, -limit, limit)
     total = float((residuals**2).sum())
-    r = min(max(float((residuals[1:] * residuals[:-1]).sum()) / total, 0.0), 0.9) if total > 0 else 0.0
+    r = min(max(float((residuals[1:] * residuals[:-1]).sum()) / total, 0.0), 0.9) if total else 0.0
     scale = math.sqrt(total / max(n - 2, 1)) * (1 + 4 / n)
-    spread = math.sqrt(n * (n * n - 1) / 12 * 0.955)  # 3 / pi: Theil's efficiency for normal noise
-    change, stderr = slope * (n - 1), scale / spread * (n - 1) * math.sqrt((1 + r) / (1 - r))
+    spread = math.sqrt((n + 1) * n / (n - 1) / 12 * 0.955)  # 3 / pi: Theil's efficiency for normal noise
+    change, stderr = slope * (n - 1), scale / spread * math.sqrt((1 + r) / (1 - r))
     return change, stderr, f"{change:+.3f} ± {Z95 * stderr:.3f}"
 
 
@@ -128,10 +127,10 @@ def no_gradient(_: Values, steps: Steps, conditions: Conditions) -> Finding | No
     """Find the step from which on there was no gradient, and why. In prime-rl, empty batches are no steps."""
     rows = steps[len(steps) - num_without_gradient(steps) :]
     if len(rows) >= min(NO_GRADIENT_STEPS, len(steps)):
-        causes = {"all_right_share": "every answer is right", "all_wrong_share": "every answer is wrong"}
-        causes["equal_share"] = "all rewards of each group are equal"
-        fields = [field for field in causes if fmean(curve(rows, field) or [0.0]) >= 0.95]
-        text = f"from step {rows[0].step} on: {causes[fields[0]] if fields else 'the gradient norm is 0'}"
+        shares = {"all_right_share": "every answer is right", "all_wrong_share": "every answer is wrong"}
+        shares["equal_share"] = "all rewards of each group are equal"
+        causes = [cause for field, cause in shares.items() if fmean(curve(rows, field) or [0.0]) >= 0.95]
+        text = f"from step {rows[0].step} on: {[*causes, 'the gradient norm is 0'][0]}"
     elif conditions.run.training.outcome is Outcome.NO_GRADIENT:
         text = f"after step {steps[-1].step}: {NO_GRADIENT_STEPS} batches in a row had equal rewards in every group"
     else:
@@ -140,9 +139,7 @@ def no_gradient(_: Values, steps: Steps, conditions: Conditions) -> Finding | No
 
 
 def reward(values: Values, steps: Steps, _: Conditions) -> Finding | None:
-    """Compare the end, whose weights are scored, with the best part, and find a reward that rises or did not move.
-
-    On the trl engine (256 rollouts) 40 steps tell a change of about 0.03."""
+    """Compare the end, whose weights are scored, with the best part; find a reward that rises or does not move."""
     parts, (change, stderr, text) = levels(values, 4), trend(late(values))
     best, last = max(parts), parts[-1]
     # The best of several noisy parts is too high (winner's curse): one more standard error than elsewhere.
@@ -156,7 +153,7 @@ def reward(values: Values, steps: Steps, _: Conditions) -> Finding | None:
     if change > max(SURE * stderr, 0.02):  # smaller gains are not worth a longer run
         text = f"{text} over the last half, {last:.2f} at the end: more or larger steps pay"
         return Finding(f"reward still rising: {text}", (LR, BATCH, GROUP), HINT)
-    change, stderr, text = trend(values)
+    change, stderr, text = trend(values)  # on the trl engine (256 rollouts) 40 steps tell a change of about 0.03
     if change >= min(2 * stderr, 0.05 - stderr) or last >= 0.95:
         return None
     text = f"reward flat: {text} over {len(values)} steps, at {median(values):.2f}"
@@ -200,10 +197,9 @@ def cut(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
         shares[f"of the training completions at {limit} tokens in the last half"] = fmean(late(training))
     if evaluation is not None:
         shares["at evaluation"] = evaluation.truncated_share
-    if max(shares.values(), default=0.0) < 0.05:
-        return None
     text = ", ".join(f"{share:.0%} {where}" for where, share in shares.items())
-    return Finding(f"cut: {text}", (MAX_TOKENS, "orchestrator.algo.length_penalty", "seq_len"), COSTLY)
+    keys = (MAX_TOKENS, "orchestrator.algo.length_penalty", "seq_len")
+    return Finding(f"cut: {text}", keys, COSTLY) if max(shares.values(), default=0.0) >= 0.05 else None
 
 
 def groups(values: Values, steps: Steps, conditions: Conditions) -> Finding | None:
@@ -213,11 +209,9 @@ def groups(values: Values, steps: Steps, conditions: Conditions) -> Finding | No
     if not wrong_shares or no_gradient(values, steps, conditions):
         return None
     right, wrong = fmean(late(values)), fmean(late(wrong_shares))
-    if right + wrong < 0.8:
-        return None
-    parts = f"({right:.0%} all right, {wrong:.0%} all wrong)"
+    severity, parts = COSTLY if right + wrong >= 0.95 else HINT, f"({right:.0%} all right, {wrong:.0%} all wrong)"
     text = f"{right + wrong:.0%} of the groups teach nothing in the last half {parts}"
-    return Finding(text, (GROUP, TEMPERATURE, SAMPLER), COSTLY if right + wrong >= 0.95 else HINT)
+    return Finding(text, (GROUP, TEMPERATURE, SAMPLER), severity) if right + wrong >= 0.8 else None
 
 
 def unused(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:

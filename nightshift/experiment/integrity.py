@@ -1,8 +1,7 @@
 """Refuse an experiment or a decision if a measuring file changed or another branch is checked out.
 
 The measuring files are those that the rules hash covers. They are hashed from their bytes before each experiment and
-before each decision. git's index, attributes and configuration are not asked: they could hide a change. No other file
-and nothing else in git has any effect.
+each decision: git's index, attributes and configuration could hide a change. No other file has any effect.
 """
 
 import shlex
@@ -37,22 +36,18 @@ def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
 
 
 def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | None, rules_hash: str) -> None:
-    """Raise IntegrityError if a measuring file changed since the campaign's first experiment.
-
-    `agreed_hash`: the rules hash in the record of that experiment. `commit`: where that experiment began; changed files
-    are named by comparison with it. `rules_hash`: of this command at its start. If that one differs and no file is
-    named, the constants of the rules differ: require_same_setup says so.
-    """
+    """Raise IntegrityError if a measuring file changed since the campaign's first experiment, in whose record
+    `agreed_hash` is. Files are compared with `commit`, where that experiment began. `rules_hash`: of this command at
+    its start. If it differs and no file does, the constants of the rules differ: require_same_setup says so."""
     try:
         now = rules.hash(repo.root)
         names = changed_files(repo, commit, rules) if commit and now != agreed_hash else []
     except UsageError as error:  # a folder became a link
         raise IntegrityError(error.cause, error.fix) from None
     if names and commit:
-        command = ["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])]
+        command = shlex.join(["git", "diff", commit[:7], *(["--", *names] if len(names) <= _MOST_NAMES else [])])
         cause = f"{listed(names)} differ from commit {commit[:7]}, with which this campaign measures"
-        fix = f"See how: {shlex.join(command)}. Restore them, or begin another campaign: --branch NEW."
-        raise IntegrityError(cause, fix)
+        raise IntegrityError(cause, f"See how: {command}. Restore them, or begin another campaign: --branch NEW.")
     if now not in (agreed_hash, rules_hash):
         places = [str(place) for place in rules.elsewhere(repo.root)]
         cause = f"{listed(places) or 'a measuring file that git ignores'} changed since this command began"

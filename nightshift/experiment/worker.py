@@ -11,12 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -44,11 +42,12 @@ from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
 _CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
+_CONFIG_FAULT = "the incumbent starts, so it is the config's fault"
 INCUMBENT = "incumbent"  # the folder in which the incumbent is started, to tell whose fault a failed start is
 
 
 def main(root: Path, folder: Path) -> int:
-    """Make the run of `folder`. Return the exit code: MEASURED if there is a result."""
+    """Make the run of `folder`. Return the exit code, MEASURED if there is a result."""
     try:
         (folder / STARTED_NAME).touch(exist_ok=False)
     except FileExistsError:  # SLURM may start a job twice
@@ -73,10 +72,8 @@ def _end_with_the_controller() -> None:
 
 
 def make_run(job: Job, root: Path, folder: Path) -> Result:
-    """Train within the budget, evaluate the final weights, and return the result. All files go to `folder`.
-
-    If nothing could be evaluated, `training` holds the cause and whose fault it is. No process is left.
-    """
+    """Train within the budget, evaluate the final weights, and return the result. All files go to `folder`. If nothing
+    could be evaluated, `training` has the cause and whose fault it is. No process is left."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     slot, rules = job.slot or os.environ.get("SLURMD_NODENAME", ""), job.rules
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
@@ -104,11 +101,11 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             result = replace(result, startup_seconds=time.monotonic() - opened)
             callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
+            if training.outcome.is_success and training.num_steps < 1:  # the base model is no result of this config
+                cause = f"no step fitted into the budget of {rules.budget_text}"
+                fix = "Lower orchestrator.batch_size or max_completion_tokens."
+                raise EngineError(cause, fix, is_config_fault=True)
             if training.outcome.is_success:
-                if training.num_steps < 1:  # the base model is no result of this config
-                    cause = f"no step fitted into the budget of {rules.budget_text}"
-                    fix = "Lower orchestrator.batch_size or max_completion_tokens."
-                    raise EngineError(cause, fix, is_config_fault=True)
                 result = replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
         finally:
             session.close()
@@ -118,8 +115,9 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         is_config_fault, log = (error.is_config_fault, error.log) if isinstance(error, EngineError) else (False, None)
         cause = str(error)
         if is_config_fault is None and engine and job.incumbent:
-            is_config_fault, why = _start_incumbent(engine, job, job.incumbent, folder / INCUMBENT, began)
-            cause = f"{cause.rstrip('.')}; {why}"
+            problem = _start_incumbent(engine, job, folder / INCUMBENT, began)
+            is_config_fault = not problem
+            cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
         failure, cause = Failure.TRAINING if is_config_fault else Failure.MACHINERY, clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
         result = replace(result, evaluation=None)
@@ -130,18 +128,16 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     return replace(result, training=training, total_seconds=time.monotonic() - began)
 
 
-def _start_incumbent(
-    engine: Engine, job: Job, settings: Mapping[str, Any], folder: Path, began: float
-) -> tuple[bool, str]:
-    """Start the incumbent once and stop it. Return whether the failed start is its config's fault, and why."""
+def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> str:
+    """Start the incumbent once and stop it. Return why that failed; empty if it starts: then the config is at fault."""
     try:
         folder.mkdir()
-        engine.open(settings, job.seed, folder, job.deadline_seconds - (time.monotonic() - began)).close()
+        engine.open(job.incumbent or {}, job.seed, folder, job.deadline_seconds - (time.monotonic() - began)).close()
     except Interrupted:
         raise
     except (NightshiftError, OSError) as error:
-        return False, f"the incumbent does not start either: {error}"
-    return True, "the incumbent starts, so it is the config's fault"
+        return f"the incumbent does not start either: {error}"
+    return ""
 
 
 def reporter(path: Path, slot: str) -> ProgressCallback:
@@ -163,9 +159,9 @@ def reporter(path: Path, slot: str) -> ProgressCallback:
 def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
     """Return `report` with an end: it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
 
-    Where rewards are sparse, many steps have no gradient by chance. So the row must also be less likely than _CHANCE,
-    given the steps before it: steps are taken for independent, and the share without a gradient has a uniform prior. A
-    run that never had a gradient goes on for half of its budget, because sparse rewards start late.
+    Sparse rewards give many steps without a gradient, so the row must also be less likely than _CHANCE, given the steps
+    before it: steps are independent, and the share without a gradient has a uniform prior. A run that never had a
+    gradient trains for half of its budget, because sparse rewards start late.
     """
 
     def watch(reading: Progress) -> None:
