@@ -343,8 +343,7 @@ def certify(questions: Sequence[Task]) -> list[Comparison]:
 
 
 def _make_runs(questions: Sequence[Task]) -> None:
-    """Make the missing runs of all comparisons, one in each slot. A run that infrastructure loses is tried once more
-    at the end."""
+    """Make the missing runs, one in each slot. A run that infrastructure loses is tried once more at the end."""
     controller, executor = questions[0].controller, questions[0].bench.executor
     for task in questions:
         task.bench.engine.prepare_at_start(controller.reporter.note)
@@ -381,8 +380,7 @@ def _make_runs(questions: Sequence[Task]) -> None:
 
 
 def _make_run(run: _Run) -> Generator[None, None, None]:
-    """Make and store one run, evaluated or with failed training; store nothing if the infrastructure failed. Yields
-    while the run is in flight."""
+    """Make a run and store it unless the infrastructure failed. Yields while the run is in flight."""
     task, plan, folder, job_path = run.task, run.task.plan, run.folder, run.folder / JOB_NAME
     controller, bench, executor = task.controller, task.bench, task.bench.executor
     job = job_left(folder)
@@ -491,7 +489,6 @@ class Certified(Document, frozen=True, kw_only=True, tag="certify"):
     comparisons: tuple[Comparison, ...]
 
     def __str__(self) -> str:
-        """The blocks that the command prints: `key: value` lines, scores as fractions."""
         return "\n".join(line for comparison in self.comparisons for line in _block(comparison))
 
 

@@ -75,8 +75,7 @@ class Controller:
         return self.folded().with_user_commits(self.ledger, self.repo)
 
     def begin(self, branch: str | None) -> None:
-        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch. Call
-        when the engine was checked. After a kill the next start continues."""
+        """Check out the campaign's branch, and commit what is not committed of its baseline. `branch`: --branch."""
         bench, repo = self.bench, self.repo
         while True:
             start = plan(repo, self.ledger.records(), self.now(), bench.rules, bench.rules_hash, branch)
@@ -150,8 +149,8 @@ class Controller:
                 text = shorten(", ".join(changes), _LONGEST)
                 cause = f"the only changes are to keys that this engine does not use: {text}"
                 raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
-        name = "baseline" if run.is_baseline else "incumbent" if run.changes == campaign.kept else ""
-        name = f"{name} again".lstrip() if campaign.baseline else "baseline"
+        name = "baseline " if run.is_baseline else "incumbent " if run.changes == campaign.kept else ""
+        name = f"{name}again" if campaign.baseline else "baseline"
         description = request.proposal.description or ", ".join(changes) or name
         return Record(
             number=0,
@@ -182,8 +181,7 @@ class Controller:
         )
 
     def start(self, request: Request, config: Config, campaign: Campaign) -> Record:
-        """Admit a config, reserve its number, and submit its run. Return the record, closed already if the run could
-        not be submitted."""
+        """Admit a config, reserve its number, and submit its run. Return the record, closed if that failed."""
         if request.baseline:
             config = campaign.compose(())
         record, rules, note = self.admit(config, request, campaign), self.bench.rules, self.reporter.note

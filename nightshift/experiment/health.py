@@ -70,10 +70,7 @@ def digest(steps: Steps, conditions: Conditions) -> list[Finding]:
     findings.sort(key=lambda finding: -finding.severity)  # stable: in the order of CHECKS within a severity
     findings.append(pace(steps, is_healthy=not findings))
     used = conditions.used_keys
-    return [
-        Finding(text, tuple(key for key in keys if used is None or key in used)[:3], severity)
-        for text, keys, severity in findings[:5]
-    ]
+    return [f._replace(keys=tuple(key for key in f.keys if used is None or key in used)[:3]) for f in findings[:5]]
 
 
 def curve(steps: Steps, name: str) -> list[float]:
@@ -88,9 +85,7 @@ def trend(values: Values) -> tuple[float, float, str]:
     """Return how a curve changes from its first to its last point, the standard error, and a text with its interval.
 
     The change is Theil's slope (the median over all pairs of points) times the length. The error is that of least
-    squares over Theil's efficiency, from residuals clipped at three deviations. It is wider for few points and for
-    residuals that correlate from point to point. Needs 2 points.
-    """
+    squares over Theil's efficiency, wider for few points and for residuals that correlate. Needs 2 points."""
     # The number of pairs grows with the square of the number of points.
     y = np.array([part.mean() for part in np.array_split(values, min(len(values), 200))])
     n = len(y)
@@ -185,8 +180,8 @@ def spikes(values: Values, *_: Any) -> Finding | None:
     spikes = [value for value in values if value > 10 * middle > 0]
     if len(spikes) < max(2, 0.02 * len(values)):
         return None
-    times = f"the largest {max(spikes) / middle:.0f} times the median {middle:.2g}"
-    return Finding(f"{len(spikes)} gradient spikes in {len(values)} steps, {times}", (MAX_NORM, LR), HINT)
+    text = f"the largest {max(spikes) / middle:.0f} times the median {middle:.2g}"
+    return Finding(f"{len(spikes)} gradient spikes in {len(values)} steps, {text}", (MAX_NORM, LR), HINT)
 
 
 def cut(_: Values, steps: Steps, conditions: Conditions) -> Finding | None:
@@ -243,7 +238,7 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
 def pace(steps: Steps, is_healthy: bool) -> Finding:
     """Return the last line: number, length and parts of the steps, and the keys of the longest part."""
     gaps, train = np.diff(curve(steps, "time")), curve(steps, "train_seconds")
-    text, keys = f"{len(steps)} steps" + (f" of {np.median(gaps):.2g} s" if np.any(gaps) else ""), tuple[str, ...]()
+    text, keys = f"{len(steps)} steps{f' of {np.median(gaps):.2g} s' if np.any(gaps) else ''}", tuple[str, ...]()
     generate, wait = curve(steps, "generate_seconds"), curve(steps, "wait_for_rollouts_seconds")
     if train and (other := generate or wait):
         part = "generation" if generate else "waiting for rollouts"

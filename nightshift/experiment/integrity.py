@@ -14,7 +14,7 @@ _MOST_NAMES = 5  # in a command; for more it is about the whole checkout
 
 
 class IntegrityError(NightshiftError):
-    """A measuring file or the branch is another one than the campaign's: nothing is decided until you restore it."""
+    """A measuring file or the branch is not the campaign's: nothing is decided until you restore it."""
 
     exit_code = ExitCode.USAGE
 

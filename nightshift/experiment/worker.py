@@ -1,8 +1,7 @@
 """Make one run in its own process: `worker.py ROOT FOLDER`.
 
-ROOT is the checkout, and FOLDER holds job.json. The worker checks that rules and hardware are those of the job, trains
-within the budget, evaluates the final weights, and writes `result.json`. It leaves no process. On this machine the
-controller holds the pipe to stdin, so a worker ends with its controller.
+ROOT is the checkout, and FOLDER has job.json. The worker writes `result.json` and leaves no process. On this machine
+the controller holds the pipe to stdin, so a worker ends with its controller.
 """
 
 import math
@@ -142,15 +141,14 @@ def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> st
 
 def reporter(path: Path, slot: str) -> ProgressCallback:
     """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`."""
-    last_phase, last = Phase.STARTING, -math.inf
+    phase, written = Phase.STARTING, -math.inf
 
     def report(reading: Progress) -> None:
-        nonlocal last_phase, last
-        now = time.monotonic()
-        if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
+        nonlocal phase, written
+        if reading.phase is not phase or time.monotonic() - written >= _PROGRESS_SECONDS:
+            phase, written = reading.phase, time.monotonic()
             with suppress(OSError):  # a full disk ends the run where it matters, not here
                 write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
-            last_phase, last = reading.phase, now
 
     report(Progress(Phase.STARTING, 0))
     return report
@@ -161,8 +159,7 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
 
     Sparse rewards give many steps without a gradient, so the row must also be less likely than _CHANCE, given the steps
     before it: steps are independent, and the share without a gradient has a uniform prior. A run that never had a
-    gradient trains for half of its budget, because sparse rewards start late.
-    """
+    gradient trains for half of its budget, because sparse rewards start late."""
 
     def watch(reading: Progress) -> None:
         report(reading)
