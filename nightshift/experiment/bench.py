@@ -96,7 +96,7 @@ def sweep(root: Path, note: Callable[[str], None]) -> None:
 def open_bench(
     repo: Repo, records: Sequence[Record], request: Request, note: Callable[[str], None], branch: str | None = None
 ) -> Bench:
-    """Open the bench of this checkout, with engine and budget of the campaign that continues unless a flag names them."""
+    """Open the bench of this checkout, with engine and budget of the campaign that continues unless flags name them."""
     root, environ, here = repo.root, dict(os.environ), repo.head().branch
     first = baseline_of(records, here) or baseline_of(records, continued(repo, records, None))
     if first is not None and branch not in (None, first.branch):
