@@ -99,8 +99,7 @@ def open_bench(
     """Open the bench of this checkout, with engine and budget of the campaign that continues unless flags name them."""
     root, environ, here = repo.root, dict(os.environ), repo.head().branch
     first = baseline_of(records, here) or baseline_of(records, continued(repo, records, None))
-    if first is not None and branch not in (None, first.branch):
-        first = None
+    first = first if first and branch in (None, first.branch) else None
     cluster = None if request.slurm is None else read_slurm(request.slurm)
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
     rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)

@@ -55,10 +55,10 @@ class Start:
 def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> str:
     """Return the branch of the last campaign that began at this commit: a start here continues it. Empty if there is
     none, or if HEAD is on a campaign's own branch. `rules_hash`: None for any rules."""
-    head, branches = repo.head(), repo.branches()
+    head = repo.head()
     if head.commit is None or not repo.is_default(head.branch):
         return ""
-    firsts = {(record.branch, record.rules_hash): record for record in reversed(records)}
+    branches, firsts = repo.branches(), {(record.branch, record.rules_hash): record for record in reversed(records)}
     for first in sorted(firsts.values(), key=lambda record: record.number, reverse=True):
         is_here = first.branch in branches and rules_hash in (None, first.rules_hash)
         if is_here and repo.campaign_start(first.commit) == head.commit:

@@ -178,12 +178,11 @@ def tasks(
         num_seeds, environments = old.num_seeds, old.environments
         budget_seconds, revisions = old.budget_seconds, old.revisions
     first, configs, names = _contenders(controller, revisions)
-    controllers, is_elsewhere = [controller], bool(environments) or budget_seconds is not None
-    if is_elsewhere:
-        wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
-        controllers = [_elsewhere(controller, name, budget_seconds) for name in wanted]
+    is_elsewhere = bool(environments) or budget_seconds is not None
+    wanted = dict.fromkeys(environments or ["+".join(controller.bench.rules.environment_names)])
     free_numbers, planned = itertools.count(max(plans, default=0) + 1), list[Task]()
-    for here in controllers:
+    for name in wanted:
+        here = _elsewhere(controller, name, budget_seconds) if is_elsewhere else controller
         plan = Plan(
             branch=controller.repo.head().branch,
             rules_hash=here.bench.rules_hash,

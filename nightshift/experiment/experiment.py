@@ -194,11 +194,11 @@ class Controller:
             drift = f"the baseline ran {hours:.0f} h ago, and the machine may have drifted since"
             note(f"{drift}: uv run run.py --baseline makes the effect of this change more certain")
         try:
-            incumbent = None
-            if campaign.parent is not None:  # validated again: its record lies where agents can write
-                incumbent = dict(self.bench.engine.validate(self.ledger.stored_config(campaign.parent)).settings)
-            seed, run_dir = self.bench.next_seed(campaign), self.ledger.run_dir(record.number)
-            self.submit(run_dir, self.bench.job(record.effective, seed, record.hardware, incumbent=incumbent))
+            parent = campaign.parent and self.ledger.stored_config(campaign.parent)
+            # Validated again: its record lies where agents can write.
+            incumbent = dict(self.bench.engine.validate(parent).settings) if parent else None
+            job = self.bench.job(record.effective, self.bench.next_seed(campaign), record.hardware, incumbent=incumbent)
+            self.submit(self.ledger.run_dir(record.number), job)
             self.ledger.sync_tsv()
         except (EngineError, UsageError, OSError) as error:
             self.cancel(record.number)

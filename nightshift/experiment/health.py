@@ -238,7 +238,9 @@ CHECKS: tuple[tuple[str, Callable[[Values, Steps, Conditions], Finding | None]],
 def pace(steps: Steps, is_healthy: bool) -> Finding:
     """Return the last line: number, length and parts of the steps, and the keys of the longest part."""
     gaps, train = np.diff(curve(steps, "time")), curve(steps, "train_seconds")
-    text, keys = f"{len(steps)} steps{f' of {np.median(gaps):.2g} s' if np.any(gaps) else ''}", tuple[str, ...]()
+    text, keys = f"{len(steps)} steps", tuple[str, ...]()
+    if np.any(gaps):
+        text += f" of {np.median(gaps):.2g} s"
     generate, wait = curve(steps, "generate_seconds"), curve(steps, "wait_for_rollouts_seconds")
     if train and (other := generate or wait):
         part = "generation" if generate else "waiting for rollouts"

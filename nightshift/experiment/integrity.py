@@ -23,16 +23,13 @@ def changed_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
     """Name the measuring files that are other ones here than in `commit`, or are not in it."""
     tracked = repo.files_at(commit)
     names = [name for name in tracked if is_covered(name, rules.measuring) and repo.differs(name, tracked[name])]
-    for name in repo.files():
-        path, folder = repo.root / name, name.rstrip("/")
-        if name in tracked:
-            continue
+    new = [name for name in repo.files() if name not in tracked]
+    for folder in (name.rstrip("/") for name in new):
+        path = repo.root / folder
         if path.is_dir() and not path.is_symlink() and is_covered(f"{folder}/", rules.measuring):
             cause = f"{folder} is a git repository of its own, and contains measuring files"
             raise UsageError(cause, "Make them files of this one: remove its .git, then git add.")
-        if is_covered(name, rules.measuring):
-            names.append(name)
-    return names
+    return names + [name for name in new if is_covered(name, rules.measuring)]
 
 
 def require_unchanged(repo: Repo, rules: Rules, agreed_hash: str, commit: str | None, rules_hash: str) -> None:
