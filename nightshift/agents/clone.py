@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.git import AGENT_CLONE_MARK, CONFIG_NAME, Repo
 from nightshift.config.allowlist import quoted, shorten
 from nightshift.errors import ConfigError, EngineError, UsageError, listed
 from nightshift.files import remove_tree
@@ -50,6 +50,7 @@ class Clone:
         """Clone the branch afresh, with `source` as train.toml and `evidence` as files that are read-only."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)
+        (self.path / ".git" / AGENT_CLONE_MARK).touch()  # run.py and night refuse to work here
         (self.path / CONFIG_NAME).write_bytes(source)
         if evidence:
             remove_tree(self.path / EVIDENCE_NAME)  # a branch may have one
@@ -62,10 +63,7 @@ class Clone:
     def make(self) -> None:
         """Make the folder afresh, for this user alone. Raises EngineError if it belongs to another user."""
         self.clear()
-        self._own.mkdir(mode=0o700, exist_ok=True)
-        status = self._own.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o066:
-            raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
+        make_private(self._own)
         self.folder.mkdir(mode=0o700)
 
     def changes(self, num_proposals: int = 1) -> tuple[str, ...]:
@@ -116,6 +114,14 @@ class Clone:
             name = os.path.relpath(error.filename, self.path)
             raise _unreadable(name, f"cannot be read: {error.strerror}") from None
         return listing
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can list and write to. Raises EngineError for one that is not such a folder."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o066:
+        raise EngineError(f"{folder} is not a folder of this user alone", "Remove it, or set TMPDIR.")
 
 
 def _unreadable(name: str, problem: str) -> ConfigError:

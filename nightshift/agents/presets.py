@@ -113,10 +113,9 @@ PROMPT_FILE = "{prompt_file}"
 def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = (), sees: Sequence[str] = ()) -> Login:
     """Return the login of a preset or of your own command, with the names of --agent-env and the paths of --agent-sees.
 
-    A command of your own gets every API key: only you know which provider it needs. UsageError for a variable that is
-    not set.
+    A command of your own gets no key but those that you name. UsageError for a variable that is not set.
     """
-    login = PRESETS[agent].login if agent in PRESETS else Login("*_API_KEY")
+    login = PRESETS[agent].login if agent in PRESETS else Login()
     for name in variables:
         if name not in environ:
             raise UsageError(f"--agent-env {name}: no such variable is set", "Export it.")

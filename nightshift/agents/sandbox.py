@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from nightshift.agents.clone import EVIDENCE_NAME, Clone
+from nightshift.agents.clone import EVIDENCE_NAME, Clone, make_private
 from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
 from nightshift.executors.watchdog import KILL_SECONDS, describe, is_alive
@@ -64,10 +64,14 @@ class Login:
         patterns = " ".join((_VARIABLES, self.variables, *more)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
+    def files(self) -> list[str]:
+        """Return the files that go in where they exist, below HOME."""
+        return [*self.credential.split(), *self.settings.split()]
+
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
         """Copy the files that exist below the new `home`; returns the credential."""
         copied = dict[str, bytes]()
-        for name in (*self.credential.split(), *self.settings.split()):
+        for name in self.files():
             source, target = self._source(name, environ), home / name
             if source.is_file() and source.stat().st_size <= MAX_BYTES:  # people link them from elsewhere
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -125,11 +129,7 @@ _ETC = """
     pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
 """
 _MAX_HEAD = 256  # bytes of a script in which its interpreter stands
-_MAX_SCRIPT = 65_536
-# npm's packages lie side by side; those of pnpm link to others in a folder of all.
-_MODULES = re.compile(r".*?/(?:node_modules|\.pnpm|store/v\d+/links)(?=/)")
-_NAMED = re.compile(rb"(\$\{?basedir\}?)?(/[\w./@+-]+)")  # `$basedir`: npm's and pnpm's word for the script's folder
-_SHELL = re.compile(rb"#!.*sh(\s|$)")
+_MODULES = re.compile(r".*?/node_modules(?=/)")  # npm's packages lie side by side
 
 
 def system_places() -> Places:
@@ -164,7 +164,7 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
         expose(path, shown, hidden)
         if (real := steps[-1]) not in seen:
             seen.add(real)
-            waiting += _needs(real, search)
+            waiting += _interpreter(real, search)
     for word in filter(_is_file, words[1:]):
         expose(Path(word), shown, hidden)
     return shown
@@ -232,22 +232,16 @@ def _package(path: Path) -> list[Path]:
     return [*top.glob("lib/python3*"), *top.glob("lib/libpython*")] if path.name.startswith("python") else []
 
 
-def _needs(program: Path, search: str) -> list[Path]:
-    """Return the interpreter of a script and, of a shell script, the programs that it names by their paths."""
-    text = b""
+def _interpreter(program: Path, search: str) -> list[Path]:
+    """Return the interpreter of a script, none for another program. What a shell script starts is not looked for."""
+    head = b""
     with suppress(OSError), program.open("rb") as file:
-        text = file.read(_MAX_SCRIPT)
-    head, _, body = text.partition(b"\n") if text.startswith(b"#!") else (b"", b"", b"")
-    body, words = body if _SHELL.match(head) else b"", os.fsdecode(head[2:_MAX_HEAD]).split()
+        head = file.read(_MAX_HEAD).partition(b"\n")[0]
+    words = os.fsdecode(head[2:]).split() if head.startswith(b"#!") else []
     if words and Path(words[0]).name == "env":
-        interpreter = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
-        words = list(filter(None, [shutil.which(interpreter, path=search)]))
-    needed = [Path(word) for word in words[:1] if _is_file(word)]
-    for is_beside, path_text in _NAMED.findall(body):
-        path = Path(os.path.normpath(f"{program.parent if is_beside else ''}{os.fsdecode(path_text)}"))
-        if path.is_file() and ("node_modules" in path.parts or os.access(path, os.X_OK)):
-            needed.append(path)
-    return needed
+        name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
+        words = list(filter(None, [shutil.which(name, path=search)]))
+    return [Path(word) for word in words[:1] if _is_file(word)]
 
 
 HOME = Path("/agent")  # in bubblewrap; below /tmp, Codex would not keep its helpers
@@ -317,6 +311,18 @@ class Sandbox:
     def end(self) -> list[str]:
         """End what the agent left running and remove what it left outside; returns what could not be ended."""
         return []
+
+    def summary(self, agent: str) -> str:
+        """Return one line about what the agent gets of yours; "" without a sandbox, where it gets everything."""
+        if self.name == NO_SANDBOX:
+            return ""
+        files = [f"~/{name}" for name in self.login.files() if (home_of(self.environ) / name).is_file()]
+        given = [*sorted(self.login.chosen(self.environ)), *files, *self.login.sees]
+        return f"{agent} gets of yours: {', '.join(given) or 'no variable and no file'}"
+
+    def engine_variables(self) -> dict[str, str]:
+        """Return variables for runs that train while the agent works, so that it cannot put files in their way."""
+        return {}
 
     def take_back(self, clone: Clone, before: bytes | None) -> tuple[str, ...]:
         """Take a renewed credential back once no process is left; returns notes. `before`: what `furnish` returned."""
@@ -458,7 +464,7 @@ for word; do
     clone:*) [ -n "$(writable "$path")" ] || wrong "cannot write to $path: set TMPDIR to a folder that all may enter";;
     needed:*) [ -r "$path" ] || wrong "cannot read $path: install the agent outside of it, such as in /usr/local";;
     seen:*) [ -r "$path" ] || wrong "cannot read $path: copy it to a folder that every user may read";;
-    closed:*) if [ -r "$path" ] || [ -x "$path" ]; then wrong "can read $path: chmod 700 $path"; fi;;
+    closed:*) if [ -r "$path" ] || [ -x "$path" ]; then wrong "can read $path: chmod go= $path"; fi;;
     above:*) if [ -w "$path" ] && [ ! -k "$path" ]; then wrong "can write to $path: chmod o-w $path"; fi;;
     kept:*) found=$(writable "$path"); [ -z "$found" ] || wrong "can write to $found: chmod -R o-w $path";;
     esac
@@ -470,7 +476,7 @@ done
 class OtherUser(Sandbox):
     """`--sandbox user`: the agent has a uid of its own, which can neither change the checkout nor read runs/ or HOME.
 
-    Only root can start it. `closed`: folders that it must not enter.
+    Only root can start it. `closed`: folders that it must not enter, and files that it must not read.
     """
 
     uid: int
@@ -495,6 +501,12 @@ class OtherUser(Sandbox):
             LOGNAME="agent",
         )
         return [*_entry(), *_as_user(self.uid), *self._whole(words)], inside
+
+    def engine_variables(self) -> dict[str, str]:
+        """Name a folder for temporary files and caches of compilers that the agent's uid cannot enter."""
+        folder = Path(tempfile.gettempdir(), f"runs-of-nightshift-{os.getuid()}")
+        make_private(folder)
+        return {"TMPDIR": os.fspath(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
 
     def end(self) -> list[str]:
         """End every process of the uid, then remove its files in folders where every user may write."""
@@ -648,10 +660,13 @@ def _other_user(
     runs, environ = root / "runs", given["environ"]
     if home_of(environ) == Path("/"):
         return "HOME is /: set it to a folder that no other user may enter"
-    if runs.is_dir():
-        runs.chmod(0o700)
+    # .git/config may hold a token; git and the ledger keep these rights when they write the files again.
+    secrets = [root / "results.tsv", *(place / "config" for place in given["hidden"] if (place / "HEAD").is_file())]
+    closed = [path for path in (runs, *secrets) if path.exists()]
+    for path in closed:
+        path.chmod(path.stat().st_mode & 0o700)
     cache = Path(environ.get("XDG_CACHE_HOME") or home_of(environ) / ".cache")
-    closed = [runs, home_of(environ), cache / "nightshift", *_folders_of(_DATA, environ)]
+    closed += [home_of(environ), cache / "nightshift", *_folders_of(_DATA, environ)]
     sandbox = OtherUser(**given, name="user", uid=_free_uid(clone), closed=tuple(closed))
     wrong = sandbox.trial(words, clone)
     return sandbox if wrong is None else f"uid {sandbox.uid} {wrong}"

@@ -29,6 +29,7 @@ from nightshift.errors import EngineError, UsageError, listed
 CAMPAIGN_PREFIX = "autoresearch/"
 START_SUBJECT = "Start campaign: "  # of the commit with the files that were not committed when a campaign began
 CONFIG_NAME = "train.toml"
+AGENT_CLONE_MARK = "nightshift-agent-clone"  # in the .git of the clone in which an agent works
 EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0

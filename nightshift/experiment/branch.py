@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from nightshift.campaign.git import CONFIG_NAME, Head, Repo, campaign_branch
+from nightshift.campaign.git import AGENT_CLONE_MARK, CONFIG_NAME, Head, Repo, campaign_branch
 from nightshift.campaign.ledger import Ledger, baseline_of
 from nightshift.campaign.records import Record
 from nightshift.config.rules import RULES_NAME, Rules
@@ -68,6 +68,9 @@ def continued(repo: Repo, records: Sequence[Record], rules_hash: str | None) -> 
 
 def checked_head(repo: Repo) -> Head:
     """Return HEAD. UsageError without a commit, and while an operation of git is not finished."""
+    if (repo.root / ".git" / AGENT_CLONE_MARK).exists():
+        cause = f"{repo.root} is the throw-away clone of an agent, in which nothing is run"
+        raise UsageError(cause, "Edit train.toml, write hypothesis.txt, and end: the night runs the proposal.")
     head = repo.head()
     if head.commit is None:
         cause = f"{repo.root} is no git repository with a commit, and a campaign is a branch of one"

@@ -232,6 +232,9 @@ def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
         open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *access) for name in names
     )
     agents = tuple(replace(agent, clock=controller.clock) for agent in opened)
-    for warning in dict.fromkeys(agent.sandbox.warning for agent in agents if agent.sandbox.warning):
-        controller.reporter.note(warning)
+    notes = [note for agent in agents for note in (agent.sandbox.warning, agent.sandbox.summary(agent.name)) if note]
+    for note in dict.fromkeys(notes):
+        controller.reporter.note(note)
+    for agent in agents:
+        controller.bench.executor.environ = {**controller.bench.executor.environ, **agent.sandbox.engine_variables()}
     return TeamProposer(agents) if is_team else AgentProposer(agents)

@@ -179,8 +179,8 @@ def test_an_agent_that_has_read_the_sources_finds_no_way_out(user: User) -> None
     assert found["descriptors"] == ["0", "1", "2"]
     devices = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero core"
     assert set(found["devices"]) <= set(devices.split())
-    assert "STAND_IN_API_KEY" in found["variables"]
-    assert not {"AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "NIGHTSHIFT_GSM8K"} & set(found["variables"])
+    secrets = {"STAND_IN_API_KEY", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "NIGHTSHIFT_GSM8K"}
+    assert not secrets & set(found["variables"])
     assert found["localhost"] == "done: None"  # as SECURITY.md says: the network is shared
     if ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, 0, 1) >= 6:  # Landlock's scopes
         assert found["abstract socket"] == "Operation not permitted"

@@ -85,10 +85,13 @@ status = dict(line.split(":\\t") for line in open("/proc/self/status").read().sp
 told = {name: status[name] for name in ("NoNewPrivs", "CapPrm", "CapEff", "CapBnd", "CapInh", "Groups")}
 told["uid"] = os.getresuid() + os.getresgid()
 told["session"] = os.getsid(0) == os.getpid()
-for name in ("checkout/runs/0001/record.json", "home/secret", "data/test.jsonl"):
+for name in (
+    "checkout/runs/0001/record.json", "checkout/results.tsv", "checkout/.git/config", "home/secret", "data/test.jsonl"
+):
     told["read " + name] = attempt(lambda: open(folder / name).read())
 told["environment"] = attempt(lambda: open(f"/proc/{os.getppid()}/environ").read())
-for name in ("checkout/train.toml", "checkout/.git/HEAD", "checkout/new.py", "cache/weights", "cache/new", sys.argv[2]):
+kept = ("checkout/train.toml", "checkout/.git/HEAD", "checkout/new.py", "cache/weights", "cache/new")
+for name in (*kept, *sys.argv[2:]):
     told["write " + name] = attempt(lambda: open(folder / name, "a").close())
 told["signal"] = attempt(lambda: os.kill(os.getppid(), 9))
 for place in ("/tmp", "/dev/shm", "/var/tmp"):
@@ -121,7 +124,8 @@ def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Pat
     agent = folder / "agent.py"
     agent.write_text(REACHING)
     library = next((ROOT / ".venv").glob("lib/python*/site-packages/psutil/__init__.py"))
-    command = shlex.join([PYTHON, str(agent), str(folder), str(library)])
+    for_runs = folder / "temporary" / f"runs-of-nightshift-{os.getuid()}"
+    command = shlex.join([PYTHON, str(agent), str(folder), str(library), f"{for_runs}/planted"])
     stdout, stderr = good_night(root, agent=command, sandbox="user", experiments=2)
     told = json.loads((root / "runs" / "agent" / "0002-1.log").read_text())
     assert len({*told["uid"]}) == 1
@@ -134,7 +138,7 @@ def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Pat
     segments = Path("/proc/sysvipc/shm").read_text().splitlines()
     assert not [line for line in segments if line.split()[1] == str(identifier)]
     reached = {name: value for name, value in told.items() if " " in name or name == "environment"}
-    assert len(reached) == 10
+    assert len(reached) == 13
     assert {name: value for name, value in reached.items() if value != "Permission denied"} == {}
     assert told["signal"] == "Operation not permitted"
     left = [path for place in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(place).glob(f"{folder.name}-agent")]
@@ -142,6 +146,8 @@ def test_an_agent_as_another_user_reaches_nothing_and_leaves_nothing(folder: Pat
     last = records(root)[-1].proposal
     assert (last.description, last.sandbox, last.notes, state(root)["sandbox"]) == ("faster", "user", (), "user")
     assert "not isolated" not in stdout + stderr
+    assert re.search(r"python3 gets of yours: (\w+, )*\w+\n", stderr)
+    assert for_runs.is_dir()
     assert (root / "runs").stat().st_mode & 0o777 == 0o700
 
 
@@ -192,8 +198,8 @@ def test_the_clone_is_the_agent_s_own_and_git_works_there(user: User) -> None:
 @pytest.mark.parametrize(
     ("changed", "mode", "reason"),
     [
-        ("home", 0o755, "can read {0}/home: chmod 700 {0}/home"),
-        slow("gsm8k", 0o755, "can read {0}/gsm8k: chmod 700 {0}/gsm8k"),
+        ("home", 0o755, "can read {0}/home: chmod go= {0}/home"),
+        slow("gsm8k", 0o755, "can read {0}/gsm8k: chmod go= {0}/gsm8k"),
         ("checkout/rules.toml", 0o666, "can write to {0}/checkout/rules.toml: chmod -R o-w {0}/checkout"),
         slow("", 0o777, "can write to {0}: chmod o-w {0}"),
         slow("prime-rl", 0o777, "can write to {0}/prime-rl: chmod -R o-w {0}/prime-rl"),

@@ -14,6 +14,7 @@ from nightshift.agents.clone import Clone
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
 from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.experiment.branch import checked_head
 from tests.conftest import git
 
 
@@ -64,6 +65,8 @@ def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clo
     clone.open(b"lr = 7\n")
     assert stat.S_IMODE(clone.folder.parent.stat().st_mode) == 0o700
     assert (clone.path / "train.toml").read_bytes() == b"lr = 7\n"
+    with pytest.raises(UsageError, match=r"is the throw-away clone of an agent, in which nothing is run\. Edit"):
+        checked_head(Repo(clone.path))
     assert clone.changes() == ()
     (clone.path / "folder").mkdir()
     (clone.path / "train.toml").unlink()
