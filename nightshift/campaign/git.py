@@ -44,6 +44,7 @@ _UNFINISHED = {  # by the file or folder that git has meanwhile
     "BISECT_LOG": "bisect",
 }
 _SAFE_OPTIONS = (
+    *("--no-optional-locks", "--no-replace-objects"),
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
 )
@@ -119,15 +120,15 @@ class Repo:
     def files_at(self, commit: str) -> dict[str, Blob]:
         """Return the files of `commit` by name, relative to the root. UsageError if git cannot read the commit."""
         files = dict[str, Blob]()
-        listed = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
-        if listed.returncode != 0:
+        tree = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
+        if tree.returncode != 0:
             fix = "Fetch it: a checkout must hold the whole of its branch."
             raise UsageError(f"git has no readable commit {commit[:12]}", fix)
-        for entry in os.fsdecode(listed.stdout).split("\0")[:-1]:
+        for entry in os.fsdecode(tree.stdout).split("\0")[:-1]:
             about, _, path = entry.partition("\t")
-            mode, kind, name = about.split()
+            mode, kind, id = about.split()
             if kind == "blob":  # no submodule
-                files[path] = Blob(mode, name)
+                files[path] = Blob(mode, id)
         if CONFIG_NAME not in files:
             fix = "Commit it, in a repository of its own."
             raise UsageError(f"{commit[:7]} holds no {CONFIG_NAME} at its top", fix)
@@ -135,8 +136,7 @@ class Repo:
 
     def files(self) -> list[str]:
         """Return the names of the files here, tracked or not, without those that git ignores."""
-        listed = self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        return [name for name in listed.split("\0") if name]
+        return self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")[:-1]
 
     def differs(self, name: str, blob: Blob) -> bool:
         """Return True if the working file has other bytes, is gone, or lies below a link to another folder.
@@ -165,7 +165,18 @@ class Repo:
         if parent != head.commit:
             cause = f"{head.branch} moved to {parent[:7]} while {listed([*blobs])} was committed"
             raise UsageError(cause, "Run it again.")
-        commit = self._commit(parent, blobs, message)
+        index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
+        for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
+            path.unlink(missing_ok=True)
+        self._git("read-tree", parent, index=index)
+        self._git("update-index", "-z", "--index-info", stdin=_entries(blobs, parent), index=index)
+        tree = self._git("write-tree", index=index).strip()
+        index.unlink(missing_ok=True)
+        author = []  # what the user configured, else Nightshift
+        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
+            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
+            author += ["-c", f"{key}={configured or default}"]
+        commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
         # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
         self._run("update-index", "-z", "--index-info", stdin=_entries(blobs, commit))
         # Compare-and-swap: a commit that somebody makes at this moment is not lost.
@@ -174,32 +185,16 @@ class Repo:
 
     def working_blobs(self, names: Iterable[str]) -> dict[str, Blob | None]:
         """Add the working files to git's objects, and return them by name; None for a file that is gone."""
-        blobs = dict[str, Blob | None]()
-        for path in (self.root / name for name in names):
-            name, is_link = path.relative_to(self.root).as_posix(), path.is_symlink()
-            mode = "120000" if is_link else "100755" if os.access(path, os.X_OK) else "100644"
-            is_there = is_link or path.exists()
-            data = os.fsencode(path.readlink()) if is_link else path.read_bytes() if is_there else b""
-            blobs[name] = Blob(mode, self._blob(data)) if is_there else None
+        blobs = dict[str, Blob | None].fromkeys(names)
+        for name in blobs:
+            if (path := self.root / name).is_symlink():
+                blobs[name] = Blob("120000", self._blob(os.fsencode(path.readlink())))
+            elif path.exists():
+                blobs[name] = Blob("100755" if os.access(path, os.X_OK) else "100644", self._blob(path.read_bytes()))
         return blobs
 
     def _blob(self, data: bytes) -> str:
         return self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
-
-    def _commit(self, parent: str, blobs: Mapping[str, Blob | None], message: str) -> str:
-        """Return a new commit, which is on no branch yet."""
-        index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
-        for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
-            path.unlink(missing_ok=True)
-        self._git("read-tree", parent, index=index)
-        self._git("update-index", "-z", "--index-info", stdin=_entries(blobs, parent), index=index)
-        tree = self._git("write-tree", index=index).strip()
-        index.unlink(missing_ok=True)
-        identity = []  # the author: what the user configured, else Nightshift
-        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
-            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
-            identity += ["-c", f"{key}={configured or default}"]
-        return self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if
@@ -229,9 +224,8 @@ class Repo:
         """Return the operation of the user's that has to be finished first: `rebase`, ...; None if there is none."""
         options = [word for name in _UNFINISHED for word in ("--git-path", name)]
         paths = self._git("rev-parse", *options).splitlines()
-        return next(
-            (n for n, path in zip(_UNFINISHED.values(), paths, strict=False) if (self.root / path).exists()), None
-        )
+        names = zip(_UNFINISHED.values(), paths, strict=True)
+        return next((name for name, path in names if (self.root / path).exists()), None)
 
     def is_default(self, branch: str) -> bool:
         """Return True for main, master, the default branch of git or of a remote, and "", a detached HEAD."""
@@ -347,8 +341,8 @@ class Repo:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         environment |= {} if is_personal else _NO_CONFIGURATION
-        environment |= {} if index is None else {"GIT_INDEX_FILE": os.fspath(index.absolute())}
-        command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
+        environment |= {"GIT_INDEX_FILE": str(index.absolute())} if index else {}
+        command = [_program() or "git", *_SAFE_OPTIONS, *arguments]
         try:
             process = subprocess.Popen(
                 command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=self.root, env=environment, start_new_session=True

@@ -1,8 +1,7 @@
 """`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one process that works in a
 checkout, the controller (run.py, a night, certify). A record is whole or absent.
 
-The controller holds the lock of the file `runs/.lock`, which the kernel releases when the process dies.
-`runs/.controller` names the process for the refusal of a second start; a killed process leaves the file.
+The kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,20 +59,13 @@ FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 _held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """The process that holds the lock. `since` is ISO 8601, UTC: when the process started."""
 
     pid: int
     command: str
     since: str
     host: str
-
-    @classmethod
-    def here(cls) -> Holder:
-        program, *arguments = sys.argv or [""]
-        since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
-        return cls(os.getpid(), shlex.join(["uv", "run", Path(program).name, *arguments]), since, socket.gethostname())
 
     def __str__(self) -> str:
         since = local(datetime.fromisoformat(self.since))
@@ -113,8 +104,11 @@ class Ledger:
         except OSError as error:
             raise disk_error(error, path) from None
         with hold:
+            program, *arguments = sys.argv or [""]
+            command = shlex.join(["uv", "run", Path(program).name, *arguments])
+            since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
             try:
-                write_json(holder_path, Holder.here())
+                write_json(holder_path, Holder(os.getpid(), command, since, socket.gethostname()))
                 yield
             finally:
                 del _held[path]
@@ -154,8 +148,7 @@ class Ledger:
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
-        last = max((int(entry.name) for entry in self._numbered()), default=0)
-        last = max(last, last_committed)
+        last = max([last_committed, *(int(entry.name) for entry in self._numbered())])
         if not _NUMBER.fullmatch(f"{last + 1:04d}"):
             raise UsageError(f"{self.run_dir(last)} leaves no number for another experiment", "Move it out of runs/.")
         return last + 1
@@ -223,8 +216,6 @@ class Ledger:
         for number in self.numbers():
             try:
                 records += [record] if (record := self.read(number)) else []
-            except OtherVersionError:
-                raise
             except UsageError as error:
                 damaged.append(error.cause)
         return records, damaged
@@ -238,7 +229,8 @@ class Ledger:
         raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
-        """Return one record; None if it was never written. UsageError if it is damaged or of another version."""
+        """Return one record; None if it was never written. UsageError if it is damaged, EngineError if another version
+        of Nightshift wrote it."""
         if (known := self._known.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
@@ -297,27 +289,19 @@ class Ledger:
             raise disk_error(error, self.tsv_path) from None
 
 
-class OtherVersionError(UsageError):
-    """runs/ was written by another version of Nightshift."""
-
-
 class _Version(msgspec.Struct):
     version: int
-
-
-_DECODER = msgspec.json.Decoder(Record)
 
 
 def _record(text: bytes, number: int) -> Record:
     """Return the record in a file. ValueError if it is not experiment `number`'s."""
     try:
-        record = _DECODER.decode(text)
+        record = msgspec.json.decode(text, type=Record)
     except msgspec.ValidationError:
         with suppress(msgspec.ValidationError):
-            version = msgspec.json.decode(text, type=_Version).version
-            if version != VERSION:
+            if (version := msgspec.json.decode(text, type=_Version).version) != VERSION:
                 cause = f"runs/{number:04d}/{RECORD_NAME} has version {version}; this Nightshift reads {VERSION}"
-                raise OtherVersionError(cause, f"Move the folder: mv runs runs-{version}") from None
+                raise EngineError(cause, f"Move the folder: mv runs runs-{version}") from None
         raise
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
