@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from nightshift.campaign.records import (
     Action,
@@ -89,9 +89,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cells(self) -> dict[str, Any]:
         """The row on one level: tuples joined, and a column for each environment."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "environment_scores"}
-        joined = {name: ", ".join(v) if isinstance(v, tuple) else v for name, v in fields.items()}
-        return joined | self.environment_scores
+        fields = {name: ", ".join(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        del fields["environment_scores"]
+        return fields | self.environment_scores
 
 
 def verdict_of(record: Record) -> VerdictName | None:
@@ -148,27 +148,30 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
 
 def fates_of(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings, Fate]:
     """Return the fate of each change that was kept once. `kept`: the incumbent's changes."""
-    keys, changes, commits = {key for change in kept for key in change.keys}, list[Change](), dict[str, str]()
-    for record in sorted(records, key=_place):
-        changes += record.judgement.kept if record.judgement else ()
-        commits |= {name.partition(" ")[2]: id for name, id in record.commits.items() if not name.startswith("revert")}
-    now: dict[Settings, Now] = {}
-    for change in changes:
-        now[settings_of(change)] = "replaced" if change.keys.keys() <= keys else "reverted"
-    now |= dict.fromkeys(map(settings_of, kept), "kept")
-    return {settings_of(c): (now[settings_of(c)], commits.get(c.name)) for c in (*changes, *kept)}
+    records = sorted(records, key=_place)
+    names = [item for record in records for item in record.commits.items()]
+    commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
+    keys, kept_settings = {key for change in kept for key in change.keys}, set(map(settings_of, kept))
+    fates = dict[Settings, Fate]()
+    for change in (*(c for record in records if record.judgement for c in record.judgement.kept), *kept):
+        now: Now = "replaced" if change.keys.keys() <= keys else "reverted"
+        settings = settings_of(change)
+        fates[settings] = "kept" if settings in kept_settings else now, commits.get(change.name)
+    return fates
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     """Return the incumbent's changes of one campaign as its records have them: `Campaign.kept` before your own commits
     since the last experiment. For who does not fold: the fold of thousands of records takes seconds."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
-    kept = list(last.judgement.kept) if last and last.judgement else []
-    for decision in (d for r in records if last and r.decided_before >= _place(last) for d in r.user_decisions):
+    if last is None or last.judgement is None:
+        return ()
+    kept = list(last.judgement.kept)
+    for decision in (d for r in records if r.decided_before >= _place(last) for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    left = {settings for settings, rest in remaining(map(settings_of, kept)) if rest}  # the others are replaced
-    return tuple(change for change in kept if settings_of(change) in left)
+    rests = [rest for _, rest in remaining(map(settings_of, kept))]  # a change without a rest is replaced
+    return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
 
 
 def _place(record: Record) -> int:
@@ -184,12 +187,12 @@ def results_tsv(records: Sequence[Record]) -> str:
     fates = {name: fates_of(own, kept_by_records(own)) for name, own in campaigns.items()}
     table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
     header = (*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))
-    lines = ["\t".join(header)]
+    lines = [header]
     for line in table:
-        parent = None if line.parent is None else f"{line.parent:04d}"
+        parent = "" if line.parent is None else f"{line.parent:04d}"
         cells = line.cells | {"status": line.verdict, "run": f"{line.number:04d}", "parent": parent}
-        lines.append("\t".join(_cell(cells.get(name)) for name in header))
-    return "\n".join([*lines, ""])
+        lines.append(tuple(_cell(cells.get(name)) for name in header))
+    return "".join("\t".join(line) + "\n" for line in lines)
 
 
 def _cell(value: str | float | None) -> str:
