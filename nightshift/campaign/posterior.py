@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
 
 import numpy as np
@@ -63,12 +63,8 @@ class Posterior:
         self._variances = (factors * rules.seed_sd) ** 2 + rules.examples_share * stderr**2
         self._expected_variance = rules.seed_sd**2 + rules.examples_share * stderr**2
         self._log_weights = np.log(priors)
-        self._mean = np.zeros(16)
-        self._cov = np.zeros((16, 16))
-        self._size = 2
-        self._mean[_BASELINE] = score
-        self._cov[_BASELINE, _BASELINE] = self.noise_variance
-        self._cov[_DRIFT, _DRIFT] = rules.drift_sd**2
+        self._mean = np.array([score, 0.0])
+        self._cov = np.diag([self.noise_variance, rules.drift_sd**2])
 
     @property
     def kept(self) -> tuple[Change, ...]:
@@ -115,7 +111,7 @@ class Posterior:
         """Return the mean score of the final check runs of the incumbent minus that of the baseline's, and half of the
         95 % interval by Student's t, with the expected and the two configs' variance pooled. None without two runs of
         each."""
-        sides = [self._final_scores.get(_config(kept), ()) for kept in (self._kept, {})]
+        sides = [self._final_scores.get(_union(kept), ()) for kept in (self._kept.values(), ())]
         if not self._kept or min(map(len, sides)) < 2:
             return None
         df = SEED_DF + sum(len(side) - 1 for side in sides)
@@ -140,7 +136,7 @@ class Posterior:
             _, known, column = self._weighted(self._factors(map(settings_of, run.changes), 1.0)[0], reductions)
             reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
         _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
-        variances = np.diagonal(self._cov)[: self._size] - sum((reduction**2 for reduction in reductions), 0.0)
+        variances = np.diagonal(self._cov) - sum((reduction**2 for reduction in reductions), 0.0)
         sds = np.abs(column + variances) / np.sqrt(known + 2 * column + variances + noise) + 1e-9
         taken = new.keys.keys() | self._setters.keys()
         best, most = None, self.rules.least_worth
@@ -162,13 +158,13 @@ class Posterior:
         mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2 matrix. The
         accident of a run without a new change is treated as a new change that is forgotten.
         """
-        settings = None if run.new is None else settings_of(run.new)
-        is_new = settings is not None and settings not in self._rows
-        if settings is not None and run.new is not None and settings not in self._changes:
-            self._add(settings, run.new)
+        new = None if run.new is None else settings_of(run.new)
+        is_new = new is not None and new not in self._rows
+        if run.new is not None and new not in self._changes:
+            self._add(run.new)
         changes = [self._admitted(change) for change in run.changes]
         rests = remaining(changes)
-        config = _config(dict(rests))
+        config = _union(rest for _, rest in rests)
         if run.stage is not Stage.SEARCH:
             self._final_scores[config] = (*self._final_scores.get(config, ()), score)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
@@ -181,7 +177,6 @@ class Posterior:
                 share = len(rest) / len(whole)
                 self._add_row(rest, whole, share, share * (1 - share) * self.rules.kinds[0][1] ** 2)
         expected, known, column = self._weighted(self._factors(changes, 1.0, time_hours)[0])
-        size = len(column)
         residuals = score - expected - mus
         score_variances = known + variances + self.noise_variance
         weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
@@ -197,16 +192,16 @@ class Posterior:
         gains = np.array([np.ones_like(score_variances), variances])
         deviations = steps - step[:, None]
         matrix = (deviations * weights) @ deviations.T - (gains * (weights / score_variances)) @ gains.T
-        self._mean[:size] += step[0] * column
-        self._cov[:size, :size] += np.outer(matrix[0, 0] * column, column)
-        if is_new and settings is not None:
-            row = self._rows[settings]
+        self._mean += step[0] * column
+        self._cov += np.outer(matrix[0, 0] * column, column)
+        if is_new and new is not None:
+            row = self._rows[new]
             self._mean[row] += step[1]
-            self._cov[row, :size] += matrix[0, 1] * column
-            self._cov[:size, row] += matrix[0, 1] * column
+            self._cov[row] += matrix[0, 1] * column
+            self._cov[:, row] += matrix[0, 1] * column
             self._cov[row, row] += matrix[1, 1] + weights @ variances
             self._counts += weights
-        return self._decide(settings)
+        return self._decide(new)
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
         """Keep or revert a change, as a commit of the user's did. The rule does not undo the user's decision."""
@@ -223,7 +218,7 @@ class Posterior:
         if settings not in self._changes:
             second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
             variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
-            row = self._add(settings, change)
+            row = self._add(change)
             self._cov[row, row] += variance
         return settings
 
@@ -309,50 +304,41 @@ class Posterior:
         in flight make the covariance smaller by their `reductions`."""
         rows = list(factors)
         values = np.array(list(factors.values()))
-        column: Array = values @ self._cov[rows, : self._size]
+        column: Array = values @ self._cov[rows]
         for reduction in reductions:
             column -= reduction * (values @ reduction[rows])
         return float(values @ self._mean[rows]), float(values @ column[rows]), column
 
-    def _add(self, settings: Settings, change: Change) -> int:
+    def _add(self, change: Change) -> int:
         """Add a proposed change. A new value of the same keys starts from the effect of the kept, or last, value.
         Return the change's row."""
+        settings = settings_of(change)
         same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
-        self._changes[settings] = change
         kept = [other for other in same if other in self._kept]
-        source = (kept or same)[-1] if same else None
-        if settings in self._rows:
-            return self._rows[settings]
-        return self._add_row(settings, source, 1.0 if kept else self.rules.related)
+        self._changes[settings] = change
+        if settings not in self._rows:
+            self._add_row(settings, next(reversed(kept or same), None), 1.0 if kept else self.rules.related)
+        return self._rows[settings]
 
-    def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> int:
-        """Add an entry to the Gaussian: a share of another entry, or 0, and a variance of its own. Return its row."""
-        row = self._size
-        if row == len(self._mean):
-            self._mean = np.pad(self._mean, (0, row))
-            self._cov = np.pad(self._cov, (0, row))
+    def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> None:
+        """Add an entry to the Gaussian: a share of another entry, or 0, and a variance of its own."""
+        row = self._rows[settings] = len(self._mean)
+        self._mean, self._cov = np.pad(self._mean, (0, 1)), np.pad(self._cov, (0, 1))
         if source is not None:
             start = self._rows[source]
             self._mean[row] = share * self._mean[start]
-            self._cov[row, :row] = share * self._cov[start, :row]
-            self._cov[:row, row] = self._cov[row, :row]
+            self._cov[row, :row] = self._cov[:row, row] = share * self._cov[start, :row]
             self._cov[row, row] = share**2 * self._cov[start, start] + variance
-        self._size += 1
-        self._rows[settings] = row
-        return row
 
 
-def _config(kept: Mapping[Settings, Settings]) -> Settings:
-    """Return the settings of a config. `kept`: what each of its changes still sets."""
-    return frozenset(item for rest in kept.values() for item in rest)
+def _union(parts: Iterable[Settings]) -> Settings:
+    return Settings().union(*parts)
 
 
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:
-    """Return the stage of a night's next run.
-
-    The last runs are two of the baseline, then two of the incumbent; at several slots one of each a slot. `num_last`:
-    last runs among the night's `num_started` runs. `num_left`: runs that the night can still start.
-    """
+    """Return the stage of a night's next run: the last runs are two of the baseline, then two of the incumbent; at
+    several slots one of each a slot. `num_last`: last runs among the night's `num_started` runs. `num_left`: runs that
+    the night can still start."""
     num_each = 2 if num_slots == 1 else num_slots
     is_short = num_started + num_left < _NIGHT_OF_LAST_RUNS * 2 * num_each
     if num_last == 0 and (is_short or num_left > 2 * num_each):
