@@ -18,7 +18,7 @@ Event = Literal["begun", "submitted", "access", "decided", "committed", "directi
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The permission of one job to read the test split. All jobs of one certificate have the same `number`. `configs`:
-    hashes of the two configs, by side; `token`: of the job."""
+    hashes of the two configs, by side."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     branch: str

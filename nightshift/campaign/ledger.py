@@ -38,9 +38,9 @@ from nightshift.files import (
     open_regular,
     read_file,
     read_json,
-    remove_tree,
     sweep_folder,
     sync_folder,
+    whole_folder,
     write_atomically,
     write_json,
 )
@@ -49,7 +49,6 @@ from nightshift.text import clean, local
 STARTED = "started"
 RECORD_NAME = "record.json"
 HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
-_RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 _PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
 _MAX_COMMAND = 200  # characters that are shown
@@ -78,9 +77,7 @@ class Ledger:
 
     def __init__(self, root: Path) -> None:
         """`root` is the checkout. Nothing is created before a write."""
-        self.root = root
-        self.runs_dir = root / "runs"
-        self.tsv_path = root / "results.tsv"
+        self.root, self.runs_dir, self.tsv_path = root, root / "runs", root / "results.tsv"
         self.journal = Journal(self.runs_dir)
         # Records that were reserved here, or read after they were closed: they do not change under this process.
         self._known: dict[int, Record] = {}
@@ -127,10 +124,8 @@ class Ledger:
         try:
             with open_regular(self.runs_dir / LOCK_NAME) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     def require_in_place(self) -> None:
@@ -165,27 +160,20 @@ class Ledger:
 
     def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
         """Give a `started` record the next number and a folder with `files`, which appears whole or not at all.
-
-        `last_committed`: the last experiment that the branch's commits name (Repo.last_experiment).
-        """
+        `last_committed`: the last experiment that the branch's commits name (Repo.last_experiment)."""
         self.require_in_place()
         if self.tsv_path.is_dir():  # before the run, not after it
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(last_committed), status=STARTED)
         if (new := record.run.new) is not None and not new.experiment:
             record = replace(record, run=replace(record.run, new=replace(new, experiment=record.number)))
-        folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
-        try:
-            remove_tree(partial)  # left by a kill
-            partial.mkdir(parents=True)
+        folder = self.run_dir(record.number)
+        with whole_folder(folder) as partial:
             for name, data in files.items():
                 write_atomically(partial / name, data)
             write_json(partial / RECORD_NAME, record)
             self.log("begun", folder / RECORD_NAME)
-            partial.rename(folder)
-            sync_folder(self.runs_dir)
-        except OSError as error:
-            raise disk_error(error, folder) from None
+        sync_folder(self.runs_dir)
         self._known[record.number] = record
         return record
 
@@ -313,10 +301,9 @@ def _record(text: bytes, number: int) -> Record:
 
 def read_progress(run_dir: Path) -> Progress | None:
     """Return how far a run is; None if it did not say."""
-    try:
+    with suppress(UsageError):
         return read_json(run_dir / PROGRESS_NAME, Progress, "")
-    except UsageError:
-        return None
+    return None
 
 
 def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -341,6 +328,6 @@ def require_same_setup(
     )
     for what, then, now in fixed:
         if then != now:
-            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
+            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment"
             fix = "Begin another campaign: --branch NEW. Or go back to what the campaign uses."
-            raise UsageError(f"{cause} {now or 'unset'}", fix)
+            raise UsageError(f"{cause}, this is {now or 'unset'}", fix)

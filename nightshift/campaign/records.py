@@ -59,13 +59,10 @@ def prediction_in(description: str) -> str | None:
 
 
 class Cost(Struct, frozen=True):
-    """What one proposal cost, or the sum over `num_proposals` and their runs.
-
-    `tokens_in` includes tokens from a cache, `tokens_out` includes thinking. `dollars` (US) are the agent program's own
-    figure. `seconds` is the agents' wall-clock time. `run_seconds` adds up the runs, also those side by side;
-    `gpu_seconds` multiplies each run by its GPUs. `at_least` names the figures that are lower bounds, because not every
-    agent reported its part.
-    """
+    """What one proposal cost, or the sum over `num_proposals` and their runs. `tokens_in` includes tokens from a cache,
+    `tokens_out` includes thinking. `dollars` (US) are the agent program's own figure. `seconds` is the agents'
+    wall-clock time. `gpu_seconds` multiplies the seconds of each run by its GPUs. `at_least` names the figures that are
+    lower bounds, because not every agent reported its part."""
 
     tokens_in: Tokens | None = None
     tokens_out: Tokens | None = None
@@ -269,10 +266,8 @@ def packed(scores: Sequence[float]) -> Raw:
 
 
 class Rollout(Struct, frozen=True):
-    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
-
-    `environment`: its package. `problem`: the text, which the page adds; None without its data.
-    """
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl. `environment`:
+    its package. `problem`: the text, which the page adds; None without its data."""
 
     environment: str
     key: str
@@ -477,11 +472,8 @@ class PlannedCommit(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What was decided after a run, and the posterior at that moment.
-
-    `decisions`: in the order of their commits, about the new change and each other change that joins or leaves. Scores
-    are true scores, fractions of 1. None if nothing was measured (crash).
-    """
+    """What was decided after a run, and the posterior at that moment. `decisions`: in the order of their commits, about
+    the new change and each other change that joins or leaves. None if nothing was measured (crash)."""
 
     why: str
     decisions: tuple[Decision, ...] = ()
@@ -653,10 +645,8 @@ class Job:
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `names`: for people.
-
-    `environments`, `budget_seconds` and `revisions` are the options of `nightshift certify`.
-    """
+    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `environments`, `budget_seconds` and
+    `revisions` are the options of `nightshift certify`."""
 
     branch: str
     rules_hash: str
@@ -711,12 +701,9 @@ class ComparedRun(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1.
-
-    `verdict` (better, worse, no significant difference) tests at `level`; the interval is of 95 % whatever the level.
-    `access`: number of the use of the test split by this campaign, None on the validation split.
-    `by_environment`: the difference on each of several environments, not corrected for their number.
-    """
+    """Incumbent minus baseline by fresh runs of both: `comparison.json`. `verdict` (better, worse, no significant
+    difference) tests at `level`; the interval is of 95 %. `access`: number of the use of the test split by this
+    campaign, None on the validation split. `by_environment`: the differences, not corrected for their number."""
 
     plan: Plan
     created: str  # ISO 8601, UTC
@@ -778,7 +765,5 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def estimator(self) -> str:
-        return (
-            "95 % interval from the variance between seeds (pooled over both configs) and of the paired difference "
-            f"between examples; t with {self.estimate.df:.1f} degrees of freedom"
-        )
+        sources = "the variance between seeds (pooled over both configs) and of the paired difference between examples"
+        return f"95 % interval from {sources}; t with {self.estimate.df:.1f} degrees of freedom"

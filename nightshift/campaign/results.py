@@ -38,12 +38,9 @@ Fate = tuple[Now, str | None]  # and the commit that kept it last
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One experiment as every view and export prints it. None: not measured, or there is none.
-
-    `verdict` never changes: None before it, `re-run` without a new change. `now`: what a change that was kept is now;
-    `replaced` if kept changes set all of its keys. `effect_at_decision`: of its own new change, at its own decision.
-    `failure`: whose fault a crash is. `incumbent_score`: expected after the decision. `kept`: its run's other changes.
-    """
+    """One experiment as every view and export prints it. None: not measured, or there is none. `now`: what a change
+    that was kept is now; `replaced` if kept changes set all of its keys. `effect_at_decision`: of its own new change,
+    at its own decision. `incumbent_score`: expected after the decision. `kept`: its run's other changes."""
 
     number: int
     verdict: VerdictName | None
@@ -107,9 +104,9 @@ def verdict_of(record: Record) -> VerdictName | None:
 def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     """Return the row of one experiment. `fates`: see `fates_of`."""
     verdict, evaluation = verdict_of(record), record.evaluation
-    effect = record.decision.estimate if record.decision else None
-    training = record.result.training if record.result else None
-    standing = record.judgement.standing if record.judgement else None
+    effect = record.decision and record.decision.estimate
+    training = record.result and record.result.training
+    standing = record.judgement and record.judgement.standing
     new = record.run.new if verdict in ("keep", "discard") else None
     now, commit = fates.get(settings_of(new) if new else frozenset(), ("", None))
     return Row(

@@ -82,10 +82,10 @@ def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger) -> None:
         assert ledger.tsv_path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("name", ["config.json", "record.json", ".reserving"])
+@pytest.mark.parametrize("name", ["config.json", "record.json", "0002"])
 def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypatch):
     closed(ledger)
-    really = os.replace if name != ".reserving" else os.rename
+    really = os.replace if name != "0002" else os.rename
 
     def killed(source: Path, target: Path) -> None:
         if name in (Path(source).name, Path(target).name):
