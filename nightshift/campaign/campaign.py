@@ -1,8 +1,5 @@
-"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes.
-
-A campaign is not stored: it is folded from the records at every start. The fold takes the records' decisions over, so
-that a decision whose commit was not possible stays undone.
-"""
+"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes. It is folded
+from the records at every start, with their decisions, so that a decision whose commit was not possible stays undone."""
 
 from __future__ import annotations
 
@@ -95,9 +92,9 @@ class Campaign:
         campaign = self._copy()
         assert campaign.posterior is not None
         for decision in decisions_since(ledger, repo, self.records, self.baseline.branch, self.config, self.kept):
-            known = replace(decision, change=self.known(decision.change.keys, decision.change))
-            campaign.user_decisions += (known,)
-            campaign.posterior.decide_for_user(known.change, known.action is Action.KEEP)
+            change = campaign.posterior.known(decision.change)
+            campaign.user_decisions += (replace(decision, change=change),)
+            campaign.posterior.decide_for_user(change, decision.action is Action.KEEP)
         return campaign
 
     def read_config(self, ledger: Ledger) -> None:
@@ -153,8 +150,8 @@ class Campaign:
         baseline = baseline or self.config
         assert baseline is not None
         posterior = self.posterior.copy()
-        expected_score, before = posterior.predict(record.run.kept, self.hours(record))[0], posterior.kept
-        decisions = self._observe(posterior, record)
+        expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
+        before, decisions = posterior.kept, self._observe(posterior, record)
         steps, made, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
         posterior.set_kept(kept)  # in the order of the commits, without what is refused
         made += [decision for decision in decisions if decision.action is Action.DISCARD]
@@ -170,15 +167,14 @@ class Campaign:
         )
         record = replace(record, judgement=judgement)
         status = Verdict.MEASURED  # also if its change was kept while it ran
-        if (decision := record.decision) is not None:
-            status = Verdict.KEEP if decision.action is Action.KEEP else Verdict.DISCARD
-        record = replace(record, status=status)
+        if record.decision is not None:
+            status = Verdict.KEEP if record.decision.action is Action.KEEP else Verdict.DISCARD
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         form = compare(record, self._parent_of(record))
         why += [form.conclusion] if form and form.conclusion else []
-        return replace(record, judgement=replace(judgement, why="; ".join(why)))
+        return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
 
     def _reason(self, record: Record, decision: Decision) -> str:
         """Return the message, below its subject, of the commit of a decision after `record`: the evidence, the
@@ -235,8 +231,8 @@ class Campaign:
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if none did."""
-        runs = (record for record in reversed(self.decided) if record.status != Verdict.CRASH)
-        return next((record for record in runs if _settings(record.run.changes) == _settings(self.kept)), None)
+        settings, runs = _settings(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
+        return next((record for record in runs if _settings(record.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
@@ -258,10 +254,10 @@ class Campaign:
             return None
         return self.posterior.effect(record.run.new, record.run.kept)
 
-    def known(self, keys: dict[str, str | None], default: Change | None = None) -> Change:
-        """Return the change that sets these keys, as it was first proposed; else `default`, or a new one."""
-        change = default or Change(keys=keys)
-        return (self.posterior and self.posterior.known(change)) or change
+    def known(self, keys: dict[str, str | None]) -> Change:
+        """Return the change that sets these keys, as it was first proposed."""
+        change = Change(keys=keys)
+        return self.posterior.known(change) if self.posterior else change
 
     def hours(self, record: Record) -> float:
         """Return when a run began: hours since the first baseline."""

@@ -1,9 +1,8 @@
-"""The only module that calls git. It commits files at the top of the checkout by name, and never resets or cleans.
+"""The only module that calls git. It commits files by name, and never resets or cleans.
 
-Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the submitted bytes are
-committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
-configuration, which an agent could have written, except for the author's name. Only `switch` runs the filters of the
-checkout's own configuration, as the user's `git switch` would.
+Commits are built from plumbing, so that the submitted bytes are committed whatever else is staged, and no hook, filter,
+signature or editor runs. git does not read the user's configuration, which an agent could have written, except for the
+author's name. Only `switch` runs the filters of the checkout's own configuration.
 """
 
 import hashlib
@@ -101,10 +100,8 @@ class Repo:
 
     def head(self) -> Head:
         """Return branch and commit; ("", None) outside a git checkout."""
-        if self._planned is not None:
-            return self._planned
-        if _program() is None:
-            return Head("", None)
+        if self._planned is not None or _program() is None:
+            return self._planned or Head("", None)
         command = ("rev-parse", "--quiet", "--revs-only", "HEAD", "--symbolic-full-name", "HEAD")
         commit, _, ref = self._git(*command, check=False).strip().partition("\n")
         if not ref:  # no commit yet, or a branch or tag is called HEAD
@@ -139,10 +136,8 @@ class Repo:
         return self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")[:-1]
 
     def differs(self, name: str, blob: Blob) -> bool:
-        """Return True if the working file has other bytes, is gone, or lies below a link to another folder.
-
-        Not `git diff`: index flags, attributes, filters and core.worktree can change its answer.
-        """
+        """Return True if the working file has other bytes, is gone, or lies below a link to another folder. Not `git
+        diff`: index flags, attributes, filters and core.worktree can change its answer."""
         path, is_link = self.root / name, blob.mode == "120000"
         try:
             is_moved = any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name)
@@ -258,10 +253,8 @@ class Repo:
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
     def create_branch(self, head: Head) -> bool:
-        """Create `head` and check it out; no file changes. Returns False if another process has created the branch.
-
-        A kill may come between the two steps: then call it again.
-        """
+        """Create `head` and check it out; no file changes. Return False if another process has created the branch.
+        After a kill between the two steps, call it again."""
         name, tip = head.branch, self.branches().get(head.branch, "")
         if tip and not self.is_unfinished(head):
             return False
@@ -292,10 +285,8 @@ class Repo:
         result = self._run("checkout", "--quiet", branch, "--")
         if result.returncode != 0:
             words = " ".join(result.stderr.decode(errors="replace").split())
-            switch = f"git switch {shlex.quote(branch)}"
-            is_dirty = "overwritten" in words
-            fix = f"Commit the changes, or put them aside: git stash && {switch}" if is_dirty else f"Then: {switch}"
-            raise UsageError(f"git cannot switch to {branch}: {words}", fix)
+            stash = "Commit the changes, or put them aside: git stash &&" if "overwritten" in words else "Then:"
+            raise UsageError(f"git cannot switch to {branch}: {words}", f"{stash} git switch {shlex.quote(branch)}")
 
     def clone(self, head: Head, folder: Path) -> None:
         """Copy the branch into `folder`, without a common object, remote or reflog."""
@@ -317,8 +308,8 @@ class Repo:
         result = self._run(*arguments, **options)
         if check and result.returncode != 0:
             command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
-            reason = result.stderr.decode(errors="replace").strip().splitlines()
-            raise EngineError(f"git {command} failed: {reason[-1] if reason else result.returncode}")
+            reason = result.stderr.decode(errors="replace").strip().splitlines() or [str(result.returncode)]
+            raise EngineError(f"git {command} failed: {reason[-1]}")
         return result.stdout.decode(errors="surrogateescape")
 
     def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -343,11 +334,9 @@ class Repo:
         environment |= {} if is_personal else _NO_CONFIGURATION
         environment |= {"GIT_INDEX_FILE": str(index.absolute())} if index else {}
         command = [_program() or "git", *_SAFE_OPTIONS, *arguments]
+        pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
         try:
-            process = subprocess.Popen(
-                command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=self.root, env=environment, start_new_session=True
-            )
-            with process:
+            with subprocess.Popen(command, **pipes, cwd=self.root, env=environment, start_new_session=True) as process:
                 try:
                     output = process.communicate(stdin, _TIMEOUT_SECONDS)
                 except BaseException:  # also of a signal: git removes its lock files when it is asked to end
@@ -369,8 +358,7 @@ class Repo:
 def _entries(blobs: Mapping[str, Blob | None], commit: str) -> bytes:
     """Return lines for `git update-index --index-info`. `commit`: any, its id is as long as those of the blobs."""
     removed = Blob("0", "0" * len(commit))
-    items = ((name, blob or removed) for name, blob in blobs.items())
-    return os.fsencode("".join(f"{blob.mode} {blob.id}\t{name}\0" for name, blob in items))
+    return os.fsencode("".join("{} {}\t{}\0".format(*(blob or removed), name) for name, blob in blobs.items()))
 
 
 def _program() -> str | None:

@@ -80,9 +80,9 @@ class Posterior:
         vars(copied).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
         return copied
 
-    def known(self, change: Change) -> Change | None:
-        """Return the change as it was first proposed; None if the same keys and values never were."""
-        return self._changes.get(settings_of(change))
+    def known(self, change: Change) -> Change:
+        """Return the change as it was first proposed; itself if the same keys and values never were."""
+        return self._changes.get(settings_of(change), change)
 
     def set_kept(self, kept: Sequence[Change]) -> None:
         """Make `kept` the incumbent's changes, if not every decision could be carried out."""
