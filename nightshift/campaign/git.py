@@ -252,33 +252,15 @@ class Repo:
         """Return whether a file that git tracks has changes that are not committed."""
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
-    def create_branch(self, head: Head) -> bool:
-        """Create `head` and check it out; no file changes. Return False if another process has created the branch.
-        After a kill between the two steps, call it again."""
-        name, tip = head.branch, self.branches().get(head.branch, "")
-        if tip and not self.is_unfinished(head):
-            return False
-        # Create only: another worktree may create the branch at this moment.
-        options = ("--create-reflog", "-m", self._mark)
-        result = self._run("update-ref", *options, f"refs/heads/{name}", str(head.commit), tip)
-        if result.returncode != 0:
-            if self.branches().get(name, "") != tip:
-                return False
+    def create_branch(self, name: str) -> bool:
+        """Create a branch at HEAD and check it out in one step; no file changes. Return False if another process has
+        created the branch."""
+        result = self._run("-c", "branch.autoSetupMerge=false", "checkout", "-b", name)
+        if result.returncode != 0 and name not in self.branches():
             cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
             fix = "Make .git writable, or choose another name: --branch NAME."
             raise UsageError(f"git cannot create {name}: {cause}", fix)
-        self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{name}")
-        return True
-
-    @property
-    def _mark(self) -> str:
-        return f"nightshift: campaign in {hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:12]}"
-
-    def is_unfinished(self, head: Head) -> bool:
-        """Return True if `create_branch` created this branch, in this checkout: worktrees share their branches."""
-        options = ("--walk-reflogs", "--no-show-signature", "--format=%gs")
-        log = self._git("log", *options, f"refs/heads/{head.branch}", "--", check=False)
-        return log.splitlines()[-1:] == [self._mark]
+        return result.returncode == 0
 
     def switch(self, branch: str) -> None:
         """Check out a branch. UsageError with git's words if files that are not committed are in the way."""

@@ -126,8 +126,7 @@ def plan(
     first = continued(repo, records, rules_hash)
     if first is not None and name in (None, first.branch):
         return start(first.branch, branches[first.branch])
-    at_head = [Head(branch, tip) for branch, tip in branches.items() if tip == head.commit and branch not in known]
-    taken = ({*branches} | known) - {other.branch for other in at_head if repo.is_unfinished(other)}
+    taken = {*branches} | known
     if name is None:
         name = campaign_branch(now.astimezone(), taken)
     elif not repo.is_branch_name(name):

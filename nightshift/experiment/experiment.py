@@ -90,7 +90,7 @@ class Controller:
                 bench.engine.validate(load(bench.root / CONFIG_NAME))
             if start.is_switch:
                 self.repo.switch(start.head.branch)
-            if not start.is_new or self.repo.create_branch(start.head):
+            if not start.is_new or self.repo.create_branch(start.head.branch):
                 break  # else another worktree created the branch at this moment
         if start.files:
             self.repo.commit_blobs(start.head, self.repo.working_blobs(start.files), start.message)
