@@ -225,8 +225,8 @@ class Campaign:
     def parent(self) -> Record | None:
         """The last experiment whose new change was kept then and is kept now; else the baseline. Its answers are
         compared with those of the next experiment."""
-        kept = (record for record in reversed(self.decided) if record.is_keep and self.is_kept(record.run.new))
-        return next(kept, self.baseline)
+        keeps = (record for record in reversed(self.decided) if record.is_keep and self.is_kept(record.run.new))
+        return next(keeps, self.baseline)
 
     @property
     def incumbent_run(self) -> Record | None:

@@ -229,13 +229,12 @@ class Counts(msgspec.Struct, frozen=True):
 def measured_text(record: Record, score: float) -> str:
     """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, P(it helps) 81 %:
     keep`. `score`: of the run, as it decides."""
-    judged, run, decision = record.judgement, record.run, record.decision
-    assert judged is not None
+    run, decision = record.run, record.decision
     text = f"measured {100 * score:.1f} %{run.with_rider}"
-    if judged.expected_score is not None:
+    if record.judgement and record.judgement.expected_score is not None:
         name = "incumbent" if run.new or run.kept else "baseline"
-        text += f", expected of the {name} before the run {100 * judged.expected_score:.1f} %"
-    if decision is not None and decision.estimate is not None:
+        text += f", expected of the {name} before the run {100 * record.judgement.expected_score:.1f} %"
+    if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text
 
