@@ -101,10 +101,10 @@ class Ledger:
         except OSError as error:
             raise disk_error(error, path) from None
         with hold:
-            program, *arguments = sys.argv or [""]
-            command = shlex.join(["uv", "run", Path(program).name, *arguments])
-            since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
             try:
+                program, *arguments = sys.argv or [""]
+                command = shlex.join(["uv", "run", Path(program).name, *arguments])
+                since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
                 write_json(holder_path, Holder(os.getpid(), command, since, socket.gethostname()))
                 yield
             finally:

@@ -303,17 +303,10 @@ def kill_at(controller: Controller, number: int) -> bool:
     pid = os.fork()
     if pid == 0:
         run_once, calls = Repo._run_once, []
+        writes = {"hash-object", "read-tree", "update-index", "write-tree", "commit-tree", "update-ref", "checkout"}
 
         def counted(repo: Repo, *arguments: str, **options: object) -> object:
-            if {
-                "hash-object",
-                "read-tree",
-                "update-index",
-                "write-tree",
-                "commit-tree",
-                "update-ref",
-                "checkout",
-            } & {*arguments} and "--quiet" not in arguments:
+            if writes & {*arguments} and "--quiet" not in arguments:
                 calls.append(arguments)
                 if len(calls) == number:
                     os.kill(os.getpid(), signal.SIGKILL)

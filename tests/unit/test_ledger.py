@@ -14,7 +14,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Action, Change, Decision, Judgement, Proposal, Record, Run
-from nightshift.campaign.results import COLUMNS, last_campaign, results_tsv
+from nightshift.campaign.results import COLUMNS, last_campaign
 from nightshift.cli import run
 from nightshift.cli.main import commands
 from nightshift.errors import EngineError, NightshiftError, UsageError
@@ -68,24 +68,6 @@ def test_a_record_with_fields_of_an_earlier_version_is_read_without_them(ledger:
     document["decision_rules"]["contention_noise"] = 2.0
     path.write_text(json.dumps(document, separators=(",", ":")))  # scores are compared as bytes
     assert Ledger(tmp_path).records() == before
-
-
-@pytest.mark.parametrize(
-    ("description", "cell"),
-    [
-        ("+orchestrator.group_size 16 (default 8), +trainer.optim.lr 3e-6; +a", None),
-        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
-        ("longer; +HYPERLINK(A1)", "longer;' +HYPERLINK(A1)"),
-        ("-2+3", "'-2+3"),
-        ("=1+2", "'=1+2"),
-        ("@SUM(A1)", "'@SUM(A1)"),
-    ],
-)
-def test_a_cell_of_results_tsv_is_no_formula_and_a_changed_key_is_none(description: str, cell: str | None) -> None:
-    header, row = (
-        line.split("\t") for line in results_tsv([a_record(status="keep", description=description)]).splitlines()
-    )
-    assert row[header.index("description")] == (cell or description)
 
 
 def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger) -> None:
