@@ -7,9 +7,9 @@ MAX_TEXT = 1000  # characters of one foreign text in a record: git shows a subje
 # Escape sequences: CSI (colours, cursor), OSC (titles, links) up to BEL or ST, and the two-character ones.
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
-# What a spreadsheet computes where a cell begins so, in half and full width; where it takes a ; for the end of a cell,
-# as those of half of Europe do, also after one, and a quotation mark there begins a cell as nothing would.
-_FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+# What a spreadsheet computes at the start of a cell (CWE-1236), in half and full width; also after a ;, which ends a
+# cell in half of Europe. A + only before a call, a DDE link or another sheet: many descriptions are `+key value`.
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*(?:[=\-@\uff1d\uff0d\uff20]|[+\uff0b].*(?:\w\(|[|!])))")
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:

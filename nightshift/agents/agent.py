@@ -21,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_SENTENCE, compose
@@ -197,7 +199,7 @@ class Agent:
             cause = f"could not be stopped: {', '.join(survivors)}"
         elif cause is not None or exit_code != 0:
             cause = (cause or child.exit_cause()) + (f"; its last words: {last_words}" if last_words else "")
-        cost = replace(cost, seconds=max(self.clock() - began, 0.0))
+        cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
         return Ending(cause, exit_code, log.end, last_words, cost, notes, live)
 
     def ask(

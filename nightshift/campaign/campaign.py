@@ -1,8 +1,5 @@
-"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes.
-
-A campaign is not stored: it is folded from the records at every start. The fold takes the records' decisions over, so
-that a decision whose commit was not possible stays undone.
-"""
+"""A campaign: the experiments of one branch under one set of rules, and the posterior of their changes. It is folded
+from the records at every start, with their decisions, so that a decision whose commit was not possible stays undone."""
 
 from __future__ import annotations
 
@@ -51,30 +48,27 @@ class Campaign:
 
     def __init__(self, branch: str = "", rules_hash: str = "") -> None:
         self.branch, self.rules_hash = branch, rules_hash
-        self.records: list[Record] = []
-        self.decided: list[Record] = []
-        self._folded: list[tuple[bool, int]] = []  # the events, by their experiments' numbers
-        self.differences: dict[int, Effect] = {}
+        self.records = list[Record]()
+        self.decided = list[Record]()
+        self.differences = dict[int, Effect]()
         self.posterior: Posterior | None = None
         self.user_decisions: tuple[Decision, ...] = ()
         self.config: Config | None = None
         self.unread: str | None = None
+        self._folded = list[tuple[bool, int]]()  # the events, by their experiments' numbers
 
     @classmethod
     def of(cls, records: Iterable[Record], branch: str, rules_hash: str, before: Campaign | None = None) -> Campaign:
         """Return the campaign of one branch and rules hash. UsageError for scores that do not fit the baseline's.
-
-        `before`: the campaign as folded earlier. If its events are the first of these, only the others are folded.
-        """
-        campaign = cls(branch, rules_hash)
-        records = list(records)
+        `before`: the campaign as folded earlier. If its events are the first of these, only the others are folded."""
+        campaign, records = cls(branch, rules_hash), list(records)
         events = events_of(records, branch, rules_hash)
         names = [(is_start, record.number) for is_start, record in events]
-        is_same = before is not None and (before.branch, before.rules_hash) == (branch, rules_hash)
-        if before is not None and is_same and before._folded == names[: len(before._folded)]:
+        if before is not None and before._folded and before._folded == names[: len(before._folded)]:
             campaign = before._copy()
-        for is_start, record in events[len(campaign._folded) :]:
-            campaign.step(is_start, record)
+            campaign.decided, campaign.differences = [*before.decided], {**before.differences}
+        for event in events[len(campaign._folded) :]:
+            campaign.step(*event)
         campaign.decided = [record for is_start, record in events if not is_start]  # also with commits made since
         campaign.records, campaign._folded = records, names
         return campaign
@@ -93,17 +87,15 @@ class Campaign:
     def with_user_commits(self, ledger: Ledger, repo: Repo) -> Campaign:
         """Return the campaign with its `config` and with the decisions of `decisions_since`. Raises as that does."""
         self.read_config(ledger)
-        if self.posterior is None or self.baseline is None or self.config is None:
+        if self.baseline is None or self.config is None:
             return self
-        decisions = decisions_since(ledger, repo, self.records, self.baseline.branch, self.config, self.kept)
-        if not decisions:
-            return self
-        changed, posterior = copy.copy(self), self.posterior.copy()
-        known = tuple(replace(d, change=posterior.known(d.change) or d.change) for d in decisions)
-        for decision in known:
-            posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
-        changed.user_decisions, changed.posterior = known, posterior
-        return changed
+        campaign = self._copy()
+        assert campaign.posterior is not None
+        for decision in decisions_since(ledger, repo, self.records, self.baseline.branch, self.config, self.kept):
+            change = campaign.posterior.known(decision.change)
+            campaign.user_decisions += (replace(decision, change=change),)
+            campaign.posterior.decide_for_user(change, decision.action is Action.KEEP)
+        return campaign
 
     def read_config(self, ledger: Ledger) -> None:
         """Read the baseline's train.toml into `config`, once. UsageError if it was changed."""
@@ -111,10 +103,9 @@ class Campaign:
             self.config = ledger.stored_config(self.baseline)
 
     def _copy(self) -> Campaign:
-        copied = copy.copy(self)
-        copied.decided, copied.differences = list(self.decided), dict(self.differences)
-        copied.posterior = self.posterior and self.posterior.copy()
-        return copied
+        campaign = copy.copy(self)
+        campaign.posterior = self.posterior and self.posterior.copy()
+        return campaign
 
     def step(self, is_start: bool, record: Record) -> None:
         """Fold the start or the decision of one experiment. UsageError first for scores unlike the baseline's."""
@@ -126,8 +117,7 @@ class Campaign:
                 self.posterior.decide_for_user(decision.change, decision.action is Action.KEEP)
             self.posterior.stage = record.run.stage
         elif record.judgement is not None and record.status != Verdict.CRASH:
-            parent = replace(record.run, new=None).changes
-            expected, sd = self.posterior.predict(parent, self.hours(record))
+            expected, sd = self.posterior.predict(replace(record.run, new=None).changes, self.hours(record))
             sd = math.sqrt(sd**2 + self.posterior.noise_variance)
             self._observe(self.posterior, record)
             assert record.score is not None
@@ -151,12 +141,9 @@ class Campaign:
         baseline: Config | None = None,
         validate: Callable[[Config], object] = lambda config: None,
     ) -> Record:
-        """Return a measured experiment with its verdict, and with the commits that its decisions mean.
-
-        Args:
-            baseline: the config of the campaign's first experiment; None: `config`.
-            validate: raises UsageError for a config that the engine would not run.
-        """
+        """Return a measured experiment with its verdict, and with the commits that its decisions mean. `baseline`: the
+        config of the first experiment, None: `config`. `validate`: raises UsageError for a config that the engine would
+        not run."""
         if self.posterior is None:
             standing = _standing(_first_posterior(record), self._num_slots(record))
             return replace(record, status=Verdict.KEEP, judgement=Judgement(why="baseline", standing=standing))
@@ -164,8 +151,7 @@ class Campaign:
         assert baseline is not None
         posterior = self.posterior.copy()
         expected_score, _ = posterior.predict(record.run.kept, self.hours(record))
-        before = posterior.kept
-        decisions = self._observe(posterior, record)
+        before, decisions = posterior.kept, self._observe(posterior, record)
         steps, made, kept, refused = plan(baseline, before, decisions, partial(self._reason, record), validate)
         posterior.set_kept(kept)  # in the order of the commits, without what is refused
         made += [decision for decision in decisions if decision.action is Action.DISCARD]
@@ -181,33 +167,31 @@ class Campaign:
         )
         record = replace(record, judgement=judgement)
         status = Verdict.MEASURED  # also if its change was kept while it ran
-        if (decision := record.decision) is not None:
-            status = Verdict.KEEP if decision.action is Action.KEEP else Verdict.DISCARD
-        record = replace(record, status=status)
+        if record.decision is not None:
+            status = Verdict.KEEP if record.decision.action is Action.KEEP else Verdict.DISCARD
         why = [measured_text(record, float(run_scores(record).mean()))]
         why += [f"{d.change.name} {d.action.past} (effect {d.estimate.with_p})" for d in record.moved if d.estimate]
         why += [f"{d.change.name} cannot be {d.action.past}: {cause}" for d, cause in refused]
         form = compare(record, self._parent_of(record))
         why += [form.conclusion] if form and form.conclusion else []
-        return replace(record, judgement=replace(judgement, why="; ".join(why)))
+        return replace(record, status=status, judgement=replace(judgement, why="; ".join(why)))
 
     def _reason(self, record: Record, decision: Decision) -> str:
         """Return the message, below its subject, of the commit of a decision after `record`: the evidence, the
         hypothesis and the trailers."""
-        change, rider = decision.change, record.run.with_rider if decision.change == record.run.new else ""
+        change, is_new = decision.change, decision.change == record.run.new
         runs = [run for run in (*self.decided, record) if run.status != Verdict.CRASH]
-        proposal = next((run.proposal for run in runs if run.judgement and run.number == change.experiment), None)
-        if change == record.run.new:
-            proposal = record.proposal
+        texts = [record.proposal.description] if is_new else []
+        texts += [run.proposal.description for run in runs if run.judgement and run.number == change.experiment]
         names = [f"{run.number:04d}" for run in runs if any(change.keys == held.keys for held in run.run.changes)]
         evidence = [f"effect {decision.estimate.with_p}"] if decision.estimate else []
-        evidence += [f"measured by {', '.join(names)}{rider}"] if names else []
+        evidence += [f"measured by {', '.join(names)}{record.run.with_rider if is_new else ''}"] if names else []
         paragraphs = [f"Evidence: {', '.join(evidence)}"] if evidence else []
-        trailers = [f"{EXPERIMENT_TRAILER}: {record.number:04d}", f"Nightshift-Campaign: {clean(record.branch)}"]
-        trailers += [] if record.proposal.is_isolated else [f"Nightshift-Agent: {NOT_ISOLATED}"]
         # After a label and before the last paragraph, so that no hypothesis is read as a trailer.
-        paragraphs += [f"Hypothesis: {proposal.description}"] if proposal and proposal.description else []
-        return "\n\n".join([*paragraphs, "\n".join(trailers)]) + "\n"
+        paragraphs += [f"Hypothesis: {text}" for text in texts[:1] if text]
+        trailers = f"{EXPERIMENT_TRAILER}: {record.number:04d}\nNightshift-Campaign: {clean(record.branch)}\n"
+        trailers += "" if record.proposal.is_isolated else f"Nightshift-Agent: {NOT_ISOLATED}\n"
+        return "\n\n".join([*paragraphs, trailers])
 
     @property
     def baseline(self) -> Record | None:
@@ -241,19 +225,14 @@ class Campaign:
     def parent(self) -> Record | None:
         """The last experiment whose new change was kept then and is kept now; else the baseline. Its answers are
         compared with those of the next experiment."""
-        for record in reversed(self.decided):
-            if record.is_keep and self.is_kept(record.run.new):
-                return record
-        return self.baseline
+        keeps = (record for record in reversed(self.decided) if record.is_keep and self.is_kept(record.run.new))
+        return next(keeps, self.baseline)
 
     @property
     def incumbent_run(self) -> Record | None:
         """The last experiment that ran the incumbent's config; None if none did."""
-        settings = _settings(self.kept)
-        for record in reversed(self.decided):
-            if record.status != Verdict.CRASH and _settings(record.run.changes) == settings:
-                return record
-        return None
+        settings, runs = _settings(self.kept), (r for r in reversed(self.decided) if r.status != Verdict.CRASH)
+        return next((record for record in runs if _settings(record.run.changes) == settings), None)
 
     def rows(self, records: Iterable[Record]) -> list[Row]:
         """Return the rows of experiments of this campaign, as every view and export prints them."""
@@ -278,7 +257,7 @@ class Campaign:
     def known(self, keys: dict[str, str | None]) -> Change:
         """Return the change that sets these keys, as it was first proposed."""
         change = Change(keys=keys)
-        return (self.posterior and self.posterior.known(change)) or change
+        return self.posterior.known(change) if self.posterior else change
 
     def hours(self, record: Record) -> float:
         """Return when a run began: hours since the first baseline."""
@@ -306,23 +285,20 @@ class Campaign:
 
 def already_tried(decided: Sequence[Record], run: Run, config_hash: str) -> Record | None:
     """Return the last experiment with this config, or with the same changes besides its rider."""
-    contents = _contents(run)
-    for record in reversed(decided):
-        if record.config_hash == config_hash or _contents(record.run) == contents:
-            return record
-    return None
+    same = (r for r in reversed(decided) if r.config_hash == config_hash or _contents(r.run) == _contents(run))
+    return next(same, None)
 
 
 def _contents(run: Run) -> set[Settings]:
-    return {settings_of(change) for change in (*run.kept, *([run.new] if run.new else []))}
+    return set(map(settings_of, replace(run, rider=None).changes))
 
 
 def events_of(records: Iterable[Record], branch: str, rules_hash: str) -> list[Event]:
     """Return the starts and decisions of a campaign's experiments in the order in which they happened."""
     ours = [record for record in records if (record.branch, record.rules_hash) == (branch, rules_hash)]
-    starts = [((record.decided_before, 1, record.number), True, record) for record in ours]
-    decisions = [((record.decided, 0, 0), False, record) for record in ours if record.decided is not None]
-    return [(is_start, record) for _, is_start, record in sorted([*starts, *decisions], key=lambda event: event[0])]
+    starts = [(record.decided_before, True, record.number, record) for record in ours]
+    decisions = [(record.decided, False, 0, record) for record in ours if record.decided is not None]
+    return [(is_start, record) for _, is_start, _, record in sorted(starts + decisions, key=lambda event: event[:3])]
 
 
 def _standing(posterior: Posterior, num_slots: int) -> Standing:

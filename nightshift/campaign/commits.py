@@ -1,9 +1,5 @@
 """One commit for each decision about one change: train.toml composed from the kept changes, and the commit's subject.
-
-The incumbent is the baseline plus the kept changes in the order of their adoption. A later change overrides the keys
-that it shares with an earlier one. A commit sets the keys of one change in the text at HEAD and leaves every other line
-as it is.
-"""
+A commit sets the keys of one change in the text at HEAD and leaves every other line as it is."""
 
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -21,23 +17,19 @@ from nightshift.text import clean
 MAX_SUBJECT = 71  # characters
 UNREAD = "your own commits to train.toml since the last experiment are not read"  # by a command that only looks
 _PATHS = {key.path for key in KEYS}
+_UNSET = {key.path for key in KEYS if key.default is None}
 Values = dict[str, Value]  # by dotted key
 
 
 def incumbent_values(baseline: Config, kept: Iterable[Change] = ()) -> Values:
-    """Return the values of train.toml with the kept changes, in the order of their adoption.
-
-    A key that is "None", and None by default, is left out, as `set_values` leaves it out of the file.
-
-    Raises:
-        ConfigError: a value is not allowed.
-    """
+    """Return the values of train.toml with the kept changes, in the order of their adoption. A key that is "None", and
+    None by default, is left out, as `set_values` leaves it out of the file. ConfigError if a value is not allowed."""
     values: dict[str, Any] = dict(baseline.values)
     for change in kept:
         values |= {key: ABSENT if text is None else _value(key, text) for key, text in change.keys.items()}
-    unset = {key.path for key in KEYS if key.default is None}
-    is_absent = {path for path, value in values.items() if value is ABSENT or (value is None and path in unset)}
-    return {path: value for path, value in values.items() if path not in is_absent}
+    return {
+        key: value for key, value in values.items() if value is not ABSENT and not (value is None and key in _UNSET)
+    }
 
 
 def incumbent_config(baseline: Config, kept: Iterable[Change]) -> Config:
@@ -59,13 +51,11 @@ def plan(
 ) -> tuple[list[PlannedCommit], list[Decision], tuple[Change, ...], list[tuple[Decision, str]]]:
     """Plan the commits of one run's decisions in their order: each change was judged on the changes before it.
 
-    Each commit must leave a train.toml that is valid, also for the engine's `validate`. A decision whose commit would
-    be invalid waits for the others. If its commit is still invalid after them, the decision is refused, and the others
-    are made. So a change cannot leave while a kept change depends on it, and two changes that are valid only together
-    are both refused. `reason` returns the message of a decision's commit, below the subject.
+    Each commit must leave a train.toml that is valid, also for the engine's `validate`. Any other decision waits for
+    the rest, and is refused if its commit is still invalid then. `reason` returns a message below the subject.
 
-    Returns: the commits, in order; the decisions that they make; the kept changes after them, in the order of their
-    adoption; and each refused decision with the cause.
+    Returns: the commits; the decisions that they make; the kept changes after them; each refused decision with its
+    cause.
     """
     steps, made, refused = list[PlannedCommit](), list[Decision](), list[tuple[Decision, str]]()
     kept, before = tuple(kept), incumbent_values(baseline, kept)
@@ -92,40 +82,30 @@ def plan(
 
 
 def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Container[str] = ()) -> list[str | None]:
-    """Commit each step on the campaign's branch.
+    """Commit each step on the campaign's branch, after the last step that was committed before a kill. Keys that the
+    user set meanwhile stay, and a step that does not fit them is left out.
 
-    A call that is repeated after a kill finds the last committed step by its subject, and commits the steps after it.
-    Keys that the user set meanwhile stay, and a step that does not fit them is left out: `user_decisions` returns that
-    as the user's decision.
-
-    Args:
-        head: the branch, and a commit on it from before the steps.
-        others: ids of the commits of other experiments.
-
-    Returns: the id of each commit, None for a step that changes no value.
-
-    Raises:
-        UsageError: the checkout left the branch, or train.toml at HEAD is not valid.
+    `head`: the branch, and a commit on it from before the steps. `others`: ids of other experiments' commits. Returns
+    the id of each commit, None for a step that changes no value. UsageError if the checkout left the branch, or
+    train.toml at HEAD is not valid.
     """
     if not steps:
         return []
-    tip, history = repo.head(), [entry for entry in repo.config_history(head) if entry.id not in others]
+    tip, history = repo.head(), repo.config_history(head)
+    by_name = {entry.subject.partition(":")[0]: entry.id for entry in history if entry.id not in others}
+    ids = [by_name.get(step.name) for step in steps]
+    while ids and ids[-1] is None:
+        ids.pop()
     config = parse(repo.config_at(tip.commit or "") or b"")
-    by_name = {entry.subject.partition(":")[0]: entry.id for entry in history}
-    num_done = max((number for number, step in enumerate(steps, 1) if step.name in by_name), default=0)
-    ids = [by_name.get(step.name) for step in steps[:num_done]]
-    for step in steps[num_done:]:
-        held = incumbent_values(config)
-        # A key that the user set meanwhile stays.
+    for step in steps[len(ids) :]:
+        held, edited = incumbent_values(config), config
         keys = {key: after for key, (before, after) in step.keys.items() if _text(held, key) == before}
-        edited = config
         with suppress(ConfigError):
-            if keys:
-                edited = _edit(config, incumbent_values(config, [Change(keys=keys)]))
-        if edited is not config:
+            edited = _edit(config, incumbent_values(config, [Change(keys=keys)]))
+        if edited.source != config.source:
             message = f"{_subject(step.name, config, edited)}\n\n{step.reason}"
             tip = repo.commit_files(tip, {CONFIG_NAME: edited.source}, message)
-        ids.append(None if edited is config else tip.commit)
+        ids.append(None if edited.source == config.source else tip.commit)
         config = edited
     return ids
 
@@ -133,15 +113,13 @@ def commit(repo: Repo, head: Head, steps: Sequence[PlannedCommit], others: Conta
 def decisions_since(
     ledger: Ledger, repo: Repo, records: Sequence[Record], branch: str, baseline: Config, kept: Sequence[Change]
 ) -> tuple[Decision, ...]:
-    """Return what the user's own commits decided since the last experiment of a branch, also of one that is not checked
-    out. Empty while git lacks a commit of Nightshift's: the user's changes cannot be told from Nightshift's then.
-
-    `kept`: the incumbent's changes by the records. UsageError if the branch is gone or its train.toml is not valid,
-    EngineError if git fails.
-    """
+    """Return what the user's own commits decided since the last experiment of a branch, which may not be checked out.
+    Empty while git lacks a commit of Nightshift's. `kept`: the incumbent's changes by the records. UsageError if the
+    branch is gone or its train.toml is not valid, EngineError if git fails."""
     ours = [record for record in records if record.branch == branch]
-    judged = [record for record in ours if record.judgement and record.judgement.steps]
-    if any(record.git_action is None or record.git_error for record in judged):
+    open_records = [record for record in ours if record.git_action is None]
+    owed = [*open_records, *(record for record in ours if record.git_error)]
+    if any(record.judgement and record.judgement.steps for record in owed):
         return ()
     head = repo.head()
     if head.branch != branch:
@@ -152,7 +130,6 @@ def decisions_since(
     ids |= {decision.commit for record in ours for decision in record.user_decisions if decision.commit}
     decisions = user_decisions(Repo(repo.root, head), Head(branch, ours[-1].commit), baseline, kept, ids)
     # Decided since `records` were read: then the commit is Nightshift's.
-    open_records = [record for record in ours if record.git_action is None]
     is_old = bool(decisions) and any(ledger.read(record.number) != record for record in open_records)
     return () if is_old else decisions
 
@@ -164,23 +141,16 @@ def user_decisions(
 
     A commit that sets the keys of a kept change back reverts that change; its other keys are a change that the user
     keeps. The edits of a reset or rebased branch, or of an invalid train.toml, are one edit, named by the last commit.
-    Trailers are ignored: they can be forged, and `git revert` copies none.
-
-    Args:
-        head: the branch, and its commit when the campaign's last experiment started.
-        kept: the incumbent's changes, all committed.
-        ours: ids of Nightshift's commits, and of commits that earlier decisions name.
-
-    Raises:
-        ConfigError: train.toml at HEAD is not valid.
+    Trailers can be forged, and are ignored. `head`: the branch, and its commit when the campaign's last experiment
+    started. `ours`: ids of Nightshift's commits, and of commits that earlier decisions name. ConfigError if train.toml
+    at HEAD is not valid.
     """
     decisions = list[Decision]()
     for entry in repo.config_history(head):
-        if entry.id in ours:
-            continue
-        with suppress(ConfigError):
-            changed = _changed(*(incumbent_values(parse(text)) for text in (entry.before, entry.after)))
-            kept = _edited_by_user(baseline, kept, changed, entry.id, decisions)
+        if entry.id not in ours:
+            with suppress(ConfigError):
+                changed = _changed(*(incumbent_values(parse(text)) for text in (entry.before, entry.after)))
+                kept = _edited_by_user(baseline, kept, changed, entry.id, decisions)
     tip = repo.head().commit or ""
     left = _changed(incumbent_values(baseline, kept), incumbent_values(parse(repo.config_at(tip) or b"")))
     _edited_by_user(baseline, kept, left, tip, decisions)
@@ -196,9 +166,8 @@ def _edited_by_user(
     while (undone := _undone(baseline, kept, before, wanted)) is not None:
         kept = [change for change in kept if change != undone]
         before = incumbent_values(baseline, kept)
-        own = [decision for decision in decisions if decision.change == undone]
-        if own:  # an edit of the user's that the user took back: nothing was decided
-            decisions.remove(own[-1])
+        if own := [decision for decision in decisions if decision.change == undone]:
+            decisions.remove(own[-1])  # the user took an edit back: nothing was decided
         else:
             decisions.append(Decision(change=undone, action=Action.REVERT, commit=commit))
     if left := _changed(before, wanted):

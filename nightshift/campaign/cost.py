@@ -1,15 +1,15 @@
 """The cost of agents (tokens, dollars) and of runs (hours, GPU-hours). A figure that was not reported is None, not 0.
 `runs/proposals.jsonl` has one line for each proposal that a night asked for, refused or not."""
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from nightshift.campaign.journal import append
 from nightshift.campaign.records import NOTHING, Cost, Record
-from nightshift.files import disk_error, open_regular, read_rows
+from nightshift.files import read_rows
 
 PROPOSALS_NAME = "proposals.jsonl"
 
@@ -23,15 +23,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 def log_proposal(runs_dir: Path, branch: str, rules_hash: str, night: str, cost: Cost) -> None:
     """Append the cost of a proposal to proposals.jsonl. EngineError if the disk refuses."""
-    path = runs_dir / PROPOSALS_NAME
-    try:
-        with open_regular(path, "ab") as file:
-            # A line break first: a line that a power cut or a full disk tore damages no other line.
-            file.write(b"\n" + msgspec.json.encode(_Line(branch, rules_hash, night, cost)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise disk_error(error, path) from None
+    append(runs_dir / PROPOSALS_NAME, _Line(branch, rules_hash, night, cost))
 
 
 def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | None = None) -> Cost:

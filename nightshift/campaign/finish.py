@@ -28,7 +28,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     ledger.write(record)
     ledger.log("decided", ledger.run_dir(record.number) / RECORD_NAME)
     for earlier in _owed(ledger.records(), record.branch):
-        if earlier.number != record.number and (earlier.decided or 0) < (record.decided or 0):
+        if (earlier.decided or 0) < (record.decided or 0):
             ledger.write(_settle(earlier, ledger, repo))
     record = _settle(record, ledger, repo)
     keep_model(ledger, record)
@@ -45,7 +45,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     if record.is_keep and record.decision is None:
         return replace(record, git_action="the baseline from now on, as the record of the first one is gone")
     assert record.judgement is not None
-    steps, head = record.judgement.steps, Head(record.branch, record.commit)
+    steps, head, path = record.judgement.steps, Head(record.branch, record.commit), repo.root / CONFIG_NAME
     try:
         texts = {ledger.stored_config(record).source, repo.config_at("HEAD")}
         others = {id for r in ledger.records() if r.number != record.number for id in r.commits.values()}
@@ -57,8 +57,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         left = [step.name for step in steps if step.keys and step.name not in commits]
         actions += [f"{name} left out: your own commit sets its keys, or does not fit them" for name in left]
         texts |= {entry.before for entry in repo.config_history(head)}
-        path, source = repo.root / CONFIG_NAME, repo.config_at("HEAD")
-        there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        source, there = repo.config_at("HEAD"), path.read_bytes() if path.is_file() and not path.is_symlink() else None
         if there == source:
             actions.append("train.toml holds the incumbent")
         elif there is not None and source is not None and there in texts:
@@ -86,28 +85,26 @@ def _owed(records: Sequence[Record], branch: str) -> list[Record]:
     commit of the user's stay as the user left them."""
     ours = [record for record in records if record.branch == branch]
     by_user = max((record.decided_before for record in ours if record.user_decisions), default=0)
-    judged = [record for record in ours if record.judgement and (record.decided or 0) > by_user]
-    owed = [record for record in judged if record.git_action is None or record.git_error]
-    return sorted(owed, key=lambda record: record.decided or 0)
+    open_records = [record for record in ours if record.judgement and (record.git_action is None or record.git_error)]
+    return sorted((r for r in open_records if (r.decided or 0) > by_user), key=lambda record: record.decided or 0)
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
     """Close what an earlier controller left open, except what is `in_flight`. Call as the controller."""
     ledger.sweep(in_flight)
     records = ledger.records()
-    due = {record.number for record in records if record.git_action is None}
+    due = [record for record in records if record.git_action is None]
     if any(record.git_error for record in records):
-        due |= {record.number for record in _owed(records, repo.head().branch)}
-    records = [record for record in records if record.number in due and record.number not in in_flight]
-    for record in sorted(records, key=lambda record: (record.decided is None, record.decided or 0, record.number)):
+        due += [record for record in _owed(records, repo.head().branch) if record.git_action is not None]
+    for record in sorted(due, key=lambda record: (record.decided is None, record.decided or 0, record.number)):
+        if record.number in in_flight:
+            continue
         if record.status == STARTED:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted")
-        elif record.judgement is not None:
-            git_action = close(record, ledger, repo).git_action
-            if git_action != record.git_action:
-                note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
+        elif record.judgement and (git_action := close(record, ledger, repo).git_action) != record.git_action:
+            note(f"experiment {record.number:04d} was decided before git was called; now: {git_action}")
     for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
         if (last := ledger.read(number)) is not None:
             keep_model(ledger, last)  # a full disk may have kept the weights

@@ -1,9 +1,8 @@
-"""The only module that calls git. It commits files at the top of the checkout by name, and never resets or cleans.
+"""The only module that calls git. It commits files by name, and never resets or cleans.
 
-Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the submitted bytes are
-committed whatever else is staged, and no hook, filter, signature or editor runs. git does not read the user's
-configuration, which an agent could have written, except for the author's name. Only `switch` runs the filters of the
-checkout's own configuration, as the user's `git switch` would.
+Commits are built from plumbing, so that the submitted bytes are committed whatever else is staged, and no hook, filter,
+signature or editor runs. git does not read the user's configuration, which an agent could have written, except for the
+author's name. Only `switch` runs the filters of the checkout's own configuration.
 """
 
 import hashlib
@@ -45,6 +44,7 @@ _UNFINISHED = {  # by the file or folder that git has meanwhile
     "BISECT_LOG": "bisect",
 }
 _SAFE_OPTIONS = (
+    *("--no-optional-locks", "--no-replace-objects"),
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
 )
@@ -101,10 +101,8 @@ class Repo:
 
     def head(self) -> Head:
         """Return branch and commit; ("", None) outside a git checkout."""
-        if self._planned is not None:
-            return self._planned
-        if _program() is None:
-            return Head("", None)
+        if self._planned is not None or _program() is None:
+            return self._planned or Head("", None)
         command = ("rev-parse", "--quiet", "--revs-only", "HEAD", "--symbolic-full-name", "HEAD")
         commit, _, ref = self._git(*command, check=False).strip().partition("\n")
         if not ref:  # no commit yet, or a branch or tag is called HEAD
@@ -120,15 +118,15 @@ class Repo:
     def files_at(self, commit: str) -> dict[str, Blob]:
         """Return the files of `commit` by name, relative to the root. UsageError if git cannot read the commit."""
         files = dict[str, Blob]()
-        listed = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
-        if listed.returncode != 0:
+        tree = self._run("ls-tree", "-r", "-z", "--full-tree", commit)
+        if tree.returncode != 0:
             fix = "Fetch it: a checkout must hold the whole of its branch."
             raise UsageError(f"git has no readable commit {commit[:12]}", fix)
-        for entry in os.fsdecode(listed.stdout).split("\0")[:-1]:
+        for entry in os.fsdecode(tree.stdout).split("\0")[:-1]:
             about, _, path = entry.partition("\t")
-            mode, kind, name = about.split()
+            mode, kind, id = about.split()
             if kind == "blob":  # no submodule
-                files[path] = Blob(mode, name)
+                files[path] = Blob(mode, id)
         if CONFIG_NAME not in files:
             fix = "Commit it, in a repository of its own."
             raise UsageError(f"{commit[:7]} holds no {CONFIG_NAME} at its top", fix)
@@ -136,14 +134,11 @@ class Repo:
 
     def files(self) -> list[str]:
         """Return the names of the files here, tracked or not, without those that git ignores."""
-        listed = self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        return [name for name in listed.split("\0") if name]
+        return self._git("ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")[:-1]
 
     def differs(self, name: str, blob: Blob) -> bool:
-        """Return True if the working file has other bytes, is gone, or lies below a link to another folder.
-
-        Not `git diff`: index flags, attributes, filters and core.worktree can change its answer.
-        """
+        """Return True if the working file has other bytes, is gone, or lies below a link to another folder. Not `git
+        diff`: index flags, attributes, filters and core.worktree can change its answer."""
         path, is_link = self.root / name, blob.mode == "120000"
         try:
             is_moved = any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name)
@@ -166,7 +161,18 @@ class Repo:
         if parent != head.commit:
             cause = f"{head.branch} moved to {parent[:7]} while {listed([*blobs])} was committed"
             raise UsageError(cause, "Run it again.")
-        commit = self._commit(parent, blobs, message)
+        index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
+        for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
+            path.unlink(missing_ok=True)
+        self._git("read-tree", parent, index=index)
+        self._git("update-index", "-z", "--index-info", stdin=_entries(blobs, parent), index=index)
+        tree = self._git("write-tree", index=index).strip()
+        index.unlink(missing_ok=True)
+        author = []  # what the user configured, else Nightshift
+        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
+            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
+            author += ["-c", f"{key}={configured or default}"]
+        commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
         # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
         self._run("update-index", "-z", "--index-info", stdin=_entries(blobs, commit))
         # Compare-and-swap: a commit that somebody makes at this moment is not lost.
@@ -175,32 +181,16 @@ class Repo:
 
     def working_blobs(self, names: Iterable[str]) -> dict[str, Blob | None]:
         """Add the working files to git's objects, and return them by name; None for a file that is gone."""
-        blobs = dict[str, Blob | None]()
-        for path in (self.root / name for name in names):
-            name, is_link = path.relative_to(self.root).as_posix(), path.is_symlink()
-            mode = "120000" if is_link else "100755" if os.access(path, os.X_OK) else "100644"
-            is_there = is_link or path.exists()
-            data = os.fsencode(path.readlink()) if is_link else path.read_bytes() if is_there else b""
-            blobs[name] = Blob(mode, self._blob(data)) if is_there else None
+        blobs = dict[str, Blob | None].fromkeys(names)
+        for name in blobs:
+            if (path := self.root / name).is_symlink():
+                blobs[name] = Blob("120000", self._blob(os.fsencode(path.readlink())))
+            elif path.exists():
+                blobs[name] = Blob("100755" if os.access(path, os.X_OK) else "100644", self._blob(path.read_bytes()))
         return blobs
 
     def _blob(self, data: bytes) -> str:
         return self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
-
-    def _commit(self, parent: str, blobs: Mapping[str, Blob | None], message: str) -> str:
-        """Return a new commit, which is on no branch yet."""
-        index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
-        for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
-            path.unlink(missing_ok=True)
-        self._git("read-tree", parent, index=index)
-        self._git("update-index", "-z", "--index-info", stdin=_entries(blobs, parent), index=index)
-        tree = self._git("write-tree", index=index).strip()
-        index.unlink(missing_ok=True)
-        identity = []  # the author: what the user configured, else Nightshift
-        for key, default in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
-            configured = self._git("config", "--get", key, check=False, is_personal=True).strip()
-            identity += ["-c", f"{key}={configured or default}"]
-        return self._git(*identity, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if
@@ -230,9 +220,8 @@ class Repo:
         """Return the operation of the user's that has to be finished first: `rebase`, ...; None if there is none."""
         options = [word for name in _UNFINISHED for word in ("--git-path", name)]
         paths = self._git("rev-parse", *options).splitlines()
-        return next(
-            (n for n, path in zip(_UNFINISHED.values(), paths, strict=False) if (self.root / path).exists()), None
-        )
+        names = zip(_UNFINISHED.values(), paths, strict=True)
+        return next((name for name, path in names if (self.root / path).exists()), None)
 
     def is_default(self, branch: str) -> bool:
         """Return True for main, master, the default branch of git or of a remote, and "", a detached HEAD."""
@@ -264,45 +253,23 @@ class Repo:
         """Return whether a file that git tracks has changes that are not committed."""
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
-    def create_branch(self, head: Head) -> bool:
-        """Create `head` and check it out; no file changes. Returns False if another process has created the branch.
-
-        A kill may come between the two steps: then call it again.
-        """
-        name, tip = head.branch, self.branches().get(head.branch, "")
-        if tip and not self.is_unfinished(head):
-            return False
-        # Create only: another worktree may create the branch at this moment.
-        options = ("--create-reflog", "-m", self._mark)
-        result = self._run("update-ref", *options, f"refs/heads/{name}", str(head.commit), tip)
-        if result.returncode != 0:
-            if self.branches().get(name, "") != tip:
-                return False
+    def create_branch(self, name: str) -> bool:
+        """Create a branch at HEAD and check it out in one step; no file changes. Return False if another process has
+        created the branch."""
+        result = self._run("-c", "branch.autoSetupMerge=false", "checkout", "-b", name)
+        if result.returncode != 0 and name not in self.branches():
             cause = result.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
             fix = "Make .git writable, or choose another name: --branch NAME."
             raise UsageError(f"git cannot create {name}: {cause}", fix)
-        self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{name}")
-        return True
-
-    @property
-    def _mark(self) -> str:
-        return f"nightshift: campaign in {hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:12]}"
-
-    def is_unfinished(self, head: Head) -> bool:
-        """Return True if `create_branch` created this branch, in this checkout: worktrees share their branches."""
-        options = ("--walk-reflogs", "--no-show-signature", "--format=%gs")
-        log = self._git("log", *options, f"refs/heads/{head.branch}", "--", check=False)
-        return log.splitlines()[-1:] == [self._mark]
+        return result.returncode == 0
 
     def switch(self, branch: str) -> None:
         """Check out a branch. UsageError with git's words if files that are not committed are in the way."""
         result = self._run("checkout", "--quiet", branch, "--")
         if result.returncode != 0:
             words = " ".join(result.stderr.decode(errors="replace").split())
-            switch = f"git switch {shlex.quote(branch)}"
-            is_dirty = "overwritten" in words
-            fix = f"Commit the changes, or put them aside: git stash && {switch}" if is_dirty else f"Then: {switch}"
-            raise UsageError(f"git cannot switch to {branch}: {words}", fix)
+            stash = "Commit the changes, or put them aside: git stash &&" if "overwritten" in words else "Then:"
+            raise UsageError(f"git cannot switch to {branch}: {words}", f"{stash} git switch {shlex.quote(branch)}")
 
     def clone(self, head: Head, folder: Path) -> None:
         """Copy the branch into `folder`, without a common object, remote or reflog."""
@@ -324,8 +291,8 @@ class Repo:
         result = self._run(*arguments, **options)
         if check and result.returncode != 0:
             command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
-            reason = result.stderr.decode(errors="replace").strip().splitlines()
-            raise EngineError(f"git {command} failed: {reason[-1] if reason else result.returncode}")
+            reason = result.stderr.decode(errors="replace").strip().splitlines() or [str(result.returncode)]
+            raise EngineError(f"git {command} failed: {reason[-1]}")
         return result.stdout.decode(errors="surrogateescape")
 
     def _run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -348,13 +315,11 @@ class Repo:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         environment |= {} if is_personal else _NO_CONFIGURATION
-        environment |= {} if index is None else {"GIT_INDEX_FILE": os.fspath(index.absolute())}
-        command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
+        environment |= {"GIT_INDEX_FILE": str(index.absolute())} if index else {}
+        command = [_program() or "git", *_SAFE_OPTIONS, *arguments]
+        pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
         try:
-            process = subprocess.Popen(
-                command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=self.root, env=environment, start_new_session=True
-            )
-            with process:
+            with subprocess.Popen(command, **pipes, cwd=self.root, env=environment, start_new_session=True) as process:
                 try:
                     output = process.communicate(stdin, _TIMEOUT_SECONDS)
                 except BaseException:  # also of a signal: git removes its lock files when it is asked to end
@@ -376,8 +341,7 @@ class Repo:
 def _entries(blobs: Mapping[str, Blob | None], commit: str) -> bytes:
     """Return lines for `git update-index --index-info`. `commit`: any, its id is as long as those of the blobs."""
     removed = Blob("0", "0" * len(commit))
-    items = ((name, blob or removed) for name, blob in blobs.items())
-    return os.fsencode("".join(f"{blob.mode} {blob.id}\t{name}\0" for name, blob in items))
+    return os.fsencode("".join("{} {}\t{}\0".format(*(blob or removed), name) for name, blob in blobs.items()))
 
 
 def _program() -> str | None:

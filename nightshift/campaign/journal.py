@@ -1,10 +1,8 @@
-"""`runs/journal.jsonl`: an append-only log of what happened in a checkout, one JSON object a line.
-
-The controller adds a line for each experiment and certificate that began, each submitted job, each use of the test
-split, each decision, each commit, and the user's direction. A line names a file below runs/ and none of its content.
-"""
+"""`runs/journal.jsonl`: an append-only log of what happened in a checkout, one JSON object a line. A line names a file
+below runs/ and none of its content."""
 
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +18,7 @@ Event = Literal["begun", "submitted", "access", "decided", "committed", "directi
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The permission of one job to read the test split. All jobs of one certificate have the same `number`. `configs`:
-    hashes of the two configs, by side; `token`: of the job."""
+    hashes of the two configs, by side."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     branch: str
@@ -47,31 +45,34 @@ class Journal:
 
     def lines(self) -> tuple[list[Line], int]:
         """Return the lines that can be read, and the number of the others. A last line that a kill cut is neither."""
-        lines, num_damaged = list[Line](), 0
+        lines = list[Line]()
         try:
             texts = read_file(self.path).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
-            return [], 0
+            texts = []
         for text in texts:
-            try:
+            with suppress(ValueError):
                 lines.append(parse_json(text, Line))
-            except ValueError:
-                num_damaged += 1
-        return lines, num_damaged
+        return lines, len(texts) - len(lines)
 
     def add(self, event: Event, file: str, **facts: Any) -> None:
         """Add a line and sync it to the disk. EngineError if the disk refuses. `facts`: other fields of Line."""
-        line = Line(time=datetime.now(UTC).isoformat(timespec="seconds"), event=event, file=file, **facts)
-        try:
-            with open_regular(self.path, "a+b") as journal:
-                journal.seek(0)
-                journal.truncate(journal.read().rfind(b"\n") + 1)  # without a line that a kill cut
-                journal.write(msgspec.json.encode(line) + b"\n")
-                journal.flush()
-                os.fsync(journal.fileno())
-        except OSError as error:
-            raise disk_error(error, self.path) from None
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        append(self.path, Line(time=time, event=event, file=file, **facts))
 
     def accesses(self) -> list[Access]:
         """Return the uses of the test split in order, one for each job."""
         return [line.access for line in self.lines()[0] if line.access]
+
+
+def append(path: Path, value: msgspec.Struct) -> None:
+    """Add a line to a file of JSON lines, and sync it to the disk. EngineError if the disk refuses."""
+    try:
+        with open_regular(path, "a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # without a line that a kill cut
+            file.write(msgspec.json.encode(value) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path) from None

@@ -1,8 +1,7 @@
 """`runs/NNNN/` and results.tsv: everything known of each experiment, written by the one process that works in a
 checkout, the controller (run.py, a night, certify). A record is whole or absent.
 
-The controller holds the lock of the file `runs/.lock`, which the kernel releases when the process dies.
-`runs/.controller` names the process for the refusal of a second start; a killed process leaves the file.
+The kernel releases the lock `runs/.lock` when the controller dies. `runs/.controller` names the controller.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,9 +39,9 @@ from nightshift.files import (
     open_regular,
     read_file,
     read_json,
-    remove_tree,
     sweep_folder,
     sync_folder,
+    whole_folder,
     write_atomically,
     write_json,
 )
@@ -52,7 +50,6 @@ from nightshift.text import clean, local
 STARTED = "started"
 RECORD_NAME = "record.json"
 HOLDER_NAME, LOCK_NAME = ".controller", ".lock"
-_RESERVING = ".reserving"  # a folder before it is renamed to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 _PATIENCE_SECONDS = 1.0  # `is_running` takes the lock for an instant, for example in `nightshift status`
 _MAX_COMMAND = 200  # characters that are shown
@@ -62,20 +59,13 @@ FIXED_VARIABLES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 _held: dict[Path, os.stat_result] = {}  # the lock files whose lock this process holds
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """The process that holds the lock. `since` is ISO 8601, UTC: when the process started."""
 
     pid: int
     command: str
     since: str
     host: str
-
-    @classmethod
-    def here(cls) -> Holder:
-        program, *arguments = sys.argv or [""]
-        since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
-        return cls(os.getpid(), shlex.join(["uv", "run", Path(program).name, *arguments]), since, socket.gethostname())
 
     def __str__(self) -> str:
         since = local(datetime.fromisoformat(self.since))
@@ -88,9 +78,7 @@ class Ledger:
 
     def __init__(self, root: Path) -> None:
         """`root` is the checkout. Nothing is created before a write."""
-        self.root = root
-        self.runs_dir = root / "runs"
-        self.tsv_path = root / "results.tsv"
+        self.root, self.runs_dir, self.tsv_path = root, root / "runs", root / "results.tsv"
         self.journal = Journal(self.runs_dir)
         # Records that were reserved here, or read after they were closed: they do not change under this process.
         self._known: dict[int, Record] = {}
@@ -115,7 +103,10 @@ class Ledger:
             raise disk_error(error, path) from None
         with hold:
             try:
-                write_json(holder_path, Holder.here())
+                program, *arguments = sys.argv or [""]
+                command = shlex.join(["uv", "run", Path(program).name, *arguments])
+                since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
+                write_json(holder_path, Holder(os.getpid(), command, since, socket.gethostname()))
                 yield
             finally:
                 del _held[path]
@@ -134,10 +125,8 @@ class Ledger:
         try:
             with open_regular(self.runs_dir / LOCK_NAME) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     def require_in_place(self) -> None:
@@ -155,8 +144,7 @@ class Ledger:
 
     def next_number(self, last_committed: int = 0) -> int:
         """Return the next experiment's number: above every number in runs/, and above `last_committed`."""
-        last = max((int(entry.name) for entry in self._numbered()), default=0)
-        last = max(last, last_committed)
+        last = max([last_committed, *(int(entry.name) for entry in self._numbered())])
         if not _NUMBER.fullmatch(f"{last + 1:04d}"):
             raise UsageError(f"{self.run_dir(last)} leaves no number for another experiment", "Move it out of runs/.")
         return last + 1
@@ -173,27 +161,20 @@ class Ledger:
 
     def reserve(self, record: Record, files: Mapping[str, bytes], last_committed: int = 0) -> Record:
         """Give a `started` record the next number and a folder with `files`, which appears whole or not at all.
-
-        `last_committed`: the last experiment that the branch's commits name (Repo.last_experiment).
-        """
+        `last_committed`: the last experiment that the branch's commits name (Repo.last_experiment)."""
         self.require_in_place()
         if self.tsv_path.is_dir():  # before the run, not after it
             raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(last_committed), status=STARTED)
         if (new := record.run.new) is not None and not new.experiment:
             record = replace(record, run=replace(record.run, new=replace(new, experiment=record.number)))
-        folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
-        try:
-            remove_tree(partial)  # left by a kill
-            partial.mkdir(parents=True)
+        folder = self.run_dir(record.number)
+        with whole_folder(folder) as partial:
             for name, data in files.items():
                 write_atomically(partial / name, data)
             write_json(partial / RECORD_NAME, record)
             self.log("begun", folder / RECORD_NAME)
-            partial.rename(folder)
-            sync_folder(self.runs_dir)
-        except OSError as error:
-            raise disk_error(error, folder) from None
+        sync_folder(self.runs_dir)
         self._known[record.number] = record
         return record
 
@@ -224,8 +205,6 @@ class Ledger:
         for number in self.numbers():
             try:
                 records += [record] if (record := self.read(number)) else []
-            except OtherVersionError:
-                raise
             except UsageError as error:
                 damaged.append(error.cause)
         return records, damaged
@@ -239,7 +218,8 @@ class Ledger:
         raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
 
     def read(self, number: int) -> Record | None:
-        """Return one record; None if it was never written. UsageError if it is damaged or of another version."""
+        """Return one record; None if it was never written. UsageError if it is damaged, EngineError if another version
+        of Nightshift wrote it."""
         if (known := self._known.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
@@ -299,27 +279,19 @@ class Ledger:
             raise disk_error(error, self.tsv_path) from None
 
 
-class OtherVersionError(UsageError):
-    """runs/ was written by another version of Nightshift."""
-
-
 class _Version(msgspec.Struct):
     version: int
-
-
-_DECODER = msgspec.json.Decoder(Record)
 
 
 def _record(text: bytes, number: int) -> Record:
     """Return the record in a file. ValueError if it is not experiment `number`'s."""
     try:
-        record = _DECODER.decode(text)
+        record = msgspec.json.decode(text, type=Record)
     except msgspec.ValidationError:
         with suppress(msgspec.ValidationError):
-            version = msgspec.json.decode(text, type=_Version).version
-            if version != VERSION:
+            if (version := msgspec.json.decode(text, type=_Version).version) != VERSION:
                 cause = f"runs/{number:04d}/{RECORD_NAME} has version {version}; this Nightshift reads {VERSION}"
-                raise OtherVersionError(cause, f"Move the folder: mv runs runs-{version}") from None
+                raise EngineError(cause, f"Move the folder: mv runs runs-{version}") from None
         raise
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
@@ -331,10 +303,9 @@ def _record(text: bytes, number: int) -> Record:
 
 def read_progress(run_dir: Path) -> Progress | None:
     """Return how far a run is; None if it did not say."""
-    try:
+    with suppress(UsageError):
         return read_json(run_dir / PROGRESS_NAME, Progress, "")
-    except UsageError:
-        return None
+    return None
 
 
 def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -359,6 +330,6 @@ def require_same_setup(
     )
     for what, then, now in fixed:
         if then != now:
-            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
+            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment"
             fix = "Begin another campaign: --branch NEW. Or go back to what the campaign uses."
-            raise UsageError(f"{cause} {now or 'unset'}", fix)
+            raise UsageError(f"{cause}, this is {now or 'unset'}", fix)

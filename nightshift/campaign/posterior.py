@@ -1,29 +1,19 @@
-"""Decide which changes of train.toml to keep, and what the next run measures (one campaign).
+"""Decide which changes of train.toml to keep, and what the next run measures (docs/decision-rule.md).
 
-Every decision is about one change. The incumbent is the baseline plus the kept changes in the order of adoption, so
-each decision is a commit of one change, whatever else the run held. The model of a run's score:
+One Gaussian is held over [baseline, drift, effect of each change], and every run updates all of it. The model:
 
     score = baseline + drift * time + sum of the effects of the run's changes + noise
 
-One Gaussian is held over [baseline, drift, effect of each change], and every run updates all of it. A change is a set
-of keys and values: the same keys with the same values are the same change. Scores are fractions of 1.
-
-A later change wins on a shared key, and the earlier change keeps its other keys. These remaining keys are a change of
-their own in the Gaussian, because nobody measured how the effect of a change divides among its keys. If the effect is a
-sum of n independent parts of equal variance, one for each key, the effect of the rest, with m of n keys left, is
-
-    rest = m / n * effect + N(0, m / n * (1 - m / n) * variance of an ordinary change).
-
-So runs of the whole change inform the rest, and runs of the rest inform the whole change. A change without remaining
-keys leaves the incumbent, and comes back like any discarded change.
+A change is a set of keys and values. A later change wins on a shared key. What remains of the earlier change, m of its
+n keys, is an entry of its own: m / n * effect + N(0, m / n * (1 - m / n) * variance of an ordinary change), the sum of
+m of n independent parts of equal variance. A change without remaining keys leaves the incumbent.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
 
 import numpy as np
@@ -64,7 +54,6 @@ class Posterior:
         self._changes: dict[Settings, Change] = {}  # every proposed change, as it was first proposed
         self._kept: dict[Settings, Settings] = {}  # what each kept change still sets, in the order of adoption
         self._setters: dict[str, Settings] = {}  # the kept change that sets a key
-        self._num_setters = Counter[str]()  # kept changes that name a key
         self._fixed = set[Settings]()  # changes that the user decided
         self._dropped = set[Settings]()  # configs of which a run was an accident
         self._final_scores: dict[Settings, tuple[float, ...]] = {}  # of the final check runs, by their configs
@@ -74,13 +63,8 @@ class Posterior:
         self._variances = (factors * rules.seed_sd) ** 2 + rules.examples_share * stderr**2
         self._expected_variance = rules.seed_sd**2 + rules.examples_share * stderr**2
         self._log_weights = np.log(priors)
-        self._mean = np.zeros(16)
-        self._cov = np.zeros((16, 16))
-        self._scratch = np.zeros((16, 16))
-        self._size = 2
-        self._mean[_BASELINE] = score
-        self._cov[_BASELINE, _BASELINE] = self.noise_variance
-        self._cov[_DRIFT, _DRIFT] = rules.drift_sd**2
+        self._mean = np.array([score, 0.0])
+        self._cov = np.diag([self.noise_variance, rules.drift_sd**2])
 
     @property
     def kept(self) -> tuple[Change, ...]:
@@ -96,9 +80,9 @@ class Posterior:
         vars(copied).update({n: v.copy() for n, v in vars(self).items() if isinstance(v, dict | set | np.ndarray)})
         return copied
 
-    def known(self, change: Change) -> Change | None:
-        """Return the change as it was first proposed; None if the same keys and values never were."""
-        return self._changes.get(settings_of(change))
+    def known(self, change: Change) -> Change:
+        """Return the change as it was first proposed; itself if the same keys and values never were."""
+        return self._changes.get(settings_of(change), change)
 
     def set_kept(self, kept: Sequence[Change]) -> None:
         """Make `kept` the incumbent's changes, if not every decision could be carried out."""
@@ -107,7 +91,7 @@ class Posterior:
     def effect(self, change: Change, changes: Iterable[Change] | None = None) -> Effect:
         """Return what a change adds to a config without it: to the incumbent, or to the baseline with `changes`.
         KeyError for a change that was never measured."""
-        kept = None if changes is None else dict(remaining(map(settings_of, changes)))
+        kept = self._kept if changes is None else map(settings_of, changes)
         return Effect(*self._moments(*self._added(settings_of(change), kept)))
 
     def predict(
@@ -125,12 +109,9 @@ class Posterior:
 
     def final_difference(self) -> tuple[float, float] | None:
         """Return the mean score of the final check runs of the incumbent minus that of the baseline's, and half of the
-        95 % interval by Student's t. None without two runs of each, because one run may be an accident.
-
-        The variance of a run is pooled: the variance that the rules expect, with SEED_DF degrees of freedom, and those
-        within the two configs. The campaign's own estimate would grow by the surprise that is judged here.
-        """
-        sides = [self._final_scores.get(_config(kept), ()) for kept in (self._kept, {})]
+        95 % interval by Student's t, with the expected and the two configs' variance pooled. None without two runs of
+        each."""
+        sides = [self._final_scores.get(_union(kept), ()) for kept in (self._kept.values(), ())]
         if not self._kept or min(map(len, sides)) < 2:
             return None
         df = SEED_DF + sum(len(side) - 1 for side in sides)
@@ -147,18 +128,15 @@ class Posterior:
         return max(mean - shrink * sd, min(mean, 0.0)), Z95 * self.rules.widen[0 if num_slots == 1 else 1] * sd
 
     def rider(self, new: Change, in_flight: Sequence[Run] = ()) -> Change | None:
-        """Return the discarded change with the largest expected improvement, or None.
-
-        The expected improvement E max(0, mean of the effect after this run) is s * pdf(m / s) + m * cdf(m / s) with the
-        mean m of now and s = |cov(effect, score)| / sd(score). Runs in flight count as if their scores were known.
-        """
+        """Return the discarded change with the largest expected improvement, or None. Runs in flight count as if their
+        scores were known."""
         noise = self.noise_variance + self.rules.kinds[0][1] ** 2  # of a run with a new change
         reductions: list[Array] = []  # the outer product of each is subtracted from the covariance
         for run in in_flight:
             _, known, column = self._weighted(self._factors(map(settings_of, run.changes), 1.0)[0], reductions)
             reductions.append(column / math.sqrt(known + (self.noise_variance if run.new is None else noise)))
         _, known, column = self._weighted(self._factors(self._kept, 1.0)[0], reductions)
-        variances = np.diagonal(self._cov)[: self._size] - sum((reduction**2 for reduction in reductions), 0.0)
+        variances = np.diagonal(self._cov) - sum((reduction**2 for reduction in reductions), 0.0)
         sds = np.abs(column + variances) / np.sqrt(known + 2 * column + variances + noise) + 1e-9
         taken = new.keys.keys() | self._setters.keys()
         best, most = None, self.rules.least_worth
@@ -174,26 +152,19 @@ class Posterior:
 
     def observe(self, run: Run, score: float, time_hours: float) -> tuple[Decision, ...]:
         """Update the Gaussian with a run's score and return the decisions, in the order of their commits.
-
         `time_hours`: since the campaign's first baseline.
 
-        A new change is of one of the kinds k, N(mu_k, v_k) with probability w_k. With the vector x of the run, the
-        covariance P and u, the unit vector of the new change, the update under kind k is a Kalman update:
-
-            S_k = x'Px + v_k + noise,   mean_k = mean + mu_k u + (Px + v_k u) a_k / S_k,   a_k = score - x'mean - mu_k
-
-        The result is the Gaussian with mean and covariance of the mixture. All kinds move along Px and u only, so that
-        the covariance changes by one 2 x 2 matrix between these two directions. An accident of a run without a new
-        change is treated as a new change of this run only, which is forgotten afterwards. It is believed once: if a run
-        of the same config was probably an accident, a second low score is the config's.
+        The update under each kind of the new change is a Kalman update; the result is the Gaussian with the mixture's
+        mean and covariance. All kinds move along Px and u only, so the covariance changes by one 2 x 2 matrix. The
+        accident of a run without a new change is treated as a new change that is forgotten.
         """
-        settings = None if run.new is None else settings_of(run.new)
-        is_new = settings is not None and settings not in self._rows
-        if settings is not None and run.new is not None and settings not in self._changes:
-            self._add(settings, run.new)
+        new = None if run.new is None else settings_of(run.new)
+        is_new = new is not None and new not in self._rows
+        if run.new is not None and new not in self._changes:
+            self._add(run.new)
         changes = [self._admitted(change) for change in run.changes]
         rests = remaining(changes)
-        config = _config(dict(rests))
+        config = _union(rest for _, rest in rests)
         if run.stage is not Stage.SEARCH:
             self._final_scores[config] = (*self._final_scores.get(config, ()), score)
         kinds = np.array(self.rules.kinds if is_new else self.rules.accidents)
@@ -206,7 +177,6 @@ class Posterior:
                 share = len(rest) / len(whole)
                 self._add_row(rest, whole, share, share * (1 - share) * self.rules.kinds[0][1] ** 2)
         expected, known, column = self._weighted(self._factors(changes, 1.0, time_hours)[0])
-        size = len(column)
         residuals = score - expected - mus
         score_variances = known + variances + self.noise_variance
         weights = shares * np.exp(-0.5 * residuals**2 / score_variances) / np.sqrt(score_variances) + 1e-300
@@ -222,16 +192,16 @@ class Posterior:
         gains = np.array([np.ones_like(score_variances), variances])
         deviations = steps - step[:, None]
         matrix = (deviations * weights) @ deviations.T - (gains * (weights / score_variances)) @ gains.T
-        self._mean[:size] += step[0] * column
-        self._cov[:size, :size] += np.multiply(matrix[0, 0] * column[:, None], column, out=self._scratch[:size, :size])
-        if is_new and settings is not None:
-            row = self._rows[settings]
+        self._mean += step[0] * column
+        self._cov += np.outer(matrix[0, 0] * column, column)
+        if is_new and new is not None:
+            row = self._rows[new]
             self._mean[row] += step[1]
-            self._cov[row, :size] += matrix[0, 1] * column
-            self._cov[:size, row] += matrix[0, 1] * column
+            self._cov[row] += matrix[0, 1] * column
+            self._cov[:, row] += matrix[0, 1] * column
             self._cov[row, row] += matrix[1, 1] + weights @ variances
             self._counts += weights
-        return self._decide(settings)
+        return self._decide(new)
 
     def decide_for_user(self, change: Change, is_kept: bool) -> None:
         """Keep or revert a change, as a commit of the user's did. The rule does not undo the user's decision."""
@@ -248,17 +218,15 @@ class Posterior:
         if settings not in self._changes:
             second_moments = [mean**2 + sd**2 for mean, sd, _ in self.rules.kinds]  # its kind is unknown
             variance = 0.0 if settings in self._rows else float(np.average(second_moments, weights=self._counts))
-            row = self._add(settings, change)
+            row = self._add(change)
             self._cov[row, row] += variance
         return settings
 
     def _decide(self, new: Settings | None) -> tuple[Decision, ...]:
         """Judge each change by its own effect: first what goes out, then what comes in, the largest effect first."""
-        decided = []
-        was_kept = set(self._kept)
+        was_kept, decided = set(self._kept), []
         if self.stage is not Stage.LAST_INCUMBENTS:
-            free = [settings for settings in self._kept if settings not in self._fixed]
-            effects = {settings: self.effect(self._changes[settings]) for settings in free}
+            effects = {kept: self.effect(self._changes[kept]) for kept in self._kept if kept not in self._fixed}
             for settings, effect in effects.items():
                 if effect.p_helps < self.rules.revert_below:
                     self._set_kept([kept for kept in self._kept if kept != settings])
@@ -270,7 +238,7 @@ class Posterior:
                 takes_users_key = any(self._setters.get(key) in self._fixed for key, _ in settings)
                 if settings in settled or (takes_users_key and settings != new):
                     continue
-                factors, variance = self._added(settings)
+                factors, variance = self._added(settings, self._kept)
                 if least >= 0 and sum(factor * self._mean[row] for row, factor in factors.items()) <= 0:
                     continue  # most changes: their standard deviations are not needed
                 effect = Effect(*self._moments(factors, variance))
@@ -290,21 +258,16 @@ class Posterior:
         if before != self._kept and self.stage is Stage.SEARCH:
             self._final_scores.clear()  # of an earlier night
         self._setters = {key: settings for settings, rest in self._kept.items() for key, _ in rest}
-        self._num_setters = Counter(key for settings in self._kept for key, _ in settings)
 
-    def _added(self, settings: Settings, kept: dict[Settings, Settings] | None = None) -> tuple[Factors, float]:
-        """Return the vector of what a change adds, and the variance besides: the incumbent, or the config `kept`, with
-        the change, as the last one or in its place, less the config without it."""
-        if kept is None:
-            kept, num_own = self._kept, int(settings in self._kept)
-            if all(self._num_setters[key] == num_own for key, _ in settings):
-                return {self._rows[settings]: 1.0}, 0.0  # it shares no key: most changes
-        if settings not in self._rows:
-            raise KeyError(settings)
-        factors, variance = Factors(), 0.0
-        with_it = kept if settings in kept else dict(remaining([*kept, settings]))
-        without = dict(remaining(other for other in kept if other != settings))
-        for whole, rest in with_it.items():
+    def _added(self, settings: Settings, kept: Iterable[Settings]) -> tuple[Factors, float]:
+        """Return the vector of what a change adds to a config, and the variance besides: the config with the change, as
+        the last one or in its place, less the config without it."""
+        factors, variance, kept = Factors(), 0.0, list(kept)
+        row, others = self._rows[settings], [other for other in kept if other != settings]
+        if {key for other in others for key, _ in other}.isdisjoint(key for key, _ in settings):  # most changes
+            return {row: 1.0}, 0.0
+        without = dict(remaining(others))
+        for whole, rest in remaining(kept if settings in kept else [*kept, settings]):
             other = without.get(whole, frozenset())
             if rest != other:  # what is the same in both cancels
                 variance += self._add_term(factors, 1.0, whole, rest)
@@ -341,51 +304,41 @@ class Posterior:
         in flight make the covariance smaller by their `reductions`."""
         rows = list(factors)
         values = np.array(list(factors.values()))
-        column: Array = values @ self._cov[rows, : self._size]
+        column: Array = values @ self._cov[rows]
         for reduction in reductions:
             column -= reduction * (values @ reduction[rows])
         return float(values @ self._mean[rows]), float(values @ column[rows]), column
 
-    def _add(self, settings: Settings, change: Change) -> int:
+    def _add(self, change: Change) -> int:
         """Add a proposed change. A new value of the same keys starts from the effect of the kept, or last, value.
         Return the change's row."""
+        settings = settings_of(change)
         same = [other for other, known in self._changes.items() if known.keys.keys() == change.keys.keys()]
-        self._changes[settings] = change
         kept = [other for other in same if other in self._kept]
-        source = (kept or same)[-1] if same else None
-        if settings in self._rows:
-            return self._rows[settings]
-        return self._add_row(settings, source, 1.0 if kept else self.rules.related)
+        self._changes[settings] = change
+        if settings not in self._rows:
+            self._add_row(settings, next(reversed(kept or same), None), 1.0 if kept else self.rules.related)
+        return self._rows[settings]
 
-    def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> int:
-        """Add an entry to the Gaussian: a share of another entry, or 0, and a variance of its own. Return its row."""
-        row = self._size
-        if row == len(self._mean):
-            self._mean = np.pad(self._mean, (0, row))
-            self._cov = np.pad(self._cov, (0, row))
-            self._scratch = np.empty_like(self._cov)
+    def _add_row(self, settings: Settings, source: Settings | None, share: float, variance: float = 0.0) -> None:
+        """Add an entry to the Gaussian: a share of another entry, or 0, and a variance of its own."""
+        row = self._rows[settings] = len(self._mean)
+        self._mean, self._cov = np.pad(self._mean, (0, 1)), np.pad(self._cov, (0, 1))
         if source is not None:
             start = self._rows[source]
             self._mean[row] = share * self._mean[start]
-            self._cov[row, :row] = share * self._cov[start, :row]
-            self._cov[:row, row] = self._cov[row, :row]
+            self._cov[row, :row] = self._cov[:row, row] = share * self._cov[start, :row]
             self._cov[row, row] = share**2 * self._cov[start, start] + variance
-        self._size += 1
-        self._rows[settings] = row
-        return row
 
 
-def _config(kept: Mapping[Settings, Settings]) -> Settings:
-    """Return the settings of a config. `kept`: what each of its changes still sets."""
-    return frozenset(item for rest in kept.values() for item in rest)
+def _union(parts: Iterable[Settings]) -> Settings:
+    return Settings().union(*parts)
 
 
 def next_stage(num_started: int, num_last: int, num_left: float, num_slots: int) -> Stage:
-    """Return the stage of a night's next run.
-
-    The last runs are two of the baseline, then two of the incumbent; at several slots one of each a slot. `num_last`:
-    last runs among the night's `num_started` runs. `num_left`: runs that the night can still start.
-    """
+    """Return the stage of a night's next run: the last runs are two of the baseline, then two of the incumbent; at
+    several slots one of each a slot. `num_last`: last runs among the night's `num_started` runs. `num_left`: runs that
+    the night can still start."""
     num_each = 2 if num_slots == 1 else num_slots
     is_short = num_started + num_left < _NIGHT_OF_LAST_RUNS * 2 * num_each
     if num_last == 0 and (is_short or num_left > 2 * num_each):

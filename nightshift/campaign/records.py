@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -15,7 +15,8 @@ from statistics import NormalDist, fmean, median
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Raw, json
+from msgspec import Meta, Raw, Struct, json
+from msgspec.structs import force_setattr, replace
 
 from nightshift.config.rules import Fraction, RuleConstants, Rules, Scale
 from nightshift.files import Document
@@ -38,7 +39,6 @@ NO_SANDBOX = "none"  # --sandbox: the agent has your rights
 NOT_ISOLATED = "not isolated"  # the remark on an agent without a sandbox
 POINTS = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,6})?)(?:\s*(?:pp|percentage points?|points?)\b)", re.IGNORECASE)
 Z95 = 1.959964  # half-width of a 95 % interval, in standard deviations
-_HOUR = 3600.0
 _Total = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -58,15 +58,11 @@ def prediction_in(description: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one proposal cost, or the sum over `num_proposals` and their runs.
-
-    `tokens_in` includes tokens from a cache, `tokens_out` includes thinking. `dollars` (US) are the agent program's own
-    figure. `seconds` is the agents' wall-clock time. `run_seconds` adds up the runs, also those side by side;
-    `gpu_seconds` multiplies each run by its GPUs. `at_least` names the figures that are lower bounds, because not every
-    agent reported its part.
-    """
+class Cost(Struct, frozen=True):
+    """What one proposal cost, or the sum over `num_proposals` and their runs. `tokens_in` includes tokens from a cache,
+    `tokens_out` includes thinking. `dollars` (US) are the agent program's own figure. `seconds` is the agents'
+    wall-clock time. `gpu_seconds` multiplies the seconds of each run by its GPUs. `at_least` names the figures that are
+    lower bounds, because not every agent reported its part."""
 
     tokens_in: Tokens | None = None
     tokens_out: Tokens | None = None
@@ -91,28 +87,25 @@ class Cost:
 
     def __str__(self) -> str:
         """One line: `1.20 h of runs, 2.40 GPU-hours; 5 proposals: 0.30 h, 120,345 tokens in, 4,321 out, $1.23`."""
-        machine = [] if self.run_seconds is None else [f"{self.run_seconds / _HOUR:.2f} h of runs"]
-        machine += [] if self.gpu_seconds is None else [f"{self.gpu_seconds / _HOUR:.2f} GPU-hours"]
-        agents = [] if self.seconds is None else [f"{self.seconds / _HOUR:.2f} h"]
+        times = ((self.run_seconds, "h of runs"), (self.gpu_seconds, "GPU-hours"), (self.seconds, "h"))
+        *machine, hours = ["" if seconds is None else f"{seconds / 3600:.2f} {unit}" for seconds, unit in times]
+        tokens = f"{self._text('tokens_in')} tokens in, {self._text('tokens_out')} out"
         if self.tokens_in is None and self.tokens_out is None:
-            agents.append("tokens not reported")
-        else:
-            agents += [f"{self._text('tokens_in')} tokens in", f"{self._text('tokens_out')} out"]
-        agents.append("dollars not reported" if self.dollars is None else self.dollars_text)
-        num = self.num_proposals
-        proposals = f"{num:,} proposal{'' if num == 1 else 's'}: {', '.join(agents)}" if num else ""
-        return "; ".join(filter(None, (", ".join(machine), proposals))) or "nothing yet"
+            tokens = "tokens not reported"
+        num, agents = self.num_proposals, ", ".join(filter(None, (hours, tokens, self.dollars_text)))
+        proposals = f"{num:,} proposal{'' if num == 1 else 's'}: {agents}" if num else ""
+        return "; ".join(filter(None, (", ".join(filter(None, machine)), proposals))) or "nothing yet"
 
     @property
     def dollars_text(self) -> str:
-        return f"{self._at_least('dollars')}${self.dollars or 0.0:,.2f}"
+        return "dollars not reported" if self.dollars is None else self._text("dollars")
 
     def _text(self, figure: Figure) -> str:
         value = getattr(self, figure)
-        return "?" if value is None else f"{self._at_least(figure)}{value:,}"
-
-    def _at_least(self, figure: Figure) -> str:
-        return "" if self.is_whole(figure) else "at least "
+        if value is None:
+            return "?"
+        text = f"${value:,.2f}" if figure == "dollars" else f"{value:,}"
+        return text if self.is_whole(figure) else f"at least {text}"
 
 
 NOTHING = Cost(num_proposals=0)
@@ -124,7 +117,7 @@ def together(costs: Iterable[Cost | None]) -> Cost | None:
     return replace(sum(asked, NOTHING), num_proposals=1) if asked else None
 
 
-class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+class Proposal(Struct, frozen=True, kw_only=True):
     """Why an experiment is run, in the words of its proposer. Every text is cleaned, also when a record is read."""
 
     description: str = ""  # the hypothesis; of a search the change
@@ -144,12 +137,11 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
         return self.sandbox != NO_SANDBOX
 
     def __post_init__(self) -> None:
-        texts = ("description", "prediction", "mechanism", "falsifier", "reported_outcome", "lesson")
-        for name in (*texts, "proposer", "sandbox"):
-            if text := getattr(self, name):
-                msgspec.structs.force_setattr(self, name, clean(text))
+        for name in self.__struct_fields__:
+            if isinstance(value := getattr(self, name), str) and value:
+                force_setattr(self, name, clean(value))
         if self.notes:
-            msgspec.structs.force_setattr(self, "notes", tuple(map(clean, self.notes)))
+            force_setattr(self, "notes", tuple(map(clean, self.notes)))
 
 
 class Outcome(StrEnum):
@@ -162,7 +154,7 @@ class Outcome(StrEnum):
     @property
     def is_success(self) -> bool:
         """True if the run left a policy to evaluate."""
-        return self in (Outcome.FINISHED, Outcome.BUDGET, Outcome.NO_GRADIENT)
+        return self not in (Outcome.DEADLINE, Outcome.CRASHED)
 
 
 class Verdict(StrEnum):
@@ -201,8 +193,7 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(Struct, frozen=True):
     """One answer of the policy. `truncated`: the answer reached the token limit before its end token."""
 
     text: str
@@ -225,8 +216,7 @@ class Training:
     log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """Which weights were evaluated: the step after which they were written, and the hash of their bytes.
     `served_sha256`: hash of the weights that a server reported; None if the policy reads the files itself."""
 
@@ -235,8 +225,7 @@ class Weights:
     served_sha256: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """The evaluation of one environment of several. The examples of an environment stand together."""
 
     environment: str
@@ -246,8 +235,7 @@ class Part:
     stderr: Fraction  # over examples
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """Scores of one run's final policy. `scores` are JSON that is decoded on use: a campaign has thousands of records,
     and few are looked into. `examples_sha256` hashes the keys and right answers in order: two evaluations are paired
     only if the hashes are equal. `eval_score` accepts an answer in any format, and decides; `strict_score` accepts
@@ -265,27 +253,21 @@ class Evaluation:
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
     unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
-    figures: dict[str, dict[str, float]] = field(default_factory=dict)  # of a game, by environment; for display
+    figures: dict[str, dict[str, float]] = {}  # of a game, by environment; for display
 
     @property
     def example_scores(self) -> tuple[float, ...]:
         """The score of each example, in order. ValueError if they are not fractions."""
-        return _SCORES.decode(self.scores)
-
-
-_SCORES = json.Decoder(tuple[Fraction, ...])
+        return json.decode(self.scores, type=tuple[Fraction, ...])
 
 
 def packed(scores: Sequence[float]) -> Raw:
     return Raw(json.encode(scores))
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl.
-
-    `environment`: its package. `problem`: the text, which the page adds; None without its data.
-    """
+class Rollout(Struct, frozen=True):
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl. `environment`:
+    its package. `problem`: the text, which the page adds; None without its data."""
 
     environment: str
     key: str
@@ -302,8 +284,7 @@ class Rollout:
         return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """What a worker returns of one run: `result.json`. `evaluation` is None unless training succeeded."""
 
     seed: int
@@ -312,15 +293,14 @@ class Result:
     startup_seconds: Seconds | None = None
     total_seconds: Seconds = 0.0
     hardware: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = {}
     token: str = ""  # of its job
     job_sha256: str = ""  # of the job.json that the worker read
     started: str = ""  # ISO 8601, UTC, by the worker's clock
     slot: str = ""  # slot or node; empty if runs follow each other
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """What a change adds to the score, a fraction of 1: posterior mean and standard deviation."""
 
     mean: float
@@ -354,15 +334,15 @@ class Action(StrEnum):
 
     @property
     def past(self) -> str:
-        return {"keep": "kept", "discard": "discarded", "adopt": "adopted", "revert": "reverted"}[self.value]
+        return "kept" if self is Action.KEEP else f"{self}ed"
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class Change(Struct, frozen=True, kw_only=True):
     """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a removed
     key. `experiment`: the first one that proposed the change; 0 if a `commit` of the user's made it."""
 
     experiment: int = 0
-    keys: dict[str, str | None] = msgspec.field(default_factory=dict)
+    keys: dict[str, str | None] = {}
     commit: str | None = None
 
     @property
@@ -397,7 +377,7 @@ def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
     return pairs[::-1]
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(Struct, frozen=True, kw_only=True):
     """What was decided about one change. `effect`: posterior mean of its effect on the score, less the effect of the
     changes that it replaces; `effect_stderr`: posterior standard deviation. None if the user decided."""
 
@@ -423,7 +403,7 @@ class Stage(IntEnum):
     LAST_INCUMBENTS = 2  # the run measures the incumbent, which is fixed
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(Struct, frozen=True, kw_only=True):
     """What one run measures. `kept`: the incumbent's changes in the order of adoption, or every change of a config that
     is run again; none for the baseline. `rider`: a discarded change that is measured again. `new`: the proposed change,
     None if it has no keys. A later change wins on a shared key; `new` is the last."""
@@ -436,7 +416,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def changes(self) -> tuple[Change, ...]:
         """The changes of the run's config, in the order in which they apply."""
-        return (*self.kept, *(change for change in (self.rider, self.new) if change is not None))
+        return (*self.kept, *filter(None, (self.rider, self.new)))
 
     @property
     def with_rider(self) -> str:
@@ -469,7 +449,7 @@ class Request:
     slurm: Path | None = None
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Standing(Struct, frozen=True, kw_only=True):
     """The posterior of incumbent and baseline at one moment; `*_sd` are standard deviations."""
 
     incumbent: float
@@ -481,12 +461,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     contradicted: tuple[float, float] | None = None
     run_sd: float  # noise of one run's score: seeds and examples
 
-    @property
-    def gain_interval(self) -> tuple[float, float]:
-        return self.gain - self.gain_halfwidth, self.gain + self.gain_halfwidth
 
-
-class PlannedCommit(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedCommit(Struct, frozen=True, kw_only=True):
     """The planned commit of one decision. `name`: the first words of its subject, `keep 0012`. `keys`: values of
     train.toml before and after it, as in `Change.keys`. `reason`: its message below the subject."""
 
@@ -495,12 +471,9 @@ class PlannedCommit(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided after a run, and the posterior at that moment.
-
-    `decisions`: in the order of their commits, about the new change and each other change that joins or leaves. Scores
-    are true scores, fractions of 1. None if nothing was measured (crash).
-    """
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What was decided after a run, and the posterior at that moment. `decisions`: in the order of their commits, about
+    the new change and each other change that joins or leaves. None if nothing was measured (crash)."""
 
     why: str
     decisions: tuple[Decision, ...] = ()
@@ -511,8 +484,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[Decision, ...] = ()  # not carried out: no train.toml that the engine runs would hold the rest
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(Struct, frozen=True):
     """The agent of a night cannot be asked. Times are ISO 8601, UTC."""
 
     meaning: str  # agents/availability.py
@@ -551,7 +523,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     decided_before: int = 0  # how many experiments of this checkout were decided when this one started
     user_decisions: tuple[Decision, ...] = ()  # from the user's commits to train.toml since the experiment before
     proposal: Proposal
-    run: Run = msgspec.field(default_factory=Run)
+    run: Run = Run()
     diff: tuple[str, ...]  # the new change, key by key
     scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
     unused_keys: tuple[str, ...] = ()
@@ -672,12 +644,9 @@ class Job:
         return hashlib.sha256(json.encode(self)).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `names`: for people.
-
-    `environments`, `budget_seconds` and `revisions` are the options of `nightshift certify`.
-    """
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `environments`, `budget_seconds` and
+    `revisions` are the options of `nightshift certify`."""
 
     branch: str
     rules_hash: str
@@ -689,12 +658,11 @@ class Plan:
     access: int | None = None  # number of the use of the test split, counted over the checkout
     environments: tuple[str, ...] = ()
     budget_seconds: float | None = None
-    revisions: dict[str, str] = field(default_factory=dict)
+    revisions: dict[str, str] = {}
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`
 
 
-@dataclass(frozen=True, slots=True)
-class FreshRun:
+class FreshRun(Struct, frozen=True):
     """One finished run of a comparison: `run.json`. `proof`: what the engine proves of the weights that were scored."""
 
     side: str
@@ -709,8 +677,7 @@ class FreshRun:
         return self.result.evaluation.eval_score if self.result.evaluation else None
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """A difference of scores, a fraction, with its standard error, degrees of freedom and 95 % interval."""
 
     difference: float
@@ -720,8 +687,7 @@ class Estimate:
     note: str = ""  # what was not measured
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRun:
+class ComparedRun(Struct, frozen=True):
     """One run of a finished comparison. `score`: None for a crash."""
 
     side: str
@@ -734,14 +700,10 @@ class ComparedRun:
         return f"{'crashed' if self.score is None else f'{100 * self.score:.1f}'} ({self.num_steps} steps)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1.
-
-    `verdict` (better, worse, no significant difference) tests at `level`; the interval is of 95 % whatever the level.
-    `access`: number of the use of the test split by this campaign, None on the validation split.
-    `by_environment`: the difference on each of several environments, not corrected for their number.
-    """
+class Comparison(Struct, frozen=True, kw_only=True):
+    """Incumbent minus baseline by fresh runs of both: `comparison.json`. `verdict` (better, worse, no significant
+    difference) tests at `level`; the interval is of 95 %. `access`: number of the use of the test split by this
+    campaign, None on the validation split. `by_environment`: the differences, not corrected for their number."""
 
     plan: Plan
     created: str  # ISO 8601, UTC
@@ -784,9 +746,8 @@ class Comparison:
     @property
     def crashes(self) -> str:
         """`1 of 4 runs of the incumbent crashed`; empty without a crash."""
-        counted = {side: [run.score is None for run in self.runs_of(side)] for side in SIDES}
-        parts = (f"{sum(of)} of {len(of)} runs of the {side} crashed" for side, of in counted.items() if any(of))
-        return "; ".join(parts)
+        counts = [(side, len(self.runs_of(side)), len(self.scores(side))) for side in SIDES]
+        return "; ".join(f"{of - n} of {of} runs of the {side} crashed" for side, of, n in counts if n < of)
 
     @property
     def collapses(self) -> str:
@@ -795,16 +756,14 @@ class Comparison:
         parts = list[str]()
         for side in SIDES:
             scores = self.scores(side)
-            others = [scores[:i] + scores[i + 1 :] for i in range(len(scores))] if len(scores) > 1 else []
-            num = sum(score < median(rest) - COLLAPSE for score, rest in zip(scores, others, strict=False))
-            if num or (others and side == "incumbent"):
-                parts.append(f"{num} of {len(scores)} runs of the {side} collapsed")
+            of = len(scores) if len(scores) > 1 else 0
+            num = sum(scores[i] < median(scores[:i] + scores[i + 1 :]) - COLLAPSE for i in range(of))
+            if num or (of and side == "incumbent"):
+                parts.append(f"{num} of {of} runs of the {side} collapsed")
         meaning = f"by more than {100 * COLLAPSE:g} pp below the median of the other runs"
         return f"{'; '.join(parts)} ({meaning})" if parts else ""
 
     @property
     def estimator(self) -> str:
-        return (
-            "95 % interval from the variance between seeds (pooled over both configs) and of the paired difference "
-            f"between examples; t with {self.estimate.df:.1f} degrees of freedom"
-        )
+        sources = "the variance between seeds (pooled over both configs) and of the paired difference between examples"
+        return f"95 % interval from {sources}; t with {self.estimate.df:.1f} degrees of freedom"

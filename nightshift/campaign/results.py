@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from nightshift.campaign.records import (
     Action,
@@ -38,12 +38,9 @@ Fate = tuple[Now, str | None]  # and the commit that kept it last
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One experiment as every view and export prints it. None: not measured, or there is none.
-
-    `verdict` never changes: None before it, `re-run` without a new change. `now`: what a change that was kept is now;
-    `replaced` if kept changes set all of its keys. `effect_at_decision`: of its own new change, at its own decision.
-    `failure`: whose fault a crash is. `incumbent_score`: expected after the decision. `kept`: its run's other changes.
-    """
+    """One experiment as every view and export prints it. None: not measured, or there is none. `now`: what a change
+    that was kept is now; `replaced` if kept changes set all of its keys. `effect_at_decision`: of its own new change,
+    at its own decision. `incumbent_score`: expected after the decision. `kept`: its run's other changes."""
 
     number: int
     verdict: VerdictName | None
@@ -89,9 +86,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cells(self) -> dict[str, Any]:
         """The row on one level: tuples joined, and a column for each environment."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "environment_scores"}
-        joined = {name: ", ".join(v) if isinstance(v, tuple) else v for name, v in fields.items()}
-        return joined | self.environment_scores
+        fields = {name: ", ".join(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        del fields["environment_scores"]
+        return fields | self.environment_scores
 
 
 def verdict_of(record: Record) -> VerdictName | None:
@@ -107,9 +104,9 @@ def verdict_of(record: Record) -> VerdictName | None:
 def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
     """Return the row of one experiment. `fates`: see `fates_of`."""
     verdict, evaluation = verdict_of(record), record.evaluation
-    effect = record.decision.estimate if record.decision else None
-    training = record.result.training if record.result else None
-    standing = record.judgement.standing if record.judgement else None
+    effect = record.decision and record.decision.estimate
+    training = record.result and record.result.training
+    standing = record.judgement and record.judgement.standing
     new = record.run.new if verdict in ("keep", "discard") else None
     now, commit = fates.get(settings_of(new) if new else frozenset(), ("", None))
     return Row(
@@ -148,27 +145,30 @@ def row(record: Record, fates: Mapping[Settings, Fate]) -> Row:
 
 def fates_of(records: Iterable[Record], kept: Sequence[Change]) -> dict[Settings, Fate]:
     """Return the fate of each change that was kept once. `kept`: the incumbent's changes."""
-    keys, changes, commits = {key for change in kept for key in change.keys}, list[Change](), dict[str, str]()
-    for record in sorted(records, key=_place):
-        changes += record.judgement.kept if record.judgement else ()
-        commits |= {name.partition(" ")[2]: id for name, id in record.commits.items() if not name.startswith("revert")}
-    now: dict[Settings, Now] = {}
-    for change in changes:
-        now[settings_of(change)] = "replaced" if change.keys.keys() <= keys else "reverted"
-    now |= dict.fromkeys(map(settings_of, kept), "kept")
-    return {settings_of(c): (now[settings_of(c)], commits.get(c.name)) for c in (*changes, *kept)}
+    records = sorted(records, key=_place)
+    names = [item for record in records for item in record.commits.items()]
+    commits = {name.partition(" ")[2]: id for name, id in names if not name.startswith("revert")}
+    keys, kept_settings = {key for change in kept for key in change.keys}, set(map(settings_of, kept))
+    fates = dict[Settings, Fate]()
+    for change in (*(c for record in records if record.judgement for c in record.judgement.kept), *kept):
+        now: Now = "replaced" if change.keys.keys() <= keys else "reverted"
+        settings = settings_of(change)
+        fates[settings] = "kept" if settings in kept_settings else now, commits.get(change.name)
+    return fates
 
 
 def kept_by_records(records: Sequence[Record]) -> tuple[Change, ...]:
     """Return the incumbent's changes of one campaign as its records have them: `Campaign.kept` before your own commits
     since the last experiment. For who does not fold: the fold of thousands of records takes seconds."""
     last = max((r for r in records if r.judgement and r.judgement.standing), key=_place, default=None)
-    kept = list(last.judgement.kept) if last and last.judgement else []
-    for decision in (d for r in records if last and r.decided_before >= _place(last) for d in r.user_decisions):
+    if last is None or last.judgement is None:
+        return ()
+    kept = list(last.judgement.kept)
+    for decision in (d for r in records if r.decided_before >= _place(last) for d in r.user_decisions):
         kept = [change for change in kept if change.keys != decision.change.keys]
         kept += [decision.change] if decision.action is Action.KEEP else []
-    left = {settings for settings, rest in remaining(map(settings_of, kept)) if rest}  # the others are replaced
-    return tuple(change for change in kept if settings_of(change) in left)
+    rests = [rest for _, rest in remaining(map(settings_of, kept))]  # a change without a rest is replaced
+    return tuple(change for change, rest in zip(kept, rests, strict=True) if rest)
 
 
 def _place(record: Record) -> int:
@@ -184,12 +184,12 @@ def results_tsv(records: Sequence[Record]) -> str:
     fates = {name: fates_of(own, kept_by_records(own)) for name, own in campaigns.items()}
     table = [row(r, fates[r.branch, r.rules_hash]) for r in records if verdict_of(r)]
     header = (*COLUMNS, *dict.fromkeys(name for line in table for name in line.environment_scores))
-    lines = ["\t".join(header)]
+    lines = [header]
     for line in table:
-        parent = None if line.parent is None else f"{line.parent:04d}"
+        parent = "" if line.parent is None else f"{line.parent:04d}"
         cells = line.cells | {"status": line.verdict, "run": f"{line.number:04d}", "parent": parent}
-        lines.append("\t".join(_cell(cells.get(name)) for name in header))
-    return "\n".join([*lines, ""])
+        lines.append(tuple(_cell(cells.get(name)) for name in header))
+    return "".join("\t".join(line) + "\n" for line in lines)
 
 
 def _cell(value: str | float | None) -> str:
@@ -229,13 +229,12 @@ class Counts(msgspec.Struct, frozen=True):
 def measured_text(record: Record, score: float) -> str:
     """Return `measured 51.2 %, expected of the incumbent before the run 50.4 %; effect +0.9 ± 2.0 pp, P(it helps) 81 %:
     keep`. `score`: of the run, as it decides."""
-    judged, run, decision = record.judgement, record.run, record.decision
-    assert judged is not None
+    run, decision = record.run, record.decision
     text = f"measured {100 * score:.1f} %{run.with_rider}"
-    if judged.expected_score is not None:
+    if record.judgement and record.judgement.expected_score is not None:
         name = "incumbent" if run.new or run.kept else "baseline"
-        text += f", expected of the {name} before the run {100 * judged.expected_score:.1f} %"
-    if decision is not None and decision.estimate is not None:
+        text += f", expected of the {name} before the run {100 * record.judgement.expected_score:.1f} %"
+    if decision and decision.estimate:
         text += f"; effect {decision.estimate.with_p}: {decision.action}"
     return text
 

@@ -1,9 +1,7 @@
 """The scores of a run: their mean over several environments, and the answer format.
 
-The decision and the certificate take one value an example. `weighted` makes the values so that their mean is the
-weighted mean of the environments, and their spread over examples is that of the weighted mean: within 1 % of the
-formula for strata, and within 15 % of the truth over 200 pairs of sets. With 1,319 and 100 examples the spread over all
-examples alike would be less than 85 % of it (tests/unit/test_composite.py).
+The decision and the certificate use one value an example. The mean of the values of `weighted` is the weighted mean of
+the environments, and their spread over examples is that of the weighted mean (tests/unit/test_composite.py).
 """
 
 import math
@@ -25,14 +23,12 @@ MOST = 2 / 3  # of two environments one always gives half of the variance
 
 def run_scores(record: Record) -> Array:
     """Return the values by which a run is judged, (n,). UsageError if the record has none, or if they are damaged."""
-    evaluation = record.evaluation
     try:
-        scores = weighted(evaluation.example_scores, evaluation.parts) if evaluation else np.array([])
+        if (evaluation := record.evaluation) and evaluation.example_scores:
+            return weighted(evaluation.example_scores, evaluation.parts)
     except ValueError as error:
         raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
-    if not scores.size:
-        raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
-    return scores
+    raise UsageError(f"experiment {record.number:04d} has no scores", without(record))
 
 
 def without(record: Record) -> str:
@@ -81,33 +77,31 @@ def compare(candidate: Record, parent: Record | None) -> Form | None:
     The format is worth the change of the format rate, times how much more often formatted answers are right than other
     answers, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
     """
-    before, after = parent.evaluation if parent else None, candidate.evaluation
-    if before is None or before.strict_score is None or before.format_rate is None:
+    sides = list[tuple[float, float, float, int]]()  # score, strict score, format rate, number of answers
+    for evaluation in (parent.evaluation if parent else None, candidate.evaluation):
+        if (
+            evaluation is None
+            or (strict := evaluation.strict_score) is None
+            or (rate := evaluation.format_rate) is None
+        ):
+            return None
+        sides.append((evaluation.eval_score, strict, rate, len(evaluation.example_scores)))
+    (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
+    if (more := new_rate - rate) <= SURE * _stderr(rate, n, new_rate, m):
         return None
-    if after is None or after.strict_score is None or after.format_rate is None:
-        return None
-    n, m = len(before.example_scores), len(after.example_scores)
-    more = after.format_rate - before.format_rate
-    if more <= SURE * _stderr(before.format_rate, n, after.format_rate, m):
-        return None
-    right, others = list[float](), list[float]()  # shares of right answers among the formatted ones, and all others
-    for score, strict, share, num in (
-        (before.eval_score, before.strict_score, before.format_rate, n),
-        (after.eval_score, after.strict_score, after.format_rate, m),
-    ):
-        right += [strict / share] if share * num > 0.5 else []
-        others += [(score - strict) / (1 - share)] if (1 - share) * num > 0.5 else []
-    gain, by_form = after.eval_score - before.eval_score, more * (fmean(right) - fmean(others))
-    noise = _stderr(before.eval_score, n, after.eval_score, m)
+    # Shares of right answers among the formatted ones, and among the others.
+    right = [strict / rate for _, strict, rate, num in sides if rate * num > 0.5]
+    others = [(score - strict) / (1 - rate) for score, strict, rate, num in sides if (1 - rate) * num > 0.5]
+    gain, by_form, noise = new_score - score, more * (fmean(right) - fmean(others)), _stderr(score, n, new_score, m)
     conclusion = "a gain in form only" if gain - by_form <= min(noise, by_form) else None
     if gain <= noise:
         conclusion = "written better, not right more often"
     line = (
-        f"form: {after.format_rate:.0%} of the answers end as asked, {before.format_rate:.0%} before: strict_score "
-        f"{100 * (after.strict_score - before.strict_score):+.1f} pp, eval_score {100 * gain:+.1f} pp, "
+        f"form: {new_rate:.0%} of the answers end as asked, {rate:.0%} before: strict_score "
+        f"{100 * (new_strict - strict):+.1f} pp, eval_score {100 * gain:+.1f} pp, "
         f"the form alone is worth {100 * by_form:+.1f} pp: {conclusion or 'more than form'}"
     )
-    return Form(gain, by_form, conclusion, line, (before.strict_score, after.strict_score))
+    return Form(gain, by_form, conclusion, line, (strict, new_strict))
 
 
 def _stderr(p: float, n: int, q: float, m: int) -> float:
@@ -119,27 +113,27 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
     """Return what the mean score hides, a line each: a gain in format only, answers that could not be scored, and an
     environment that falls by more than FALL standard errors over examples and seeds; of a baseline, an environment that
     gives most of the variance. The remarks decide nothing."""
-    form = compare(candidate, parent)
+    form, evaluation = compare(candidate, parent), candidate.evaluation
     lines = [form.line] if form and form.conclusion else []
-    now, before = candidate.evaluation, parent.evaluation if parent else None
-    lines += now.unscored if now else ()
-    if now is None or not now.parts:
+    if evaluation is None:
         return lines
-    if before is None or not before.parts:
-        variances = [(part.weight * part.stderr) ** 2 for part in now.parts]
-        most = max(range(len(variances)), key=variances.__getitem__)
-        share, name = variances[most] / (sum(variances) or 1.0), now.parts[most].environment
-        text = f"{name} gives {share:.0%} of the score's variance: a larger set of it, or a smaller weight, shows more"
-        return lines + [text] * (share > MOST)
-    sizes = [[(part.environment, part.num_examples) for part in side.parts] for side in (now, before)]
-    if sizes[0] != sizes[1]:
+    lines += evaluation.unscored
+    before = parent.evaluation.parts if parent and parent.evaluation else ()
+    if evaluation.parts and not before:
+        variances = {part.environment: (part.weight * part.stderr) ** 2 for part in evaluation.parts}
+        name = max(variances, key=lambda name: variances[name])
+        if (share := variances[name] / (sum(variances.values()) or 1.0)) > MOST:
+            cause = f"{name} gives {share:.0%} of the score's variance"
+            lines.append(f"{cause}: a larger set of it, or a smaller weight, shows more")
+    sizes = [[(part.environment, part.num_examples) for part in parts] for parts in (evaluation.parts, before)]
+    if sizes[0] != sizes[1] or not parent or not parent.evaluation:
         return lines
-    for index, part in enumerate(now.parts):
-        after, old = (np.array(split(e.example_scores, e.parts)[index]) for e in (now, before))
+    sides = (split(side.example_scores, side.parts) for side in (evaluation, parent.evaluation))
+    for (name, num), *scores in zip(sizes[0], *sides, strict=True):
+        after, old = map(np.array, scores)
         change = after - old
-        seeds = candidate.decision_rules.seed_sd**2 * 2
-        gain, stderr = float(change.mean()), math.sqrt(float(change.var()) / len(change) + seeds)
+        gain = float(change.mean())
+        stderr = math.sqrt(float(change.var()) / num + 2 * candidate.decision_rules.seed_sd**2)
         if gain < -FALL * stderr:
-            scores = f"{old.mean():.3f} -> {after.mean():.3f}"
-            lines.append(f"{part.environment} falls: {scores}, {Effect(gain, stderr)}")
+            lines.append(f"{name} falls: {old.mean():.3f} -> {after.mean():.3f}, {Effect(gain, stderr)}")
     return lines

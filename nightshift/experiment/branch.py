@@ -99,8 +99,7 @@ def plan(
         commit = branches[branch]
     else:
         is_new = True
-        at_head = [Head(other, tip) for other, tip in branches.items() if tip == commit and other not in known]
-        taken = ({*branches} | known) - {other.branch for other in at_head if repo.is_unfinished(other)}
+        taken = {*branches} | known
         branch = campaign_branch(now.astimezone(), taken) if name is None else name
         if not repo.is_branch_name(branch):
             raise UsageError(f"--branch {branch}: this is not a valid branch name", "Choose another.")

@@ -85,7 +85,7 @@ class Controller:
                 bench.engine.validate(load(bench.root / CONFIG_NAME))
             if start.is_switch:
                 repo.switch(start.head.branch)
-            if not start.is_new or repo.create_branch(start.head):
+            if not start.is_new or repo.create_branch(start.head.branch):
                 break  # else another worktree created the branch at this moment
         if start.files:
             names = f"{len(start.files)} files as they were" if start.files[1:] else f"{start.files[0]} as it was"

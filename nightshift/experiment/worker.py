@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from nightshift.campaign.metrics import NO_GRADIENT_STEPS, PROGRESS_NAME
 from nightshift.campaign.records import (
@@ -93,11 +94,11 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             examples = examples_of_test_split(rules, root, job.token)
         else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
             examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
-        result = replace(result, hardware=here, versions=engine.versions())
+        result = structs.replace(result, hardware=here, versions=engine.versions())
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
-            result = replace(result, startup_seconds=time.monotonic() - opened)
+            result = structs.replace(result, startup_seconds=time.monotonic() - opened)
             callback = ending(progress, rules.budget_seconds) if job.incumbent else progress
             training = session.train(rules.budget_seconds, callback)
             if training.outcome.is_success and training.num_steps < 1:  # the base model is no result of this config
@@ -105,7 +106,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                 fix = "Lower orchestrator.batch_size or max_completion_tokens."
                 raise EngineError(cause, fix, is_config_fault=True)
             if training.outcome.is_success:
-                result = replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
+                result = structs.replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
         finally:
             session.close()
     except Interrupted:
@@ -119,12 +120,12 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
         failure, cause = Failure.TRAINING if is_config_fault else Failure.MACHINERY, clean(cause, 4 * MAX_TEXT)
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=cause, log=log)
-        result = replace(result, evaluation=None)
+        result = structs.replace(result, evaluation=None)
     if answers is not None:
         if result.evaluation is not None:
             answers.replace(folder / ANSWERS_NAME)
         answers.unlink(missing_ok=True)
-    return replace(result, training=training, total_seconds=time.monotonic() - began)
+    return structs.replace(result, training=training, total_seconds=time.monotonic() - began)
 
 
 def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> str:

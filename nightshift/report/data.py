@@ -18,6 +18,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
@@ -420,7 +422,7 @@ def sampled(rows: Sequence[Rollout], seed: int, problems: Mapping[tuple[str, str
     start = zlib.crc32(str(seed).encode()) % max(len(rows), 1)
     first = {row.kind: row for row in (*rows[start:], *rows[:start])[::-1]}
     found = (first[kind] for kind in ("right", "wrong", "truncated") if kind in first)
-    return [replace(row, problem=problems.get((row.environment, row.key))) for row in found]
+    return [structs.replace(row, problem=problems.get((row.environment, row.key))) for row in found]
 
 
 def lost_game(rows: Sequence[Rollout]) -> Mapping[str, str]:

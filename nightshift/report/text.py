@@ -70,7 +70,7 @@ def headline(morning: Morning) -> Headline:
             crashes = f" ({certificate.crashes})" if certificate.crashes else ""
             rows.append((True, f"{title}, certified: {difference}{crashes}", sentence, tone))
         sentence = f"Gain of the incumbent over the baseline: {gain} ({scores}).{remarks}"
-        rows.append((standing.gain_interval[0] > 0, f"Better: {gain}", sentence, "good"))
+        rows.append((standing.gain > standing.gain_halfwidth, f"Better: {gain}", sentence, "good"))
         perhaps = f"{sentence} The interval includes no gain at all."
         rows.append((standing.gain > 0, f"Perhaps better: {gain}", perhaps, "open"))
         rows.append((True, "No gain so far", sentence, "open"))

@@ -17,7 +17,7 @@ from nightshift.campaign.records import Action, Change, Decision, Judgement, Pro
 from nightshift.campaign.results import COLUMNS, last_campaign
 from nightshift.cli import run
 from nightshift.cli.main import commands
-from nightshift.errors import NightshiftError, UsageError
+from nightshift.errors import EngineError, NightshiftError, UsageError
 from tests.campaigns import a_record, a_result, campaign, replace
 
 A_RUN = a_result()
@@ -82,10 +82,10 @@ def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger) -> None:
         assert ledger.tsv_path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("name", ["config.json", "record.json", ".reserving"])
+@pytest.mark.parametrize("name", ["config.json", "record.json", "0002"])
 def test_a_kill_while_a_number_is_reserved_leaves_no_gap(ledger, name, monkeypatch):
     closed(ledger)
-    really = os.replace if name != ".reserving" else os.rename
+    really = os.replace if name != "0002" else os.rename
 
     def killed(source: Path, target: Path) -> None:
         if name in (Path(source).name, Path(target).name):
@@ -171,7 +171,7 @@ def test_runs_of_another_version_are_refused_in_one_line_that_names_where_to_mov
         path.write_text(json.dumps(record | {"version": version, "description": "as 0.2 wrote it"}))
     cause = f"runs/0001/record.json has version {version}; this Nightshift reads 3"
     for read in (Ledger(ledger.tsv_path.parent).records, Ledger(ledger.tsv_path.parent).readable):
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(EngineError) as refused:
             read()
         assert str(refused.value) == f"{cause}. Move the folder: mv runs runs-{version}"
 
