@@ -21,7 +21,7 @@ from nightshift.engines.prime_rl import remains
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
-from nightshift.executors.leftovers import end_leftovers
+from nightshift.executors.process import end_leftovers
 from nightshift.executors.local import LocalExecutor
 from nightshift.executors.slots import Slot, divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
