@@ -51,8 +51,8 @@ def run(root: Path, request: Request) -> int:
     checked_head(Repo(root))  # a conflict of a rebase is no typo
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
     with reporting() as reporter:
+        from nightshift.executors.process import end_leftovers
         from nightshift.executors.slurm import end_jobs
-        from nightshift.experiment.bench import sweep
         from nightshift.experiment.experiment import open_controller
 
         controller = open_controller(root, request, reporter, request.branch)
@@ -61,7 +61,7 @@ def run(root: Path, request: Request) -> int:
             return ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
         with controller.ledger.lock():
-            sweep(root, reporter.note)
+            end_leftovers(root, reporter.note)
             end_jobs(controller.ledger, reporter.note)
             controller.bench.engine.prepare_at_start(reporter.note)
             controller.begin(request.branch)

@@ -166,7 +166,7 @@ class Engine(ABC):
         """
 
     def prepare_at_start(self, note: Note) -> None:
-        """Do the part of `prepare` that a command does by itself before it trains."""
+        """Do the part of `prepare` that a command does by itself before it trains. Call as the controller."""
         return
 
     @abstractmethod

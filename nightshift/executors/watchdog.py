@@ -69,7 +69,9 @@ class ProcessTree:
         kill_at = time.monotonic() + grace_seconds
         pause, num_quiet = FIRST_PAUSE_SECONDS, 0
         while True:
-            self.seen |= {process for process in psutil.process_iter() if environment_of(process).get(MARKER_NAME) in self.markers}
+            self.seen |= {
+                process for process in psutil.process_iter() if environment_of(process).get(MARKER_NAME) in self.markers
+            }
             found |= self.seen
             alive, ended = self._look()
             left = alive - spared

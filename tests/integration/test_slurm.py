@@ -13,8 +13,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import CERTIFY_NAME, Failure, Job
 from nightshift.config.train_toml import load
 from nightshift.errors import EngineError, UsageError
-from nightshift.executors.local import LocalExecutor
-from nightshift.executors.slots import Slot
+from nightshift.executors.local import LocalExecutor, Slot
 from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
 from tests import slurm_cluster, stand_ins
 from tests.checkouts import ROOT
