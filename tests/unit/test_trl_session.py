@@ -39,9 +39,8 @@ class Start:
         trainer = self.folder / "trainer.py"
         trainer.write_text(source)
         environment = engine_environment(os.environ, {})
-        session = TrlSession([str(trainer)], self.folder / "spec.json", self.folder, environment, math.inf)
+        session = TrlSession([str(trainer)], self.folder, environment, math.inf, math.inf)
         self.sessions.append(session)
-        session.wait_until_ready(math.inf)
         return session
 
 

@@ -145,12 +145,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             for environment, examples, share in zip(environments, sets, shares, strict=True)
             for example in itertools.islice(itertools.cycle(examples), max(round(total * share), 1))
         ]
-        prompts = [
-            tokenizer.apply_chat_template(
-                environment.episode(example).ask(), tokenize=False, add_generation_prompt=True
-            )
-            for environment, example in self._set
-        ]
+        chats = [environment.episode(example).ask() for environment, example in self._set]
+        prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
         self._prompt_ids: dict[str, list[int]] = dict(zip(prompts, tokenizer(prompts)["input_ids"], strict=True))
         longest = max(map(len, self._prompt_ids.values()))
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)

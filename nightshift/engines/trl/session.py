@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -77,6 +77,7 @@ class Failed(Event, tag="error"):
     is_machinery: bool = False  # an environment that cannot score is no config's fault
 
 
+E = TypeVar("E", bound=Event)
 _EVENTS = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
 
 
@@ -84,25 +85,27 @@ class TrlSession:
     """One trainer process, from start-up to its last completion."""
 
     def __init__(
-        self, trainer: Sequence[str], spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
+        self, trainer: Sequence[str], run_dir: Path, environ: Mapping[str, str], deadline: float, startup_seconds: float
     ) -> None:
-        """`deadline` is on the clock of time.monotonic."""
+        """Start the trainer, which reads run_dir/spec.json, and wait until it is ready. EngineError with its last words
+        if it does not come up in time. `deadline` is on the clock of time.monotonic."""
         self._run_dir, self._deadline = run_dir, deadline
         self._num_steps = 0
         self.earlier: dict[int, Callable[[], None]] = {}
         self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
-        argv = python_command(*trainer, str(spec_path))
+        command = python_command(*trainer, str(run_dir / "spec.json"))
         self._trainer = self._group.start(
-            "trainer", argv, log_path=run_dir / LOG_NAME, env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
+            "trainer", command, log_path=run_dir / LOG_NAME, env=environ, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
         self._pipes = Pipes(self._group, self._trainer)
-
-    def wait_until_ready(self, startup_seconds: float) -> None:
-        """Raise EngineError with the trainer's last words if it does not come up in time."""
-        event = self._next_event(min(self._deadline, time.monotonic() + startup_seconds))
-        if not isinstance(event, Ready):
-            cause = event.cause if isinstance(event, Failed) else f"it was not ready after {startup_seconds:g} s"
-            raise EngineError(f"the trainer failed to start: {cause}{self._last_words()}", log=LOG_NAME)
+        try:
+            event = self._next_event(min(deadline, time.monotonic() + startup_seconds))
+            if not isinstance(event, Ready):
+                cause = event.cause if isinstance(event, Failed) else f"it was not ready after {startup_seconds:g} s"
+                raise EngineError(f"the trainer failed to start: {cause}{self._last_words()}", log=LOG_NAME)
+        except BaseException:
+            self.close()
+            raise
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, or until `progress` raises NoGradient. The trainer keeps the budget's clock,
@@ -110,39 +113,36 @@ class TrlSession:
         num_with = num_without = 0  # steps with a gradient, and those without since then
         is_ended = False  # by NoGradient: the trainer was asked to stop, as at the end of the budget
         try:
-            self._send({"command": "train", "budget_seconds": budget_seconds})
-            while (event := self._next_event(self._deadline)) is not None:
-                match event:
-                    case Trained():
-                        self.earlier = {step: partial(self._load_step, step) for step in event.earlier_steps}
-                        is_early = is_ended and event.outcome == "budget"
-                        outcome = Outcome.NO_GRADIENT if is_early else Outcome(event.outcome)
-                        measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
-                        return Training(outcome, event.num_steps, *measured)
-                    case Failed():
-                        failure = Failure.MACHINERY if event.is_machinery else Failure.TRAINING
-                        return self._failed(Outcome.CRASHED, event.cause, failure, LOG_NAME)
-                    case StepEnded():
-                        self._num_steps = event.step
-                        step = Step(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
-                        num_with += step.has_gradient is True
-                        num_without = num_without + 1 if step.has_gradient is False else 0
-                        reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
-                        try:
-                            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
-                        except NoGradient:
-                            if not is_ended:
-                                self._send({"command": "stop"})
-                            is_ended = True
+            for event in self._events({"command": "train", "budget_seconds": budget_seconds}):
+                if isinstance(event, Trained):
+                    self.earlier = {step: partial(self._load_step, step) for step in event.earlier_steps}
+                    outcome = Outcome(event.outcome)
+                    if is_ended and outcome is Outcome.BUDGET:
+                        outcome = Outcome.NO_GRADIENT
+                    measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
+                    return Training(outcome, event.num_steps, *measured)
+                if isinstance(event, StepEnded):
+                    self._num_steps = event.step
+                    step = Step(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
+                    num_with += step.has_gradient is True
+                    num_without = num_without + 1 if step.has_gradient is False else 0
+                    reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
+                    try:
+                        progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
+                    except NoGradient:
+                        if not is_ended:
+                            self._send({"command": "stop"})
+                        is_ended = True
         except EngineError as error:
-            return self._failed(Outcome.CRASHED, str(error), Failure.MACHINERY, error.log)
+            failure = Failure.TRAINING if error.is_config_fault else Failure.MACHINERY
+            return Training(Outcome.CRASHED, self._num_steps, cause=str(error), failure=failure, log=error.log)
         cause = f"no end of training before the deadline of the run, after step {self._num_steps}"
-        return self._failed(Outcome.DEADLINE, cause, Failure.TRAINING)
+        return Training(Outcome.DEADLINE, self._num_steps, cause=cause, failure=Failure.TRAINING)
 
     def load_final_weights(self) -> Weights:
         """Have the trainer write its final policy and load what completes from that very file."""
-        events = self._events({"command": "load_final_weights"})
-        return next(Weights(event.step, event.sha256) for event in events if isinstance(event, FinalWeights))
+        event = self._answer({"command": "load_final_weights"}, FinalWeights)
+        return Weights(event.step, event.sha256)
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return completions in the order of the prompts. EngineError if the trainer fails or the deadline passes.
@@ -152,11 +152,11 @@ class TrlSession:
         completions: list[Completion] = []
         for event in self._events({"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}):
             if isinstance(event, Completed):
-                break
+                return completions
             if isinstance(event, Completions):
                 completions += event.completions
                 progress(Progress(Phase.EVALUATING, self._num_steps, num_done=len(completions)))
-        return completions
+        raise EngineError("no answer to complete before the deadline of the run")
 
     def close(self) -> None:
         """Stop the trainer and whatever it started. EngineError if something survives SIGKILL."""
@@ -164,16 +164,23 @@ class TrlSession:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
     def _load_step(self, step: int) -> None:
-        next(event for event in self._events({"command": "load_step", "step": step}) if isinstance(event, Completed))
+        self._answer({"command": "load_step", "step": step}, Completed)
+
+    def _answer(self, command: Mapping[str, Any], kind: type[E]) -> E:
+        """Send a command. Return the first event of that kind that comes back."""
+        for event in self._events(command):
+            if isinstance(event, kind):
+                return event
+        raise EngineError(f"no answer to {command['command']} before the deadline of the run")
 
     def _events(self, command: Mapping[str, Any]) -> Iterator[Event]:
-        """Send a command. Yield what the trainer sends from then on, until it fails or the deadline passes."""
+        """Send a command. Yield what the trainer sends from then on, until the deadline. EngineError once it fails."""
         self._send(command)
         while (event := self._next_event(self._deadline)) is not None:
             if isinstance(event, Failed):
-                raise EngineError(f"{command['command']} failed: {event.cause}", log=LOG_NAME)
+                is_config_fault = command["command"] == "train" and not event.is_machinery
+                raise EngineError(event.cause, is_config_fault=is_config_fault, log=LOG_NAME)
             yield event
-        raise EngineError(f"no answer to {command['command']} before the deadline of the run")
 
     def _send(self, command: Mapping[str, Any]) -> None:
         try:
@@ -201,9 +208,6 @@ class TrlSession:
         with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
             self._trainer.wait(GRACE_SECONDS)
         return EngineError(f"the trainer is gone: {self._trainer.exit_cause()}{self._last_words()}", log=LOG_NAME)
-
-    def _failed(self, outcome: Outcome, cause: str, failure: Failure, log: str | None = None) -> Training:
-        return Training(outcome, self._num_steps, cause=cause, failure=failure, log=log)
 
     def _last_words(self) -> str:
         lines = self._trainer.tail(3)

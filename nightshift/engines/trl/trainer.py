@@ -17,14 +17,18 @@ import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 def main() -> int:
     """Take over the pipes, get ready, obey. Return the exit code."""
     # Libraries may print to stdout while they are imported, so it becomes the log before anything else.
-    send = partial(_send, os.fdopen(os.dup(1), "w", buffering=1))
+    events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+
+    def send(event: Mapping[str, Any]) -> None:
+        events.write(json.dumps(event, allow_nan=False) + "\n")
+
     gc.disable()  # imports make little garbage, and looking for it took a quarter of the start
     try:
         trainer = Trainer(json.loads(Path(sys.argv[1]).read_text()), send)
@@ -39,10 +43,6 @@ def main() -> int:
         send({"event": "error", "cause": cause, "is_machinery": is_environment})
         return 1
     return 0
-
-
-def _send(events: TextIO, event: Mapping[str, Any]) -> None:
-    events.write(json.dumps(event, allow_nan=False) + "\n")
 
 
 class Trainer:
@@ -89,23 +89,18 @@ class Trainer:
                 self._complete(command)
 
     def _load_final_weights(self) -> None:
-        """Save the policy as a complete Hugging Face folder or not at all, then complete with what the file holds."""
-        from nightshift.files import apply_umask, sync_folder
+        """Save the policy as a Hugging Face folder, then complete with what the file holds."""
+        from nightshift.files import apply_umask
 
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
         if not all(parameter.isfinite().all() for parameter in model.parameters()):
             raise ValueError(f"the weights after step {step} are not finite")
         final = Path(self._spec["weights_dir"])
-        unfinished = final.with_name(f"{final.name}.partial")
-        unfinished.mkdir()  # no link to another place
-        model.save_pretrained(unfinished, max_shard_size="1TB")
-        self._tokenizer.save_pretrained(unfinished)
-        apply_umask(unfinished)
-        sync_folder(unfinished / "model.safetensors")
-        sync_folder(unfinished)
         shutil.rmtree(final, ignore_errors=True)
-        unfinished.rename(final)
-        sync_folder(final.parent)
+        final.mkdir()  # no link to another place
+        model.save_pretrained(final, max_shard_size="1TB")
+        self._tokenizer.save_pretrained(final)
+        apply_umask(final)
         self._policy, self._traces = self._load(final).to(self._spec["device"]), {}
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
