@@ -8,7 +8,6 @@ import os
 import re
 import select
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,35 +68,27 @@ class LocalExecutor:
         return [slot for slot in self.slots if slot not in taken]
 
     def hardware(self, of_engine: str) -> str:
-        """What its runs have, where the engine has this; empty where their results tell it."""
-        return of_engine + layout(len(self.slots), len(self.slots[0].cores))
+        """What its runs have, where the engine has this: runs with others beside them compare with such runs only."""
+        if len(self.slots) == 1:
+            return of_engine
+        num_cores = len(self.slots[0].cores)
+        return f"{of_engine}, {len(self.slots)} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         """Write job.json into `folder`, call `enter`, which adds a line to the journal, and only then start the
         worker of that run. EngineError where none can be started."""
-        if not self.free_slots:
+        if not (free := self.free_slots):
             raise EngineError(f"all {len(self.slots)} slots are taken")
-        slot = self.free_slots[0]
-        job = replace(
-            job,
-            gpus=slot.gpus or job.gpus,
-            cores=slot.cores,
-            layout=layout(len(self.slots), len(slot.cores)),
-            slot=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
-        )
-        marker = f"{folder.name}-{uuid.uuid4().hex}"
+        slot, layout = free[0], self.hardware("")
+        name = f"slot {slot.number + 1}" if layout else ""
+        job = replace(job, gpus=slot.gpus or job.gpus, cores=slot.cores, layout=layout, slot=name)
         write_json(folder / JOB_NAME, job)
         enter()
-        group = ProcessGroup(marker, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine], is_subreaper=True)
+        group = ProcessGroup(folder.name, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine], is_subreaper=True)
         try:
-            child = group.start(
-                "worker",
-                python_command(*PROGRAM, str(self.root), str(folder)),
-                log_path=folder / LOG_NAME,
-                env=python_environment(self.environ, {}),
-                cwd=self.root,
-                stdin=PIPE,
-            )
+            command = python_command(*PROGRAM, str(self.root), str(folder))
+            environ = python_environment(self.environ, {})
+            child = group.start("worker", command, log_path=folder / LOG_NAME, env=environ, cwd=self.root, stdin=PIPE)
             ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
             self._workers[folder] = _Worker(group, child, job, slot, ends_at)
         except BaseException:
@@ -230,11 +221,6 @@ def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
             siblings = str(core)
         threads.setdefault(siblings, []).append(core)
     return list(threads.values())
-
-
-def layout(num_slots: int, num_cores: int) -> str:
-    """What a run's hardware is followed by where it has others beside it: it is compared with such runs only."""
-    return "" if num_slots == 1 else f", {num_slots} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
 
 
 def num_slots_of(hardware: str) -> int:

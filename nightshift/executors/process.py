@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -111,10 +112,7 @@ _deferred: list[Interrupted] | None = None  # what signals would have raised in 
 
 
 @contextmanager
-def interruptible(
-    told: str = "",
-    is_noted: Callable[[int], bool] = lambda number: False,
-) -> Iterator[None]:
+def interruptible(told: str = "", is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
     """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
 
     `told`: a sentence that the error ends with. `is_noted`: gets a signal's number; True if the caller has handled that
@@ -160,17 +158,12 @@ class ProcessGroup:
     """
 
     def __init__(
-        self,
-        marker: str,
-        grace_seconds: float,
-        orphan_grace_seconds: float | None = None,
-        *,
-        is_subreaper: bool = False,
+        self, name: str, grace_seconds: float, orphan_grace_seconds: float | None = None, *, is_subreaper: bool = False
     ) -> None:
-        """`marker`: a unique word without spaces, which stands in the children's environment as NIGHTSHIFT_RUN.
+        """`name`: a word without spaces; its marker in the children's environment is NIGHTSHIFT_RUN.
         `orphan_grace_seconds`: the grace that the watchdog gives when the harness is dead; None: the same.
         `is_subreaper`: the child takes the orphans below it, so that none of them comes to the harness."""
-        self.marker = marker
+        self.marker = f"{name}-{uuid.uuid4().hex}"
         self.grace_seconds = grace_seconds
         self.orphan_grace_seconds = grace_seconds if orphan_grace_seconds is None else orphan_grace_seconds
         self.is_subreaper = is_subreaper
@@ -179,7 +172,7 @@ class ProcessGroup:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         harness = psutil.Process()
         self._tree = ProcessTree(harness, self._claims, self._reap)
-        self._tree.markers.add(marker)
+        self._tree.markers.add(self.marker)
         self._foreign = frozenset(harness.children())
 
     def start(
