@@ -147,11 +147,8 @@ class LocalExecutor:
 
 
 def read_result(folder: Path, job: Job) -> Result:
-    """Read runs/NNNN/result.json, which a worker leaves last, with the token of its job.
-
-    Raises: FileNotFoundError where there is none; EngineError, which names the file, where it cannot be read or is of
-    another job.
-    """
+    """Read runs/NNNN/result.json, which a worker leaves last. FileNotFoundError if there is none; EngineError, which
+    names the file, if it cannot be read or is of another job."""
     path = folder / RESULT_NAME
     try:
         result = parse_json(read_file(path), Result)

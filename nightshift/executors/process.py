@@ -163,10 +163,8 @@ class ProcessGroup:
         """`name`: a word without spaces; its marker in the children's environment is NIGHTSHIFT_RUN.
         `orphan_grace_seconds`: the grace that the watchdog gives when the harness is dead; None: the same.
         `is_subreaper`: the child takes the orphans below it, so that none of them comes to the harness."""
-        self.marker = f"{name}-{uuid.uuid4().hex}"
-        self.grace_seconds = grace_seconds
+        self.marker, self.grace_seconds, self.is_subreaper = f"{name}-{uuid.uuid4().hex}", grace_seconds, is_subreaper
         self.orphan_grace_seconds = grace_seconds if orphan_grace_seconds is None else orphan_grace_seconds
-        self.is_subreaper = is_subreaper
         self.children: list[Child] = []
         if sys.platform == "linux":  # orphans become children of this process, not of init, and so are found
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

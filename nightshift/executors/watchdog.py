@@ -47,9 +47,7 @@ class ProcessTree:
     ) -> None:
         """`claims` tells which direct children of the harness, None if that is dead already, belong here; their
         descendants do with them. `reap` is called for each process of the tree that has ended."""
-        self.harness = harness
-        self.claims = claims
-        self.reap = reap
+        self.harness, self.claims, self.reap = harness, claims, reap
         self.markers: set[str] = set()
         self.seen: set[psutil.Process] = set()
 

@@ -98,8 +98,7 @@ def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr:
         return ConstantLR(optimizer, factor=1.0)
     warmup_steps, min_lr = settings["warmup_steps"], settings["min_lr"]
     lowest = min_lr / lr if min_lr > 0 else 1e-8
-    phases: list[LRScheduler] = []
-    milestones: list[int] = []
+    phases, milestones = list[LRScheduler](), list[int]()
     if warmup_steps > 0:
         phases.append(LinearLR(optimizer, start_factor=lowest, end_factor=1.0, total_iters=warmup_steps))
         milestones.append(warmup_steps)

@@ -35,7 +35,9 @@ def main() -> int:
         gc.freeze()
         gc.enable()
         for line in sys.stdin.buffer:
-            trainer.obey(json.loads(line))
+            command = json.loads(line)
+            if (name := command.pop("command")) != "stop":  # which ends a training by its arrival
+                getattr(trainer, name)(**command)
     except Exception as error:
         traceback.print_exc()
         cause = " ".join(str(error).split()) or type(error).__name__
@@ -46,7 +48,7 @@ def main() -> int:
 
 
 class Trainer:
-    """A policy with its trainer; one method a command."""
+    """A policy with its trainer. Each public method is a command, which it carries out up to its last event."""
 
     def __init__(self, spec: Mapping[str, Any], send: Any) -> None:
         import msgspec
@@ -75,20 +77,10 @@ class Trainer:
         self._trainer.is_stopped = lambda: bool(select.select([0], [], [], 0)[0])  # a command came, or stdin was closed
         send({"event": "ready"})
 
-    def obey(self, command: Mapping[str, Any]) -> None:
-        """Carry out one command up to its last event. `stop` does no more than end a training by its arrival."""
-        match command:
-            case {"command": "train", "budget_seconds": budget_seconds}:
-                fields = self._trainer.train_for(budget_seconds)
-                self._send({"event": "trained", **fields})
-            case {"command": "load_final_weights"}:
-                self._load_final_weights()
-            case {"command": "load_step", "step": step}:
-                self._load_step(step)
-            case {"command": "complete"}:
-                self._complete(command)
+    def train(self, budget_seconds: float) -> None:
+        self._send({"event": "trained", **self._trainer.train_for(budget_seconds)})
 
-    def _load_final_weights(self) -> None:
+    def load_final_weights(self) -> None:
         """Save the policy as a Hugging Face folder, then complete with what the file holds."""
         from nightshift.files import apply_umask
 
@@ -106,29 +98,28 @@ class Trainer:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._send({"event": "weights", "step": step, "sha256": digest})
 
-    def _load_step(self, step: int) -> None:
+    def load_step(self, step: int) -> None:
         for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):
             parameter.data.copy_(kept)
         self._traces = {}
         self._send({"event": "completed"})
 
-    def _complete(self, command: Mapping[str, Any]) -> None:
+    def complete(self, prompts: list[Any], max_completion_tokens: int, temperature: float, batch_size: int) -> None:
         """Send one completion a prompt, in order, a batch an event."""
         from nightshift.engines.trl.sampler import sample
         from nightshift.engines.trl.selfplay import Trace
 
         # A chat that goes on goes on in the tokens that were said, as in training.
-        chats = command["prompts"]
-        traces = [copy.deepcopy(self._traces.get(str(chat[:-1]))) or Trace() for chat in chats]
-        ids = [trace.hear(chat, self._tokenizer) for trace, chat in zip(traces, chats, strict=True)]
-        limits = (command["max_completion_tokens"], command["temperature"], set(self._trainer.eos_token_ids))
+        traces = [copy.deepcopy(self._traces.get(str(chat[:-1]))) or Trace() for chat in prompts]
+        ids = [trace.hear(chat, self._tokenizer) for trace, chat in zip(traces, prompts, strict=True)]
+        ends = set(self._trainer.eos_token_ids)
         self._policy.eval()
-        for start in range(0, len(ids), command["batch_size"]):
-            batch = slice(start, start + command["batch_size"])
+        for start in range(0, len(ids), batch_size):
+            batch = slice(start, start + batch_size)
             with self._trainer.accelerator.autocast():
-                samples = sample(self._policy, ids[batch], 1, *limits)
+                samples = sample(self._policy, ids[batch], 1, max_completion_tokens, temperature, ends)
             completions = []
-            for chat, trace, one in zip(chats[batch], traces[batch], samples, strict=True):
+            for chat, trace, one in zip(prompts[batch], traces[batch], samples, strict=True):
                 text = trace.say(one, self._tokenizer)
                 self._traces[str([*chat, {"role": "assistant", "content": text}])] = trace
                 completions.append({"text": text, "num_tokens": len(one.ids), "truncated": one.truncated})
