@@ -133,13 +133,10 @@ def _open(name: Path | str, flags: int) -> int:
 
 def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file. Raises OSError as `open_regular`, and EFBIG for more than `max_bytes`."""
-    descriptor = _open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object takes longer than the reading of most
-    try:
-        if (size := os.fstat(descriptor).st_size) > max_bytes:
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > max_bytes:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes", os.fspath(path))
-        return os.read(descriptor, size)
-    finally:
-        os.close(descriptor)
+        return file.read(size)
 
 
 @contextmanager
@@ -179,14 +176,11 @@ def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -
 def read_rows(path: Path, kind: type[T]) -> list[T]:
     """The lines of a JSON lines file that are a `kind`. Others are left out, and so is a file that cannot be read: who
     writes it may be killed at any byte."""
-    try:
-        lines = read_file(path).split(b"\n")
-    except OSError:
-        return []
-    rows = []
-    for line in lines:
-        with suppress(ValueError):
-            rows.append(parse_json(line, kind))
+    rows = list[T]()
+    with suppress(OSError):
+        for line in read_file(path).split(b"\n"):
+            with suppress(ValueError):
+                rows.append(parse_json(line, kind))
     return rows
 
 

@@ -135,15 +135,13 @@ class LocalExecutor:
         cannot be relied on, or where nothing did."""
         if folder not in self._workers:
             raise EngineError(f"no worker was started for {folder}, which the record says is the run in flight")
-        is_late = not self._workers[folder].has_ended()
+        how = self._workers[folder].child.exit_cause()
         worker = self._end(folder)
         try:
             return read_result(folder, worker.job)
         except FileNotFoundError:
-            how = "did not end" if is_late else f"ended without a result: {worker.child.exit_cause()}"
-            if not is_late and (last_words := worker.child.tail(1)):
-                how += f"; last in {LOG_NAME}: {last_words[0]}"
-            raise EngineError(f"the worker {how}", "Run it again.") from None
+            last_words = "".join(f"; last in {LOG_NAME}: {line}" for line in worker.child.tail(1))
+            raise EngineError(f"the worker returned no result: {how}{last_words}", "Run it again.") from None
 
 
 def read_result(folder: Path, job: Job) -> Result:

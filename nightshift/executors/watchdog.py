@@ -25,10 +25,9 @@ NUM_QUIET_SWEEPS = 2  # one look at /proc can miss a process that forks while it
 
 def is_alive(process: psutil.Process) -> bool:
     """True if this very process (pid and create time) still runs. A zombie does not, unless other threads run on."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 class ProcessTree:
@@ -102,26 +101,23 @@ class ProcessTree:
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
     """What a process was started with; empty if it does not tell, and for root's and others' unless this is root."""
-    try:
+    with suppress(psutil.Error):  # it ended meanwhile, or may not be read
         return process.environ() if os.getuid() in (0, process.uids().real) else {}
-    except psutil.Error:  # it ended meanwhile, or may not be read
-        return {}
+    return {}
 
 
 def session_of(process: psutil.Process) -> int | None:
     """The session id of a process, None if it is gone."""
-    try:
+    with suppress(ProcessLookupError):
         return os.getsid(process.pid)
-    except ProcessLookupError:
-        return None
+    return None
 
 
 def children_of(process: psutil.Process, recursive: bool = True) -> list[psutil.Process]:
     """All that descend from it, or its children only; none if it is gone."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return process.children(recursive)
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
 def _terminate(process: psutil.Process) -> None:
