@@ -91,12 +91,21 @@ class ProcessTree:
 
     def _look(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
         """The living processes of the tree, and those that have ended since the last look (zombies, or gone)."""
-        roots = self.seen  # of a dead harness: its orphans have gone to init, and only what is remembered leads on
-        if self.harness is not None and is_alive(self.harness):
-            roots = {process for process in children_of(self.harness, recursive=False) if self.claims(process)}
-        known = self.seen | roots | {child for process in roots for child in children_of(process)}
+        known = self.seen | self._descendants()
         self.seen = {process for process in known if is_alive(process)}
         return self.seen, known - self.seen
+
+    def _descendants(self) -> set[psutil.Process]:
+        if self.harness is None or not is_alive(self.harness):
+            # Its orphans have gone to init: only what is remembered leads on.
+            return {child for process in self.seen for child in children_of(process)}
+        below: dict[int, psutil.Process] = {}
+        for process in children_of(self.harness):  # in one look at /proc; parents come before their children
+            with suppress(psutil.NoSuchProcess):
+                parent = process.ppid()
+                if parent in below or (parent == self.harness.pid and self.claims(process)):
+                    below[process.pid] = process
+        return {*below.values()}
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
@@ -113,10 +122,10 @@ def session_of(process: psutil.Process) -> int | None:
     return None
 
 
-def children_of(process: psutil.Process, recursive: bool = True) -> list[psutil.Process]:
-    """All that descend from it, or its children only; none if it is gone."""
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """All that descend from it; none if it is gone."""
     with suppress(psutil.NoSuchProcess):
-        return process.children(recursive)
+        return process.children(recursive=True)
     return []
 
 

@@ -105,7 +105,7 @@ def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: LocalExecut
     (worker,) = [p for p in leftovers(root) if p.cmdline()[-1] == str(folder)]
     worker.kill()
     until_over(executor, folder)
-    with pytest.raises(EngineError, match="(ended without a|returned no) result: "):
+    with pytest.raises(EngineError, match=r"(ended without a|returned no) result: "):
         executor.result(folder)
     wait_for(lambda: not leftovers(root))
 
