@@ -2,7 +2,6 @@
 may have put anything in their place."""
 
 import errno
-import glob
 import json
 import os
 import re
@@ -57,10 +56,10 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
+        if sync:
+            sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-    if sync:
-        sync_folder(path.parent)
 
 
 def as_json(value: Any) -> bytes:
@@ -75,14 +74,12 @@ def as_json(value: Any) -> bytes:
         return plain.encode(errors="replace")
 
 
-def write_json(path: Path, value: Any) -> bytes:
-    """A value `as_json` in a file, whole or not at all; the bytes. EngineError when the disk refuses."""
-    data = as_json(value) + b"\n"
+def write_json(path: Path, value: Any) -> None:
+    """A value `as_json` in a file, whole or not at all. EngineError when the disk refuses."""
     try:
-        write_atomically(path, data)
+        write_atomically(path, as_json(value) + b"\n")
     except OSError as error:
         raise disk_error(error, path) from None
-    return data
 
 
 @contextmanager
@@ -93,26 +90,18 @@ def whole_folder(target: Path) -> Iterator[Path]:
     other files meanwhile says himself what those refuse.
     """
     target = target.absolute()  # `.` has no name
-    if target.is_symlink() or (target.exists() and not _is_empty_folder(target)):
+    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
         raise UsageError(f"{target} holds something already", "Name a new folder: --output DIR.")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    partial = target.with_name(f".{target.name}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-            match = _NAME.fullmatch(left.name)
-            if match and match[1] == target.name and left.is_dir() and not psutil.pid_exists(int(match[2])):
-                remove_tree(left)
-        partial.mkdir()
+        remove_tree(partial)  # left by a kill
+        partial.mkdir(parents=True)
         yield partial
         partial.rename(target)  # takes the place of an empty one
     except OSError as error:
         raise disk_error(error, target) from None
     finally:
         remove_tree(partial)
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def disk_error(error: OSError, path: Path) -> EngineError:
@@ -144,13 +133,10 @@ def _open(name: Path | str, flags: int) -> int:
 
 def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file. Raises OSError as `open_regular`, and EFBIG for more than `max_bytes`."""
-    descriptor = _open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object takes longer than the reading of most
-    try:
-        if (size := os.fstat(descriptor).st_size) > max_bytes:
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > max_bytes:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes", os.fspath(path))
-        return os.read(descriptor, size)
-    finally:
-        os.close(descriptor)
+        return file.read(size)
 
 
 @contextmanager
@@ -190,14 +176,11 @@ def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -
 def read_rows(path: Path, kind: type[T]) -> list[T]:
     """The lines of a JSON lines file that are a `kind`. Others are left out, and so is a file that cannot be read: who
     writes it may be killed at any byte."""
-    try:
-        lines = read_file(path).split(b"\n")
-    except OSError:
-        return []
-    rows = []
-    for line in lines:
-        with suppress(ValueError):
-            rows.append(parse_json(line, kind))
+    rows = list[T]()
+    with suppress(OSError):
+        for line in read_file(path).split(b"\n"):
+            with suppress(ValueError):
+                rows.append(parse_json(line, kind))
     return rows
 
 
@@ -224,9 +207,8 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
     """
     for path in folder.glob(".*.tmp"):
         match = _NAME.fullmatch(path.name)
-        if match is None or path.is_dir() or (names is not None and match[1] not in names):
-            continue
-        if is_only_mine or not psutil.pid_exists(int(match[2])):
+        is_ours = match and not path.is_dir() and (names is None or match[1] in names)
+        if match and is_ours and (is_only_mine or not psutil.pid_exists(int(match[2]))):
             path.unlink(missing_ok=True)
 
 

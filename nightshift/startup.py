@@ -12,11 +12,8 @@ _UV_SETTINGS = ("UV_FROZEN", "UV_LOCKED", "UV_NO_SYNC")  # they need a uv.lock, 
 def is_own(folder: str) -> bool:
     """True if a folder of sys.path holds this Python's libraries. A prefix may be /usr, where other folders lie too."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    names = {
-        os.path.join(prefix, lib, version)
-        for prefix in (sys.prefix, sys.base_prefix)
-        for lib in ("lib", sys.platlibdir)
-    }
+    prefixes = (sys.prefix, sys.base_prefix)
+    names = {os.path.join(prefix, lib, version) for prefix in prefixes for lib in ("lib", sys.platlibdir)}
     return any(folder == name or folder.startswith(os.path.join(name, "")) for name in names)
 
 

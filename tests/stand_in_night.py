@@ -34,7 +34,7 @@ from nightshift.cli.run import start_detached  # noqa: E402
 from nightshift.cli.shell import exit_code_of  # noqa: E402
 from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.train_toml import set_values  # noqa: E402
-from nightshift.executors.slots import own_cores  # noqa: E402
+from nightshift.executors.local import own_cores  # noqa: E402
 from nightshift.experiment import bench  # noqa: E402
 from nightshift.night import start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402

@@ -7,7 +7,7 @@ import msgspec
 
 from nightshift.campaign.records import JOB_NAME, Job, Result
 from nightshift.errors import EngineError
-from nightshift.executors.slots import Slot
+from nightshift.executors.local import Slot
 from nightshift.experiment.worker import make_run
 from nightshift.files import write_json
 

@@ -24,8 +24,8 @@ from nightshift.config.import_config import (
     model_name,
 )
 from nightshift.config.rules import RULES_NAME
-from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of, rules_source
-from nightshift.config.train_toml import statements
+from nightshift.config.rules_toml import NAME, REVISIONS, chosen_in, rules_of
+from nightshift.config.train_toml import read_source, statements
 from nightshift.errors import UsageError
 from nightshift.executors.gpus import num_gpus
 from nightshift.files import read_file, write_atomically
@@ -74,7 +74,7 @@ def carried_rules(imported: Import, root: Path, gpu_count: int) -> tuple[bytes, 
 
     The file stays as it is if this checkout does not have them. Then their ratios are removed from `imported`.
     """
-    before = rules_source(root)
+    before = read_source(root / RULES_NAME)
     settings, notes = dict[str, str](), list[str]()
     names = [*dict.fromkeys(filter(None, (environment_name(entry) for _, entry in environments(imported.tree))))]
     model = model_name(imported.tree)

@@ -97,8 +97,8 @@ def certify(
     Without --environment and --budget-seconds it uses the test split, and each use counts. With them it uses the
     validation split there. An unfinished comparison has a number: --resume NNNN finishes it.
     """
+    from nightshift.executors.process import end_leftovers
     from nightshift.experiment import certify as certificates
-    from nightshift.experiment.bench import sweep
     from nightshift.experiment.experiment import open_controller
 
     sides = (("baseline", baseline), ("incumbent", incumbent))
@@ -111,7 +111,7 @@ def certify(
         comparisons = tuple[Comparison, ...]()
         if not dry_run:
             with controller.ledger.lock():
-                sweep(controller.bench.root, reporter.note)
+                end_leftovers(controller.bench.root, reporter.note)
                 comparisons = tuple(certificates.certify(find()))
     certified = certificates.Certified(plan=plan, comparisons=comparisons)
     print_found(certified, plan if dry_run else [str(certified)], as_json)

@@ -45,7 +45,7 @@ def summary(record: Record) -> str:
         ("verdict", values["verdict"] or UNDECIDED),
         ("outcome", _NO_GRADIENT if outcome is Outcome.NO_GRADIENT else ""),
         ("why", record.why),
-        ("prediction", compare_prediction(record)),
+        ("prediction", compare_prediction(record) if record.proposal.prediction else ""),
         *figures("reward_mean"),
         *figures("num_steps", spec=".0f"),
         *figures("training_seconds", "total_seconds", spec=".1f"),
@@ -113,12 +113,11 @@ def is_terminal() -> bool:
 
 def _write(name: str, text: str, end: str = "\n") -> None:
     """Write to stdout or stderr, unless the stream is closed."""
-    stream = getattr(sys, name)
-    if stream is None:
+    if (stream := getattr(sys, name)) is None:
         return
-    encoding = stream.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
+        stream.reconfigure(errors="backslashreplace")  # of an encoding that lacks a character
+        print(text, file=stream, end=end, flush=True)
     except OSError:
         if name == "stdout":
             raise  # a terminal that went away must not end a night, which prints its progress to stderr

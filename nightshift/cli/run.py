@@ -38,21 +38,12 @@ _DETACH_SECONDS = 900.0  # an agent's question takes up to 4 minutes, and a mode
 def run(root: Path, request: Request) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if request.keys:
-        rules = rules_here(root, request.engine, num_gpus(os.environ))
-        engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
-        standard = parse(b"[orchestrator]\ngroup_size = 4\n")  # whatever train.toml holds: who asks may be mending it
-        unused = {key.path for key in KEYS} - used_keys(engine, standard)
-        lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
-        lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
-        print_text(*lines, *describe_keys(unused, engine.name))
-        if line := next_start(Ledger(root), Repo(root)):
-            print_error(line)
-        return ExitCode.MEASURED
+        return print_keys(root, request)
     checked_head(Repo(root))  # a conflict of a rebase is no typo
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
     with reporting() as reporter:
+        from nightshift.executors.process import end_leftovers
         from nightshift.executors.slurm import end_jobs
-        from nightshift.experiment.bench import sweep
         from nightshift.experiment.experiment import open_controller
 
         controller = open_controller(root, request, reporter, request.branch)
@@ -61,7 +52,7 @@ def run(root: Path, request: Request) -> int:
             return ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
         with controller.ledger.lock():
-            sweep(root, reporter.note)
+            end_leftovers(root, reporter.note)
             end_jobs(controller.ledger, reporter.note)
             controller.bench.engine.prepare_at_start(reporter.note)
             controller.begin(request.branch)
@@ -79,6 +70,20 @@ def run(root: Path, request: Request) -> int:
     return start_detached(
         ledger, lambda: max(ledger.numbers(), default=0) > last, "uv run nightshift wait --timeout 100"
     )
+
+
+def print_keys(root: Path, request: Request) -> int:
+    """Print every key that train.toml may have, whatever it has now: its author may be mending it."""
+    rules = rules_here(root, request.engine, num_gpus(os.environ))
+    engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
+    standard = parse(b"[orchestrator]\ngroup_size = 4\n")
+    unused = {key.path for key in KEYS} - used_keys(engine, standard)
+    lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
+    lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
+    print_text(*lines, *describe_keys(unused, engine.name))
+    if line := next_start(Ledger(root), Repo(root)):
+        print_error(line)
+    return ExitCode.MEASURED
 
 
 def plan(request: Request, controller: Controller) -> list[str]:

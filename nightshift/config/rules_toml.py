@@ -29,7 +29,7 @@ from nightshift.config.rules import (
     Scale,
     TasksetRules,
 )
-from nightshift.config.train_toml import line_of
+from nightshift.config.train_toml import line_of, read_source
 from nightshift.errors import UsageError
 from nightshift.files import parse_toml, read_file
 
@@ -225,15 +225,7 @@ def _portable_path(root: Path, model: str) -> str:
 
 
 def _read(root: Path) -> Chosen:
-    return chosen_in(root, rules_source(root))
-
-
-def rules_source(root: Path) -> bytes:
-    """Return the bytes of rules.toml. UsageError if it cannot be read."""
-    try:
-        return read_file(root / RULES_NAME)
-    except OSError as error:
-        raise UsageError(f"{RULES_NAME}: {error}", "Put it back: git checkout rules.toml.") from None
+    return chosen_in(root, read_source(root / RULES_NAME))
 
 
 def chosen_in(root: Path, rules_toml: bytes) -> Chosen:

@@ -158,12 +158,11 @@ def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
 
 def changed_keys(old: Config, new: Config) -> list[str]:
     """Return the keys that either file writes and whose effect differs, in the order of the new file, then the old."""
-    keys = []
-    for path in dict.fromkeys([*new.values, *old.values]):
-        before, after = ((file.values if path in BY_PRESET else file.resolved) for file in (old, new))
-        if (path in before, before.get(path)) != (path in after, after.get(path)):
-            keys.append(path)
-    return keys
+
+    def effect(config: Config, path: str) -> Any:
+        return (config.values if path in BY_PRESET else config.resolved).get(path, ABSENT)
+
+    return [path for path in dict.fromkeys([*new.values, *old.values]) if effect(old, path) != effect(new, path)]
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:

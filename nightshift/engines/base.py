@@ -130,12 +130,13 @@ class Check:
 class Effective:
     """What an engine makes of a config: two configs with equal `settings` train the same.
 
-    `unused`: keys of train.toml that this engine does not use. `scaled`: a line for each of its values that the rules
-    multiply for their model.
+    `unused`: keys of train.toml that this engine does not use. `without_effect`: the same of all keys that apply, in
+    train.toml or not. `scaled`: a line for each value of train.toml that the rules multiply for their model.
     """
 
     settings: Mapping[str, Any]
     unused: tuple[str, ...] = ()
+    without_effect: frozenset[str] = frozenset()
     scaled: tuple[str, ...] = ()
 
 
@@ -166,7 +167,7 @@ class Engine(ABC):
         """
 
     def prepare_at_start(self, note: Note) -> None:
-        """Do the part of `prepare` that a command does by itself before it trains."""
+        """Do the part of `prepare` that a command does by itself before it trains. Call as the controller."""
         return
 
     @abstractmethod
@@ -219,10 +220,5 @@ class Engine(ABC):
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:
-    """Return the open keys that the engine uses, without those that have no effect under its rules.
-
-    The engine is asked about the latter with a file that writes every key that applies to `config`.
-    """
-    spelled_out = replace(config, values=config.resolved)
-    used = {key.path for key in KEYS if engine.name in key.engines}
-    return frozenset(used - {*engine.validate(spelled_out).unused})
+    """Return the open keys that the engine uses, without those that have no effect under its rules."""
+    return frozenset({key.path for key in KEYS if engine.name in key.engines} - engine.validate(config).without_effect)

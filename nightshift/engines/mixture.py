@@ -21,7 +21,8 @@ DEFAULT_POOLS = {  # prime-rl's
 
 def where(config: Config, path: str) -> str:
     """Return a key's value with its line, for the beginning of a refusal."""
-    return f"train.toml:{_line(config, path)}: {path} = {value_text(config.get(path))}"
+    line = line_of(config.source.decode(), tuple(path.split(".")))
+    return f"train.toml:{line}: {path} = {value_text(config.get(path))}"
 
 
 def ratios(config: Config, rules: Rules) -> dict[str, float]:
@@ -70,15 +71,9 @@ def without(values: dict[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
 
 
-def _line(config: Config, path: str) -> int | None:
-    """Return the line of train.toml that sets a key; None if the file leaves it out."""
-    return line_of(config.source.decode(), tuple(path.split(".")))
-
-
 def _written(config: Config, table: str) -> list[tuple[str, str]]:
-    """Return path and last name of the keys of a table that the file itself sets, not only `config.values`."""
-    split = ((path, path.rpartition(".")) for path in config.values)
-    return [(path, leaf) for path, (of, _, leaf) in split if of == table and _line(config, path) is not None]
+    """Return path and last name of the keys of a table that the file sets."""
+    return [(path, path.removeprefix(f"{table}.")) for path in config.values if path.startswith(f"{table}.")]
 
 
 def _unfit(config: Config, path: str, rules: Rules, more: str, fix: str = "Delete it.") -> ConfigError:

@@ -293,13 +293,11 @@ def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, .
     Raises: UsageError if there is no such folder, or if Python has a package of that name elsewhere, whose bytes no
     rules hash would cover.
     """
-    environments = list[Environment]()
     for rules in wanted:
         for folder in rules.folders if rules.taskset is None else ():
             _put_on_path(root / folder)
-        kind = Game if rules.is_game else Environment if rules.taskset is None else VerifiersTaskset
-        environments.append(kind(rules, root))
-    return tuple(environments)
+    kinds = (Game if rules.is_game else VerifiersTaskset if rules.taskset else Environment for rules in wanted)
+    return tuple(kind(rules, root) for kind, rules in zip(kinds, wanted, strict=True))
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -328,9 +326,8 @@ def _put_on_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     spec = importlib.util.find_spec(package.name)
-    place = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-    if place is None or not place.samefile(package):
+    if spec is None or spec.origin is None or not Path(spec.origin).parent.samefile(package):
         raise UsageError(
-            f"Python imports {package.name} from {place}, not from {package}",
+            f"Python imports {package.name} from {spec and spec.origin}, not from {package}",
             "Take that folder off PYTHONPATH and out of .venv, then run: uv sync --reinstall.",
         )

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from operator import mul
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -60,13 +61,10 @@ def evaluate(
     for index, completion in play_out([episode for _, episode in numbered], complete):
         completions[numbered[index][0]].append(completion)
     scores, unscored = _scores(tasks, played, is_secret=path is None)
-    formatted = [answer for _, episode in numbered if (answer := episode.is_formatted()) is not None]
+    formatted = [is_formatted for _, episode in numbered if (is_formatted := episode.is_formatted()) is not None]
     has_format = len(formatted) == len(scores) == len(numbered)
-    parts, strict = _parts(rules, tasks, scores), tuple[Part, ...]()
-    if has_format:
-        strict = _parts(
-            rules, tasks, [score * is_formatted for score, is_formatted in zip(scores, formatted, strict=True)]
-        )
+    parts = _parts(rules, tasks, scores)
+    strict = _parts(rules, tasks, [*map(mul, scores, formatted)]) if has_format else ()
     if path is not None:
         rows = zip(tasks, completions, played, scores, formatted if has_format else [None] * len(tasks), strict=True)
         write_atomically(path, "".join(_line(*row) for row in rows).encode(), sync=False)

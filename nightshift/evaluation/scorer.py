@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +129,7 @@ class Scorer:
         self._folder = tempfile.TemporaryDirectory(prefix="nightshift-scorer-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | ({} if is_online else _OFFLINE)
-        self._group = ProcessGroup(f"scorer-{uuid.uuid4().hex}", _GRACE_SECONDS)
+        self._group = ProcessGroup("scorer", _GRACE_SECONDS)
         self._child = self._group.start(
             "scorer",
             python_command(str(self._program)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from nightshift.executors.slots import own_cores, physical_cores
+from nightshift.executors.local import own_cores, physical_cores
 
 # Memory of one run with a model of models/. Measured on arithmetic with the shipped train.toml: all processes of a run
 # use 1.3 GB, of which the trainer has 1.2; the trainer has 1.5 with batch_size 1024 and 2.0 with 4096.

@@ -1,32 +1,39 @@
-"""Workers on this machine, one process in each slot.
+"""Workers on this machine, one process in each slot: a share of the GPUs, or of the cores.
 
 The controller holds the pipe to a worker's stdin. When the controller dies, the pipe closes and the worker ends itself;
 the controller's watchdog ends it if it cannot.
 """
 
 import os
+import re
 import select
 import time
-import uuid
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import PIPE
 
-from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, Job, Result
-from nightshift.errors import EngineError
+from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, RESULT_NAME, Job, Result
+from nightshift.errors import EngineError, UsageError
 from nightshift.executors.process import Child, ProcessGroup, python_command, python_environment
-from nightshift.executors.result import read_result
-from nightshift.executors.slots import Slot, layout
-from nightshift.files import write_json
+from nightshift.files import parse_json, read_file, write_json
 from nightshift.waiting import waiting
 
 PROGRAM = ("-m", "nightshift.experiment.worker")
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
 # The same where the controller is dead: then a worker has 10 s in all, with prime-rl 30 s.
 ORPHAN_GRACE_SECONDS = {"trl": 7.0, "prime-rl": 25.0}
-_POLL_SECONDS = 0.05  # where the kernel cannot tell
+SYS = Path("/sys")  # where the kernel shows the processors
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one worker. `gpus`: as --gpus names them, None for the engine's own choice; `cores`: of the
+    operating system, which the worker is pinned to; none where it is free."""
+
+    number: int = 0
+    gpus: str | None = None
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,6 @@ class _Worker:
     job: Job
     slot: Slot
     ends_at: float  # on the monotonic clock; what runs on hangs
-    pidfd: int | None  # readable when it has ended; None where the system has no such thing
 
     def has_ended(self) -> bool:
         return self.child.poll() is not None
@@ -62,40 +68,29 @@ class LocalExecutor:
         return [slot for slot in self.slots if slot not in taken]
 
     def hardware(self, of_engine: str) -> str:
-        """What its runs have, where the engine has this; empty where their results tell it."""
-        return of_engine + layout(len(self.slots), len(self.slots[0].cores))
+        """What its runs have, where the engine has this: runs with others beside them compare with such runs only."""
+        if len(self.slots) == 1:
+            return of_engine
+        num_cores = len(self.slots[0].cores)
+        return f"{of_engine}, {len(self.slots)} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
 
     def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         """Write job.json into `folder`, call `enter`, which adds a line to the journal, and only then start the
         worker of that run. EngineError where none can be started."""
-        if not self.free_slots:
+        if not (free := self.free_slots):
             raise EngineError(f"all {len(self.slots)} slots are taken")
-        slot = self.free_slots[0]
-        job = replace(
-            job,
-            gpus=slot.gpus or job.gpus,
-            cores=slot.cores,
-            layout=layout(len(self.slots), len(slot.cores)),
-            slot=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
-        )
-        marker = f"{folder.name}-{uuid.uuid4().hex}"
+        slot, layout = free[0], self.hardware("")
+        name = f"slot {slot.number + 1}" if layout else ""
+        job = replace(job, gpus=slot.gpus or job.gpus, cores=slot.cores, layout=layout, slot=name)
         write_json(folder / JOB_NAME, job)
         enter()
-        group = ProcessGroup(marker, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine], is_subreaper=True)
+        group = ProcessGroup(folder.name, GRACE_SECONDS, ORPHAN_GRACE_SECONDS[job.rules.engine], is_subreaper=True)
         try:
-            child = group.start(
-                "worker",
-                python_command(*PROGRAM, str(self.root), str(folder)),
-                log_path=folder / LOG_NAME,
-                env=python_environment(self.environ, {}),
-                cwd=self.root,
-                stdin=PIPE,
-            )
-            ends_at, pidfd = time.monotonic() + job.deadline_seconds + LATE_SECONDS, None
-            if hasattr(os, "pidfd_open"):
-                with suppress(ProcessLookupError):
-                    pidfd = os.pidfd_open(child.pid)
-            self._workers[folder] = _Worker(group, child, job, slot, ends_at, pidfd)
+            command = python_command(*PROGRAM, str(self.root), str(folder))
+            environ = python_environment(self.environ, {})
+            child = group.start("worker", command, log_path=folder / LOG_NAME, env=environ, cwd=self.root, stdin=PIPE)
+            ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
+            self._workers[folder] = _Worker(group, child, job, slot, ends_at)
         except BaseException:
             group.stop()
             raise
@@ -107,10 +102,11 @@ class LocalExecutor:
 
     def wait(self, timeout_seconds: float) -> None:
         """Return when a run in flight ends, at the latest after `timeout_seconds`; one that had ended may wait."""
-        running = [worker for worker in self._workers.values() if not worker.has_ended()]
-        pidfds = [worker.pidfd for worker in running if worker.pidfd is not None]
-        can_wait = len(pidfds) == len(running)
-        select.select(pidfds, [], [], timeout_seconds if can_wait else min(timeout_seconds, _POLL_SECONDS))
+        poll = select.poll()
+        for worker in self._workers.values():
+            if not worker.has_ended() and worker.child.stdin:
+                poll.register(worker.child.stdin, 0)  # an error of the pipe: the worker, its only reader, has ended
+        poll.poll(1000 * timeout_seconds)
 
     def in_flight(self) -> dict[Path, Job]:
         """The runs that were submitted and not collected, by their folders."""
@@ -131,10 +127,7 @@ class LocalExecutor:
                 self._end(folder)
 
     def _end(self, folder: Path) -> _Worker:
-        worker = self._workers[folder]
-        worker.group.stop()
-        if worker.pidfd is not None:
-            os.close(worker.pidfd)
+        self._workers[folder].group.stop()
         return self._workers.pop(folder)
 
     def result(self, folder: Path) -> Result:
@@ -142,12 +135,89 @@ class LocalExecutor:
         cannot be relied on, or where nothing did."""
         if folder not in self._workers:
             raise EngineError(f"no worker was started for {folder}, which the record says is the run in flight")
-        is_late = not self._workers[folder].has_ended()
+        how = self._workers[folder].child.exit_cause()
         worker = self._end(folder)
         try:
             return read_result(folder, worker.job)
         except FileNotFoundError:
-            how = "did not end" if is_late else f"ended without a result: {worker.child.exit_cause()}"
-            if not is_late and (last_words := worker.child.tail(1)):
-                how += f"; last in {LOG_NAME}: {last_words[0]}"
-            raise EngineError(f"the worker {how}", "Run it again.") from None
+            last_words = "".join(f"; last in {LOG_NAME}: {line}" for line in worker.child.tail(1))
+            raise EngineError(f"the worker returned no result: {how}{last_words}", "Run it again.") from None
+
+
+def read_result(folder: Path, job: Job) -> Result:
+    """Read runs/NNNN/result.json, which a worker leaves last. FileNotFoundError if there is none; EngineError, which
+    names the file, if it cannot be read or is of another job."""
+    path = folder / RESULT_NAME
+    try:
+        result = parse_json(read_file(path), Result)
+        _ = result.evaluation and result.evaluation.example_scores
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError) as error:
+        raise EngineError(f"{path} is no result of a worker: {error}") from None
+    found, wanted = (result.token, result.seed, result.job_sha256), (job.token, job.seed, job.sha256)
+    if found != wanted:
+        raise EngineError(f"{path} has another token, seed or sha256 of its job: {found}, not {wanted}")
+    return result
+
+
+# -- slots ------------------------------------------------------------------------------------------------
+
+
+def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int], sys: Path = SYS) -> list[Slot]:
+    """Divide a machine into slots; 0: as many as there are GPUs for; 1: the whole machine. Raises UsageError.
+
+    With GPUs a slot gets neighbouring `cores`. Without GPUs no two slots share a physical core, unless there are more
+    slots than physical cores.
+    """
+    num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
+    if num_slots == 1:
+        return [Slot()]
+    if num_slots * gpus_each > len(gpu_ids):
+        cause = f"--pairs {num_slots} needs {num_slots * gpus_each} GPUs, there are {len(gpu_ids)}"
+        raise UsageError(cause, f"Write --pairs {max(len(gpu_ids) // gpus_each, 1)}.")
+    if num_slots > len(cores):
+        cause = f"--pairs {num_slots} needs a core each, there are {len(cores)}"
+        raise UsageError(cause, f"Write --pairs {max(len(cores), 1)}.")
+    if gpus_each:
+        share = len(cores) // num_slots
+        parts = [list(cores[share * i : share * (i + 1)]) for i in range(num_slots)]
+    else:
+        parts = _apart(num_slots, physical_cores(cores, sys))
+    gpus = [",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None for i in range(num_slots)]
+    return [Slot(i, gpus[i], tuple(parts[i])) for i in range(num_slots)]
+
+
+def _apart(num_slots: int, groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Equally many processors for each slot: whole physical cores in turn, or threads where cores are too few."""
+    if num_slots > len(groups):
+        num_threads = max(map(len, groups))
+        groups = [group[rank : rank + 1] for rank in range(num_threads) for group in groups if rank < len(group)]
+    parts = [[core for group in groups[i::num_slots] for core in group] for i in range(num_slots)]
+    share = min(map(len, parts))
+    return [part[:share] for part in parts]
+
+
+def own_cores() -> list[int]:
+    """The logical processors that this process may use; none where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def physical_cores(cores: Sequence[int], sys: Path = SYS) -> list[list[int]]:
+    """These logical processors, grouped by physical core; a group for each where the system does not say.
+
+    Two runs on one physical core slow each other down.
+    """
+    threads = dict[str, list[int]]()
+    for core in cores:
+        try:
+            siblings = (sys / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(core)
+        threads.setdefault(siblings, []).append(core)
+    return list(threads.values())
+
+
+def num_slots_of(hardware: str) -> int:
+    found = re.search(r", (\d{1,4}) side by side, \d+ cores? each$", hardware)
+    return int(found[1]) if found else 1

@@ -5,13 +5,15 @@ watchdog process (watchdog.py) ends the tree if this process dies. On macOS, whi
 found by memory and marker only.
 """
 
-import atexit
+import ctypes
+import hashlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,17 +23,19 @@ from typing import IO
 import psutil
 
 from nightshift.errors import EngineError, Interrupted
-from nightshift.executors import leftovers
-from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
+from nightshift.executors import watchdog
+from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, describe, environment_of, session_of
 from nightshift.files import open_regular
 from nightshift.signals import STOP_SIGNALS
 from nightshift.startup import is_own
 from nightshift.text import ANSI, clean
+from nightshift.waiting import waiting
 
 CHECKOUT = str(Path(__file__).absolute().parents[2])
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
 _PIPE_BYTES = 65536
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Child(subprocess.Popen[bytes]):
@@ -104,11 +108,29 @@ def python_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
     return engine_environment(base, {"PYTHONPATH": python_path(), **extra})
 
 
+_deferred: list[Interrupted] | None = None  # what signals would have raised in a block of `_signals_deferred`
+
+
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `handler` take the stop signals in the block. A signal that is ignored (nohup) stays ignored."""
+def interruptible(told: str = "", is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
+    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
+
+    `told`: a sentence that the error ends with. `is_noted`: gets a signal's number; True if the caller has handled that
+    signal. A signal that is ignored (nohup) stays ignored.
+    """
+    caught: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if caught or is_noted(number):
+            return
+        caught.append(number)
+        error = Interrupted(f"stopped by {signal.Signals(number).name}", told)
+        if _deferred is None:
+            raise error
+        _deferred.append(error)
+
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    previous = {number: signal.signal(number, handler) for number in handled}
+    previous = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:
@@ -117,40 +139,16 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 @contextmanager
-def interruptible(
-    told: str = "",
-    is_noted: Callable[[int], bool] = lambda number: False,
-) -> Iterator[None]:
-    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
-
-    `told`: a sentence that the error ends with. `is_noted`: gets a signal's number; True if the caller has handled that
-    signal.
-    """
-    caught: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if not caught and not is_noted(number):
-            caught.append(number)
-            raise Interrupted(f"stopped by {signal.Signals(number).name}", told)
-
-    with handling(interrupt):
-        yield
-
-
-@contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Let no signal handler raise inside; deliver the first signal afterwards."""
-    caught: list[int] = []
-
-    def defer(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-
+    """Let no signal of `interruptible` raise inside; raise afterwards. Blocks are not nested."""
+    global _deferred
+    errors = _deferred = []
     try:
-        with handling(defer):
-            yield
+        yield
     finally:
-        if caught:
-            signal.raise_signal(caught[0])
+        _deferred = None
+        if errors:
+            raise errors[0]
 
 
 class ProcessGroup:
@@ -160,25 +158,19 @@ class ProcessGroup:
     """
 
     def __init__(
-        self,
-        marker: str,
-        grace_seconds: float,
-        orphan_grace_seconds: float | None = None,
-        *,
-        is_subreaper: bool = False,
+        self, name: str, grace_seconds: float, orphan_grace_seconds: float | None = None, *, is_subreaper: bool = False
     ) -> None:
-        """`marker`: a unique word without spaces, which stands in the children's environment as NIGHTSHIFT_RUN.
+        """`name`: a word without spaces; its marker in the children's environment is NIGHTSHIFT_RUN.
         `orphan_grace_seconds`: the grace that the watchdog gives when the harness is dead; None: the same.
         `is_subreaper`: the child takes the orphans below it, so that none of them comes to the harness."""
-        self.marker = marker
-        self.grace_seconds = grace_seconds
+        self.marker, self.grace_seconds, self.is_subreaper = f"{name}-{uuid.uuid4().hex}", grace_seconds, is_subreaper
         self.orphan_grace_seconds = grace_seconds if orphan_grace_seconds is None else orphan_grace_seconds
-        self.is_subreaper = is_subreaper
         self.children: list[Child] = []
-        become_subreaper()
+        if sys.platform == "linux":  # orphans become children of this process, not of init, and so are found
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         harness = psutil.Process()
-        self._tree = ProcessTree(harness, lambda process: _owner(process) is self, self._reap)
-        self._tree.markers.add(marker)
+        self._tree = ProcessTree(harness, self._claims, self._reap)
+        self._tree.markers.add(self.marker)
         self._foreign = frozenset(harness.children())
 
     def start(
@@ -203,7 +195,7 @@ class ProcessGroup:
                         stdin=subprocess.DEVNULL if stdin is None else stdin,
                         stdout=log if stdout is None else stdout,
                         stderr=log,
-                        env={**env, MARKER_NAME: self.marker, **leftovers.mark()},
+                        env={**env, MARKER_NAME: self.marker, **mark()},
                         cwd=cwd,
                         start_new_session=True,
                     )
@@ -240,24 +232,33 @@ class ProcessGroup:
                     with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
                         pipe.close()
             _open_groups.discard(self)
-            _reap_orphans()
             if not _open_groups:
                 _dismiss_watchdog()
             return left
 
+    def _claims(self, process: psutil.Process) -> bool:
+        """True for a direct child of this process that the group started, or that is an orphan of the group, as far as
+        is known: an orphan may have cleared its environment and made its own session."""
+        session = session_of(process)
+        is_watchdog = _watchdog is not None and process.pid == _watchdog.pid
+        if session in (None, os.getsid(0)) or is_watchdog or process in self._foreign:
+            return False
+
+        def knows(group: ProcessGroup) -> bool:
+            is_seen = process in group._tree.seen or session in {child.pid for child in group.children}
+            return is_seen or environment_of(process).get(MARKER_NAME) == group.marker
+
+        return knows(self) or not (self.is_subreaper or any(map(knows, _open_groups)))
+
     def _reap(self, process: psutil.Process) -> None:
-        """Collect a zombie: a child's exit code belongs to its Popen, an orphan's to nobody else."""
-        for child in self.children:
-            if child.pid == process.pid and child.returncode is None:
-                child.poll()
-                return
-        if process.is_running():  # a zombie still; its pid is not somebody else's by now
+        """Collect the zombie of an orphan. A child's exit code belongs to its Popen."""
+        if process.is_running() and process.pid not in {child.pid for child in self.children}:
             with suppress(ChildProcessError):  # another process's child: that one reaps it
                 os.waitpid(process.pid, os.WNOHANG)
 
 
 _open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
-_watchdog: Watchdog | None = None
+_watchdog: subprocess.Popen[bytes] | None = None
 
 
 class Pipes:
@@ -303,55 +304,69 @@ class Pipes:
         return bool(writable)
 
 
-def _owner(process: psutil.Process) -> ProcessGroup | None:
-    """The open group to which a direct child of the harness belongs: started by it, or its orphan."""
-    session = session_of(process)
-    if session in (None, os.getsid(0)) or (_watchdog is not None and process.pid == _watchdog.pid):
-        return None
-    for group in _open_groups:
-        if process in group._tree.seen or any(session == child.pid for child in group.children):
-            return group
-    marker = marker_of(process)
-    for group in _open_groups:
-        if marker == group.marker:
-            return group
-    groups = [group for group in _open_groups if not group.is_subreaper]
-    if len(groups) == 1 and process not in groups[0]._foreign:
-        return groups[0]  # an orphan that was never seen before, cleared its environment and made its own session
-    return None
-
-
-def _reap_orphans() -> None:
-    """Collect what came to this process as its orphan and has ended, such as the watchdogs of its workers."""
-    own = {child.pid for group in _open_groups for child in group.children} | {_watchdog.pid if _watchdog else 0}
-    for process in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess, ChildProcessError):
-            is_orphan = process.pid not in own and session_of(process) != os.getsid(0)
-            if is_orphan and process.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(process.pid, os.WNOHANG)
-
-
 def _keep_watchdog() -> None:
-    """See to it that a living watchdog knows the markers of all open groups."""
+    """See to it that a living watchdog knows the markers of all open groups. Raises OSError."""
     global _watchdog
-    if _watchdog is None or not _watchdog.is_alive():  # the first, or somebody killed it
+    if _watchdog is None or _watchdog.poll() is not None:  # the first, or somebody killed it
         _dismiss_watchdog()
-        atexit.unregister(_stop_open_groups)
-        atexit.register(_stop_open_groups, os.getpid())
-        _watchdog = Watchdog(engine_environment(os.environ, {}))
+        _watchdog = subprocess.Popen(
+            [sys.executable, "-I", watchdog.__file__, str(os.getpid())],
+            stdin=subprocess.PIPE,  # not inheritable: this process alone holds the write end
+            # Not this process's own: `run.py | tee log` must end when run.py does.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=engine_environment(os.environ, {}),
+            cwd="/",
+            start_new_session=True,
+            bufsize=0,
+        )
+    assert _watchdog.stdin is not None
     for group in _open_groups:
-        _watchdog.watch(group.marker, group.orphan_grace_seconds)
+        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
+            _watchdog.stdin.write(f"{group.marker} {group.orphan_grace_seconds}\n".encode())
 
 
 def _dismiss_watchdog() -> None:
     global _watchdog
     if _watchdog is not None:
-        _watchdog.dismiss()
+        _watchdog.kill()
+        _watchdog.communicate()  # reaps it and closes the pipe
         _watchdog = None
 
 
-def _stop_open_groups(harness_pid: int) -> None:
-    """The last resort when an exception got past the caller's own stop()."""
-    if os.getpid() == harness_pid:  # not in a forked copy of the harness
-        for group in [*_open_groups]:
-            group.stop()
+# -- what an earlier controller left, because its watchdog was killed with it -----------------------------
+# What a controller starts has a digest of the checkout's path in its environment, and so has what that starts. A
+# process that cleared its environment is not found.
+
+CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"
+LEFTOVERS_GRACE_SECONDS = 5.0
+
+_checkout = ""  # the digest of the checkout whose controller this process is
+
+
+def mark() -> dict[str, str]:
+    """The variable that a child gets; a worker passes on what its controller gave it."""
+    checkout = _checkout or os.environ.get(CHECKOUT_NAME)
+    return {CHECKOUT_NAME: checkout} if checkout else {}
+
+
+def digest_of(root: Path) -> str:
+    """What stands for a checkout where agents can read it: its path is none of their business."""
+    return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
+
+
+def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
+    """End what earlier controllers of the checkout at `root` left running, and say so. Call as the controller."""
+    global _checkout
+    _checkout = digest_of(root)
+    marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
+    if not (found := marked - {psutil.Process(), *psutil.Process().parents()}):
+        return
+    tree = ProcessTree(None, lambda process: False)
+    tree.seen |= found
+    tree.markers |= {environment_of(process).get(MARKER_NAME, _checkout) for process in found}
+    names = ", ".join(sorted(map(describe, found)))
+    with waiting(f"ending what an earlier start left running: {names}", LEFTOVERS_GRACE_SECONDS):
+        left = tree.end(LEFTOVERS_GRACE_SECONDS)
+    ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"
+    note(f"{ended}; not to be ended: {', '.join(left)}" if left else ended)

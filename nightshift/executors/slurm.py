@@ -25,11 +25,8 @@ from msgspec import Meta
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import JOB_NAME, LATE_SECONDS, LOG_NAME, STARTED_NAME, Job, Result
 from nightshift.errors import EngineError, UsageError, listed
-from nightshift.executors.leftovers import mark
-from nightshift.executors.local import PROGRAM
-from nightshift.executors.process import engine_environment, python_command, python_path, tail
-from nightshift.executors.result import read_result
-from nightshift.executors.slots import Slot
+from nightshift.executors.local import PROGRAM, Slot, read_result
+from nightshift.executors.process import engine_environment, mark, python_command, python_path, tail
 from nightshift.files import read_file, read_json, write_json
 from nightshift.waiting import waiting
 

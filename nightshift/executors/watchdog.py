@@ -5,14 +5,12 @@ the pipe to its stdin, and writes `MARKER GRACE_SECONDS` for each group that it 
 watchdog ends what is left. It imports only psutil and little of the standard library, so that it starts quickly.
 """
 
-import ctypes
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -22,16 +20,14 @@ WATCH_SECONDS = 1.0  # how often the watchdog looks at the tree
 KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need seconds to die of SIGKILL
 FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
 LAST_PAUSE_SECONDS = 0.2
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 NUM_QUIET_SWEEPS = 2  # one look at /proc can miss a process that forks while it is read
 
 
 def is_alive(process: psutil.Process) -> bool:
     """True if this very process (pid and create time) still runs. A zombie does not, unless other threads run on."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 class ProcessTree:
@@ -50,9 +46,7 @@ class ProcessTree:
     ) -> None:
         """`claims` tells which direct children of the harness, None if that is dead already, belong here; their
         descendants do with them. `reap` is called for each process of the tree that has ended."""
-        self.harness = harness
-        self.claims = claims
-        self.reap = reap
+        self.harness, self.claims, self.reap = harness, claims, reap
         self.markers: set[str] = set()
         self.seen: set[psutil.Process] = set()
 
@@ -72,7 +66,9 @@ class ProcessTree:
         kill_at = time.monotonic() + grace_seconds
         pause, num_quiet = FIRST_PAUSE_SECONDS, 0
         while True:
-            self.seen |= {process for process in psutil.process_iter() if marker_of(process) in self.markers}
+            self.seen |= {
+                process for process in psutil.process_iter() if environment_of(process).get(MARKER_NAME) in self.markers
+            }
             found |= self.seen
             alive, ended = self._look()
             left = alive - spared
@@ -104,7 +100,7 @@ class ProcessTree:
             # Its orphans have gone to init: only what is remembered leads on.
             return {child for process in self.seen for child in children_of(process)}
         below: dict[int, psutil.Process] = {}
-        for process in children_of(self.harness):  # parents come before their children
+        for process in children_of(self.harness):  # in one look at /proc; parents come before their children
             with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
                 if parent in below or (parent == self.harness.pid and self.claims(process)):
@@ -112,33 +108,25 @@ class ProcessTree:
         return {*below.values()}
 
 
-def marker_of(process: psutil.Process) -> str | None:
-    """The run that a process was started for, None if it does not tell."""
-    return environment_of(process).get(MARKER_NAME)
-
-
 def environment_of(process: psutil.Process) -> dict[str, str]:
     """What a process was started with; empty if it does not tell, and for root's and others' unless this is root."""
-    try:
+    with suppress(psutil.Error):  # it ended meanwhile, or may not be read
         return process.environ() if os.getuid() in (0, process.uids().real) else {}
-    except psutil.Error:  # it ended meanwhile, or may not be read
-        return {}
+    return {}
 
 
 def session_of(process: psutil.Process) -> int | None:
     """The session id of a process, None if it is gone."""
-    try:
+    with suppress(ProcessLookupError):
         return os.getsid(process.pid)
-    except ProcessLookupError:
-        return None
+    return None
 
 
 def children_of(process: psutil.Process) -> list[psutil.Process]:
     """All that descend from it; none if it is gone."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
 def _terminate(process: psutil.Process) -> None:
@@ -163,48 +151,6 @@ def describe(process: psutil.Process) -> str:
         return f"pid {process.pid} {process.name()!r} ({process.status()})"
     except psutil.Error:
         return f"pid {process.pid}"
-
-
-class Watchdog:
-    """The harness's end: a running watchdog process, and the pipe by which it knows that the harness lives."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        """Start the watchdog of this process. `env` must not hold a marker. Raises OSError."""
-        self._popen = subprocess.Popen(
-            [sys.executable, "-I", __file__, str(os.getpid())],
-            stdin=subprocess.PIPE,  # not inheritable: the harness alone holds the write end
-            # Not the harness's own: `run.py | tee log` must end when run.py does.
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=env,
-            cwd="/",
-            start_new_session=True,
-            bufsize=0,
-        )
-        assert self._popen.stdin is not None
-        self._stdin = self._popen.stdin
-        self.pid = self._popen.pid
-
-    def is_alive(self) -> bool:
-        """False if somebody killed it."""
-        return self._popen.poll() is None
-
-    def watch(self, marker: str, grace_seconds: float) -> None:
-        """Have the processes with this marker ended too if the harness dies; once is enough."""
-        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
-            self._stdin.write(f"{marker} {grace_seconds}\n".encode())
-
-    def dismiss(self) -> None:
-        """Everything is stopped: end it, and wait until it is gone."""
-        self._popen.kill()
-        self._popen.wait()
-        self._stdin.close()
-
-
-def become_subreaper() -> None:
-    """Have orphaned grandchildren become children of this process, not of init, so that they are found below it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _watch(harness_pid: int) -> None:

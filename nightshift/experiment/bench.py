@@ -17,13 +17,10 @@ from nightshift.campaign.records import LATE_SECONDS, Job, Record, Request
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.engines.base import Engine, on_cards, open_engine
-from nightshift.engines.prime_rl import remains
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
-from nightshift.executors.leftovers import end_leftovers
-from nightshift.executors.local import LocalExecutor
-from nightshift.executors.slots import Slot, divide, num_slots_of, own_cores
+from nightshift.executors.local import LocalExecutor, Slot, divide, num_slots_of, own_cores
 from nightshift.executors.slurm import SlurmExecutor
 from nightshift.executors.slurm import read as read_slurm
 from nightshift.experiment.branch import continued
@@ -85,12 +82,6 @@ class Bench:
             keep_all=self.request.keep_all,
             **fields,
         )
-
-
-def sweep(root: Path, note: Callable[[str], None]) -> None:
-    """End what a killed controller left running; delete its weights and rollouts. Call as the controller."""
-    end_leftovers(root, note)
-    remains.sweep(root / "runs")
 
 
 def open_bench(

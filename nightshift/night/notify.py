@@ -15,7 +15,7 @@ from typing import Any
 from nightshift.agents.presets import program_words
 from nightshift.campaign.records import Record, Verdict
 from nightshift.errors import Interrupted
-from nightshift.executors import leftovers
+from nightshift.executors.process import mark
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
 from nightshift.night.state import by_end
@@ -41,7 +41,7 @@ class Notifier:
         self._report()
         if not self._words:
             return
-        env = {**os.environ, MARKER_NAME: self._marker, **leftovers.mark()}
+        env = {**os.environ, MARKER_NAME: self._marker, **mark()}
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:  # in a process group of its own: Ctrl-C in the terminal is not for the command
             process = subprocess.Popen(self._words, stdin=pipe, stdout=null, stderr=null, env=env, process_group=0)

@@ -24,8 +24,8 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Unavailable
 from nightshift.config.train_toml import read_source
 from nightshift.errors import ExitCode, UsageError
+from nightshift.executors.process import end_leftovers
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
-from nightshift.experiment.bench import sweep
 from nightshift.experiment.branch import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
 from nightshift.night.loop import Night, undecided
@@ -58,7 +58,7 @@ def night(
     ledger, notifier = Ledger(root), Notifier(notify, reporter.note)
     with notifier.running(), ledger.lock():
         old = load(ledger)
-        sweep(root, reporter.note)  # first of all: processes that were left may still write
+        end_leftovers(root, reporter.note)  # first of all: processes that were left may still write
         end_earlier(Clone(Repo(root)), reporter.note)
         controller, proposer, direction = open_night(root, request, reporter, branch)
         for warning in controller.bench.warnings():
@@ -138,7 +138,7 @@ def stop_night(root: Path) -> str:
     """End a night that has no controller any more, and its jobs in SLURM. Returns what was done, in lines."""
     ledger, notes = Ledger(root), list[str]()
     with ledger.lock():
-        sweep(root, notes.append)
+        end_leftovers(root, notes.append)
         end_earlier(Clone(Repo(root)), notes.append)
         end_jobs(ledger, notes.append)
         resume(ledger, Repo(root), notes.append)

@@ -73,7 +73,7 @@ def test_a_run_without_a_result_shows_the_last_lines_of_its_worker(root: Path) -
     worker.kill()
     code, stdout, stderr = finish(process)
     assert code == 1
-    assert "the worker ended without a result: killed by SIGKILL" in stdout
+    assert "the worker returned no result: killed by SIGKILL" in stdout
     title, *lines = stderr[stderr.index("--- last") :].splitlines()
     assert title == "--- last lines of runs/0001/worker.log"
     assert lines == [*(f"  line {number}" for number in range(86, 99)), "  eval_score: 1.0", "  ---"]

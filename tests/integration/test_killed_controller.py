@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from nightshift.campaign.records import Failure
-from nightshift.executors import leftovers as module
-from nightshift.executors.leftovers import CHECKOUT_NAME, digest_of, end_leftovers
+from nightshift.executors import process as module
+from nightshift.executors.process import CHECKOUT_NAME, digest_of, end_leftovers
 from nightshift.executors.watchdog import is_alive
 from tests.integration.test_commands import start as start_experiment
 from tests.night_checkout import (
@@ -113,7 +113,7 @@ STUBBORN = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(f
 def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., psutil.Process]]:
     """A process in a session of its own, without a terminal."""
     monkeypatch.setattr(module, "_checkout", "")
-    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "LEFTOVERS_GRACE_SECONDS", 0.1)
     started = []
 
     def make(env: dict[str, str] | None = None, code: str = STUBBORN) -> psutil.Process:

@@ -155,7 +155,7 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(max_steps, ex
     self._trainer, self._policy = trainer, copy.deepcopy(trainer.model)
     self._traces, self._send = {"x": None}, events.append
     for step in expected:
-        self.obey({"command": "load_step", "step": step})
+        self.load_step(step)
         pairs = zip(self._policy.parameters(), seen[step - 1], strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
         assert not torch.equal(next(self._policy.parameters()), seen[-1][0])
@@ -209,7 +209,7 @@ def test_a_chat_goes_on_in_the_tokens_that_were_traces_and_an_example_is_part_of
         roles = ("user", "assistant") * len(chat)
         prompt = [{"role": role, "content": text} for role, text in zip(roles, chat, strict=False)]
         limits = {"max_completion_tokens": 4, "temperature": 0, "batch_size": 8}
-        self._complete({"prompts": [prompt, prompt], **limits})
+        self.complete([prompt, prompt], **limits)
         return seen[-1]
 
     shots = ("2 + 1?", "3", "2 + 2?")

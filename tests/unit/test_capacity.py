@@ -11,7 +11,7 @@ import pytest
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.executors import capacity as module
 from nightshift.executors.capacity import Capacity, capacity
-from nightshift.executors.slots import divide, own_cores, physical_cores
+from nightshift.executors.local import divide, own_cores, physical_cores
 from tests.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).parents[2]

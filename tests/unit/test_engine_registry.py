@@ -50,11 +50,8 @@ def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path
     started: list[dict[str, str]] = []
 
     class Session:
-        def __init__(self, trainer: Path, spec: Path, run_dir: Path, environment: dict[str, str], deadline: float):
+        def __init__(self, trainer: Path, run_dir: Path, environment: dict[str, str], *seconds: float) -> None:
             started.append(environment)
-
-        def wait_until_ready(self, seconds: float) -> None:
-            """It is."""
 
     monkeypatch.setattr("nightshift.engines.trl.engine.TrlSession", Session)
     engine = open_engine(rules, ROOT, {"CUDA_VISIBLE_DEVICES": "0,1"}, gpus)

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,15 +100,12 @@ def test_beside_the_weights_is_nothing_that_names_code(ledger: Ledger, tmp_path:
 def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(ledger, tmp_path, monkeypatch):
     target = tmp_path / "out"
     target.mkdir()
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    left, living = (tmp_path / f".out.{pid}.{'0' * 16}.tmp" for pid in (dead.pid, os.getpid()))
-    left.mkdir()
-    living.mkdir()
+    (tmp_path / ".out.tmp" / "half").mkdir(parents=True)
     monkeypatch.chdir(target)
     exported(ledger, Path())
     assert (target / "model.safetensors").is_file()
-    assert (left.exists(), living.exists()) == (False, True)
+    assert not (target / "half").exists()
+    assert not (tmp_path / ".out.tmp").exists()
 
 
 def test_weights_that_are_gone_are_told(ledger: Ledger, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, UsageError
-from nightshift.executors.slots import Slot, divide
+from nightshift.executors.local import Slot, divide
 from nightshift.experiment.experiment import Controller
 from nightshift.night import loop
 from nightshift.night.loop import Night

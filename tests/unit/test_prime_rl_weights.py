@@ -14,13 +14,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.metrics import MAX_TEXT, sample_rollouts
 from nightshift.engines.prime_rl.remains import clean, sweep
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
-from nightshift.experiment import bench
 from nightshift.files import write_json
-from tests.rules import GSM8K_PRIME_RL
+from tests.rules import GSM8K_PRIME_RL, ROOT
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
 
@@ -319,7 +319,9 @@ def left(folder: Path, attempt: str = ".") -> list[str]:
 @pytest.mark.parametrize(("place", "attempt"), [("0001", "."), ("0001", "incumbent"), ("certify/0001/a-7", ".")])
 def test_the_next_start_deletes_what_a_kill_left(tmp_path: Path, place: str, attempt: str) -> None:
     folder = make_run(tmp_path / "runs" / place, attempt=attempt)
-    bench.sweep(tmp_path, print)
+    engine = PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {})
+    engine.root = tmp_path
+    engine.prepare_at_start(print)
     assert left(folder, attempt) == LIGHT
 
 

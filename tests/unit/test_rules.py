@@ -197,7 +197,7 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
             'environments = ["gsm8k"]\nmodel = "models/mixed-base"',
             "cannot answer them there. Write environments = [] for",
         ),
-        (None, "rules.toml: [Errno 2] No such file"),
+        (None, "rules.toml cannot be read: No such file or directory. Restore it: git checkout rules.toml"),
     ],
 )
 def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected: str) -> None:

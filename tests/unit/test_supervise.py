@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from nightshift.errors import EngineError, Interrupted
-from nightshift.executors import leftovers
+from nightshift.executors import process as processes
 from nightshift.executors.process import Child, ProcessGroup, engine_environment, interruptible
 from nightshift.executors.watchdog import ProcessTree, is_alive
 from tests.checkouts import ROOT
@@ -308,7 +308,7 @@ LOOK = """
 import fcntl, termios
 for _ in range(2):
     supervise._keep_watchdog()
-    while any(fcntl.ioctl(supervise._watchdog._stdin, termios.FIONREAD, bytes(4))): time.sleep(0.01)
+    while any(fcntl.ioctl(supervise._watchdog.stdin, termios.FIONREAD, bytes(4))): time.sleep(0.01)
 Path('looked').touch()
 """
 CHILD_IS_UP = "while not Path('child').exists(): time.sleep(0.01)\n"
@@ -480,7 +480,7 @@ def output_of(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def test_child_sees_neither_secrets_nor_what_injects_code(make_group, output_of, monkeypatch):
-    monkeypatch.setattr(leftovers, "_checkout", "")  # another test of this process may have been a controller
+    monkeypatch.setattr(processes, "_checkout", "")  # another test of this process may have been a controller
     secrets = dict.fromkeys(SECRETS.split(), "leaked")
     passed = {"PATH": os.environ["PATH"], "HOME": "/home/x", "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "2"}
     group = make_group()

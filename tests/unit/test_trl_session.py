@@ -39,9 +39,8 @@ class Start:
         trainer = self.folder / "trainer.py"
         trainer.write_text(source)
         environment = engine_environment(os.environ, {})
-        session = TrlSession([str(trainer)], self.folder / "spec.json", self.folder, environment, math.inf)
+        session = TrlSession([str(trainer)], self.folder, environment, math.inf, math.inf)
         self.sessions.append(session)
-        session.wait_until_ready(math.inf)
         return session
 
 
@@ -84,9 +83,9 @@ def test_a_trainer_that_is_gone_or_deaf_is_one_error(start: Start, end: str) -> 
 def test_a_trainer_that_does_not_listen_meets_the_deadline(start: Start) -> None:
     session = start(READY + "time.sleep(600)\n")
     session._deadline = time.monotonic() + 0.2
-    with pytest.raises(EngineError, match="did not take complete before the deadline"):
+    with pytest.raises(EngineError, match="the trainer did not finish complete before the deadline"):
         complete(session)
-    assert session.train(1.0, lambda reading: None).outcome is Outcome.CRASHED
+    assert session.train(1.0, lambda reading: None).outcome is Outcome.DEADLINE
 
 
 @pytest.mark.parametrize(("more", "failure"), [("", Failure.TRAINING), (", 'is_machinery': True", Failure.MACHINERY)])

@@ -18,6 +18,7 @@ from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags
 from nightshift.engines.downloads import changes, prepare_data, prepare_model
+from nightshift.engines.prime_rl import remains
 from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.diagnose import PortTaken
 from nightshift.engines.prime_rl.install import (
@@ -106,6 +107,10 @@ class PrimeRlEngine(Engine):
             mark.write_text(line + "\n")
         if flags.prime_rl is not None:
             note(f"for run.py: export {ENV_VAR}={installation.root}")
+
+    def prepare_at_start(self, note: Note) -> None:
+        """Delete the weights and rollouts that killed workers left."""
+        remains.sweep(self.root / "runs")
 
     def doctor(self) -> list[Check]:
         """Check the GPUs and their state, then each part of the installation."""

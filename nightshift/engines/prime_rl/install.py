@@ -286,7 +286,7 @@ def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Pa
     env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
     if shutil.which(argv[0], path=env.get("PATH")) is None:
         raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.")
-    group = ProcessGroup(f"install-{uuid.uuid4().hex}", _GRACE_SECONDS)
+    group = ProcessGroup("install", _GRACE_SECONDS)
     try:
         child = group.start(command, argv, log_path=log_path, env=env, cwd=log_path.parent)
         with waiting(lambda: " ".join(child.tail(1)) or command):

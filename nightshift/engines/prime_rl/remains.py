@@ -1,7 +1,7 @@
 """Deletes what is heavy in the folders of runs: weights that prime-rl published, and rollouts. 1 to 3 GB a run on GPUs.
 
-A session deletes its own at its end. What a killed worker left is deleted after its run, or at the next start in the
-checkout.
+A session deletes its own at its end. What a killed worker left is deleted after its run, or at the next start with
+this engine in the checkout.
 """
 
 import shutil

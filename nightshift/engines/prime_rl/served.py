@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import uuid
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -199,7 +198,7 @@ def read_logprobs(
     """
     # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
     variables = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
-    group = ProcessGroup(f"reader-{uuid.uuid4().hex}", GRACE_SECONDS)
+    group = ProcessGroup("reader", GRACE_SECONDS)
     try:
         child = group.start(
             "reader",

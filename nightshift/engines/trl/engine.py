@@ -118,14 +118,12 @@ class TrlEngine(Engine):
 
     def check(self) -> list[str]:
         """Return the problems of the GPU and of the base model, each with its fix."""
-        problems = list[EngineError]()
+        problems = list[EngineError | None]()
         try:
             problems += gpu_problems([self._gpu()]) if self._cuda else []
         except EngineError as error:
             problems.append(error)
-        if problem := local_problem(self.rules, self.root):
-            problems.append(problem)
-        return [str(problem) for problem in problems]
+        return [str(problem) for problem in (*problems, local_problem(self.rules, self.root)) if problem]
 
     def hardware(self) -> str:
         """Return `cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
@@ -154,7 +152,6 @@ class TrlEngine(Engine):
         Raises ConfigError for an optimizer, schedule or algorithm that TRL cannot express.
         """
         settings: dict[str, Any] = {name: config.get(path) for name, path in _SETTINGS.items()}
-        unused = {path for path in config.values if not uses(self.name, path)}
         for name, table in _TABLES.items():
             keys = [key for key in KEYS if key.table == table and uses(self.name, key.path)]
             settings[name] = {key.leaf: config.get(key.path) for key in keys if key.path in config.resolved}
@@ -170,19 +167,21 @@ class TrlEngine(Engine):
             "opponent": opponent(config, self.rules),
         }
         settings |= {name: value for name, value in examples.items() if value}
-        without_effect = [f"{table}." for name, table in _OF_EXAMPLES.items() if name not in settings]
-        unused |= {path for path in config.values if path.startswith(tuple(without_effect))}
-        scale, scaled = self.rules.learning_rate_scale, []
-        for name, leaf in (("optimizer", "lr"), ("scheduler", "min_lr")):
-            if rate := settings[name].get(leaf):
-                settings[name][leaf] = rate * scale
-                times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
-                scaled += [f"{_TABLES[name]}.{leaf} {times} on this model"] if scale != 1 else []
-        cap = self.rules.max_completion_tokens
-        if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
+        unused_tables = tuple(f"{table}." for name, table in _OF_EXAMPLES.items() if name not in settings)
+        unused = {path for path in config.resolved if not uses(self.name, path) or path.startswith(unused_tables)}
+        cap, length = self.rules.max_completion_tokens, settings["max_completion_tokens"]
+        if length is None or length >= cap:  # any value up there means the same
             settings["max_completion_tokens"] = cap
             unused.add(_SETTINGS["max_completion_tokens"])
-        return Effective(settings, tuple(path for path in config.values if path in unused), tuple(scaled))
+        scale, scaled = self.rules.learning_rate_scale, []
+        for name, leaf in (("optimizer", "lr"), ("scheduler", "min_lr")):
+            rate = settings[name].get(leaf)
+            if rate and scale != 1:
+                settings[name][leaf] = rate * scale
+                times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
+                scaled.append(f"{_TABLES[name]}.{leaf} {times} on this model")
+        in_file = tuple(path for path in config.values if path in unused)
+        return Effective(settings, in_file, frozenset(unused), tuple(scaled))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """Return the trainer's command line, the fields of its spec.json, and what is missing here."""
@@ -197,18 +196,12 @@ class TrlEngine(Engine):
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
-        spec_path = run_dir / "spec.json"
-        write_json(spec_path, self.spec(settings, seed, run_dir))
+        write_json(run_dir / "spec.json", self.spec(settings, seed, run_dir))
         variables = dict(_OFFLINE)
         if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
-        session = TrlSession(self._trainer, spec_path, run_dir, python_environment(self._environ, variables), deadline)
-        try:
-            session.wait_until_ready(self.rules.startup_seconds)
-        except BaseException:
-            session.close()
-            raise
-        return session
+        environment = python_environment(self._environ, variables)
+        return TrlSession(self._trainer, run_dir, environment, deadline, self.rules.startup_seconds)
 
     def _gpu(self) -> Gpu:
         """Return the GPU that trains. EngineError if there is none."""

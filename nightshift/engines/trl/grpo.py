@@ -17,6 +17,7 @@ import resource
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -97,8 +98,7 @@ def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr:
         return ConstantLR(optimizer, factor=1.0)
     warmup_steps, min_lr = settings["warmup_steps"], settings["min_lr"]
     lowest = min_lr / lr if min_lr > 0 else 1e-8
-    phases: list[LRScheduler] = []
-    milestones: list[int] = []
+    phases, milestones = list[LRScheduler](), list[int]()
     if warmup_steps > 0:
         phases.append(LinearLR(optimizer, start_factor=lowest, end_factor=1.0, total_iters=warmup_steps))
         milestones.append(warmup_steps)
@@ -145,12 +145,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             for environment, examples, share in zip(environments, sets, shares, strict=True)
             for example in itertools.islice(itertools.cycle(examples), max(round(total * share), 1))
         ]
-        prompts = [
-            tokenizer.apply_chat_template(
-                environment.episode(example).ask(), tokenize=False, add_generation_prompt=True
-            )
-            for environment, example in self._set
-        ]
+        chats = [environment.episode(example).ask() for environment, example in self._set]
+        prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
         self._prompt_ids: dict[str, list[int]] = dict(zip(prompts, tokenizer(prompts)["input_ids"], strict=True))
         longest = max(map(len, self._prompt_ids.values()))
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
@@ -204,20 +200,20 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         """Train until the budget ends or max_steps is reached. Return the fields of the `trained` event."""
         began = time.monotonic()
         self._started = self._last_row = self._clock()
-        self._ends = self._started + budget_seconds
-        try:
+        self._ends, outcome = self._started + budget_seconds, "budget"
+        with suppress(_BudgetEnd):
             # Made here and held open: nothing that others put in its place later is written to.
             with self._metrics_path.open("x", buffering=1) as self._metrics_file:
                 self.train()
-            outcome = "finished" if self.state.global_step == self._settings["max_steps"] else "budget"
-        except _BudgetEnd:
-            outcome = "budget"
+            if self.state.global_step == self._settings["max_steps"]:
+                outcome = "finished"
         for scorer in self._scorers:
             scorer.close()
         lines = [json.dumps(rollout) + "\n" for rollout in self._rollouts]
         self._metrics_path.with_name("rollouts.jsonl").write_text("".join(lines))
-        is_cuda, usage = self.model.device.type == "cuda", resource.getrusage(resource.RUSAGE_SELF)
-        num_bytes = torch.cuda.max_memory_allocated() if is_cuda else 1024 * usage.ru_maxrss
+        num_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if self.model.device.type == "cuda":
+            num_bytes = torch.cuda.max_memory_allocated()
         return {
             "outcome": outcome,
             "num_steps": self.state.global_step,

@@ -60,18 +60,27 @@ class Qwen2:
     def read(self, ids: Tensor, is_real: Tensor) -> list[Tensor]:
         """Return keys and values (u, p, 2 * kv heads, size) of each layer, 0 at padding, of prompts (u, p)."""
         length = ids.shape[1]
-        positions = torch.arange(length, device=ids.device).expand_as(ids)[is_real]
         causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         # Padding sees itself: a softmax over nothing has no gradient.
         mask = causal & is_real[:, None] | torch.eye(length, dtype=torch.bool, device=ids.device)
+        return self.forward(ids, is_real, mask, 0)[0]
+
+    def forward(
+        self, ids: Tensor, is_real: Tensor, mask: Tensor, start: int, before: Sequence[Tensor] = ()
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return keys and values of each layer, and packed tokens after the last layer, of ids (rows, n) at positions
+        from `start` on. `before`: keys and values of each layer before them; without these the last layer is not
+        finished. `mask`: as in `attend`."""
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)[is_real]
         hidden, by_layer = self.embed(ids[is_real]), list[Tensor]()
-        for weights in self.layers:
+        for index, weights in enumerate(self.layers):
             queries, pairs = self.heads(weights, hidden, positions)
             by_layer.append(padded(pairs, is_real))
-            if len(by_layer) < len(self.layers):
-                attended = self.attend(padded(queries, is_real), by_layer[-1], mask)[is_real]
+            if before or index + 1 < len(self.layers):
+                seen = torch.cat([before[index], by_layer[-1]], dim=1) if before else by_layer[-1]
+                attended = self.attend(padded(queries, is_real), seen, mask)[is_real]
                 hidden = self.rest(weights, hidden, attended)
-        return by_layer
+        return by_layer, hidden
 
     def attend(self, queries: Tensor, pairs: Tensor, mask: Tensor) -> Tensor:
         """Return (rows, n, heads * size) from queries (rows, n, heads, size), keys and values (rows, m, 2 * kv heads,
@@ -125,16 +134,10 @@ def log_probs_and_entropies(
         prefixes, owner = torch.unique(real, dim=0, return_inverse=True)
     is_prefix = prefixes >= 0
     qwen2 = Qwen2(model, ids.shape[1] - 1)
-    read = qwen2.read(prefixes, is_prefix)
+    before = [pairs[owner] for pairs in qwen2.read(prefixes, is_prefix)]
     causal = torch.ones(n, n, dtype=torch.bool).tril()
     seen = torch.cat([is_prefix[owner][:, None].expand(-1, n, -1), causal.expand(len(ids), -1, -1)], dim=2)
-    positions = torch.arange(num_prefix, num_prefix + n).expand_as(is_read)[is_read]
-    hidden = qwen2.embed(ids[:, num_prefix:-1][is_read])
-    for weights, before in zip(qwen2.layers, read, strict=True):
-        queries, pairs = qwen2.heads(weights, hidden, positions)
-        everything = torch.cat([before[owner], padded(pairs, is_read)], dim=1)
-        attended = qwen2.attend(padded(queries, is_read), everything, seen)[is_read]
-        hidden = qwen2.rest(weights, hidden, attended)
+    _, hidden = qwen2.forward(ids[:, num_prefix:-1], is_read, seen, num_prefix, before)
     all_log_probs = (qwen2.logits(hidden[is_trained[is_read]]) / temperature).log_softmax(-1)
     log_probs = all_log_probs.gather(1, ids[:, num_prefix + 1 :][is_trained][:, None])[:, 0]
     with torch.no_grad():
@@ -177,7 +180,11 @@ def sample(
             kept = alive.nonzero().squeeze(1)
             rows, chosen, alive = rows[kept], chosen[kept], alive[kept]
             decoder.keep(kept)
-    return [_cut(row, end_ids) for row in tokens.tolist()]
+    samples = []
+    for row in tokens.tolist():  # a finished row goes on until the batch is compacted
+        length = next((position for position, token in enumerate(row, 1) if token in end_ids), None)
+        samples.append(Sample(row[:length], truncated=length is None))
+    return samples
 
 
 class _Decoder:
@@ -229,12 +236,6 @@ def _with_room(tensor: Tensor, repeats: int, capacity: int) -> Tensor:
     buffer = tensor.new_empty(rows, repeats, heads, capacity, size)
     buffer[:, :, :, :length] = tensor[:, None]
     return buffer.flatten(0, 1)
-
-
-def _cut(row: list[int], end_ids: set[int]) -> Sample:
-    """Return the tokens up to the first end: a finished row may go on until the batch is compacted."""
-    length = next((position for position, token in enumerate(row, 1) if token in end_ids), None)
-    return Sample(row[:length], truncated=length is None)
 
 
 def _choose(logits: Tensor, temperature: float) -> Tensor:

@@ -1,14 +1,13 @@
 """One run of the trl engine: commands to the trainer and its events, as JSON lines over its pipes."""
 
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -77,72 +76,77 @@ class Failed(Event, tag="error"):
     is_machinery: bool = False  # an environment that cannot score is no config's fault
 
 
+E = TypeVar("E", bound=Event)
 _EVENTS = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
+
+
+class _Late(EngineError):
+    """The deadline of the run passed."""
 
 
 class TrlSession:
     """One trainer process, from start-up to its last completion."""
 
     def __init__(
-        self, trainer: Sequence[str], spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
+        self, trainer: Sequence[str], run_dir: Path, environ: Mapping[str, str], deadline: float, startup_seconds: float
     ) -> None:
-        """`deadline` is on the clock of time.monotonic."""
-        self._run_dir, self._deadline = run_dir, deadline
+        """Start the trainer, which reads run_dir/spec.json, and wait until it is ready. EngineError if it does not come
+        up in time. `deadline` is on the clock of time.monotonic."""
+        self._run_dir, self._deadline = run_dir, min(deadline, time.monotonic() + startup_seconds)
         self._num_steps = 0
         self.earlier: dict[int, Callable[[], None]] = {}
-        self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
-        argv = python_command(*trainer, str(spec_path))
+        self._group = ProcessGroup(run_dir.parent.name, GRACE_SECONDS)
+        command, log = python_command(*trainer, str(run_dir / "spec.json")), run_dir / LOG_NAME
         self._trainer = self._group.start(
-            "trainer", argv, log_path=run_dir / LOG_NAME, env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
+            "trainer", command, log_path=log, env=environ, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
         self._pipes = Pipes(self._group, self._trainer)
-
-    def wait_until_ready(self, startup_seconds: float) -> None:
-        """Raise EngineError with the trainer's last words if it does not come up in time."""
-        event = self._next_event(min(self._deadline, time.monotonic() + startup_seconds))
-        if not isinstance(event, Ready):
-            cause = event.cause if isinstance(event, Failed) else f"it was not ready after {startup_seconds:g} s"
-            raise EngineError(f"the trainer failed to start: {cause}{self._last_words()}", log=LOG_NAME)
+        try:
+            self._ask("start", Ready)
+        except BaseException:
+            self.close()
+            raise
+        self._deadline = deadline
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, or until `progress` raises NoGradient. The trainer keeps the budget's clock,
         this process the deadline."""
         num_with = num_without = 0  # steps with a gradient, and those without since then
         is_ended = False  # by NoGradient: the trainer was asked to stop, as at the end of the budget
+
+        def see(event: Event) -> None:
+            nonlocal num_with, num_without, is_ended
+            if not isinstance(event, StepEnded):
+                return
+            self._num_steps = event.step
+            step = Step(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
+            num_with += step.has_gradient is True
+            num_without = num_without + 1 if step.has_gradient is False else 0
+            reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
+            try:
+                progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
+            except NoGradient:
+                if not is_ended:
+                    self._pipes.send(b'{"command": "stop"}', self._deadline)
+                is_ended = True
+
         try:
-            self._send({"command": "train", "budget_seconds": budget_seconds})
-            while (event := self._next_event(self._deadline)) is not None:
-                match event:
-                    case Trained():
-                        self.earlier = {step: partial(self._load_step, step) for step in event.earlier_steps}
-                        is_early = is_ended and event.outcome == "budget"
-                        outcome = Outcome.NO_GRADIENT if is_early else Outcome(event.outcome)
-                        measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
-                        return Training(outcome, event.num_steps, *measured)
-                    case Failed():
-                        failure = Failure.MACHINERY if event.is_machinery else Failure.TRAINING
-                        return self._failed(Outcome.CRASHED, event.cause, failure, LOG_NAME)
-                    case StepEnded():
-                        self._num_steps = event.step
-                        step = Step(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
-                        num_with += step.has_gradient is True
-                        num_without = num_without + 1 if step.has_gradient is False else 0
-                        reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
-                        try:
-                            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
-                        except NoGradient:
-                            if not is_ended:
-                                self._send({"command": "stop"})
-                            is_ended = True
+            trained = self._ask("train", Trained, see, budget_seconds=budget_seconds)
+        except _Late:
+            cause = f"no end of training before the deadline of the run, after step {self._num_steps}"
+            return Training(Outcome.DEADLINE, self._num_steps, cause=cause, failure=Failure.TRAINING)
         except EngineError as error:
-            return self._failed(Outcome.CRASHED, str(error), Failure.MACHINERY, error.log)
-        cause = f"no end of training before the deadline of the run, after step {self._num_steps}"
-        return self._failed(Outcome.DEADLINE, cause, Failure.TRAINING)
+            failure = Failure.TRAINING if error.is_config_fault else Failure.MACHINERY
+            return Training(Outcome.CRASHED, self._num_steps, cause=str(error), failure=failure, log=error.log)
+        self.earlier = {step: partial(self._load_step, step) for step in trained.earlier_steps}
+        outcome = Outcome.NO_GRADIENT if is_ended and trained.outcome == "budget" else Outcome(trained.outcome)
+        measured = (trained.training_seconds, trained.reward_mean, trained.peak_memory_gb)
+        return Training(outcome, trained.num_steps, *measured)
 
     def load_final_weights(self) -> Weights:
         """Have the trainer write its final policy and load what completes from that very file."""
-        events = self._events({"command": "load_final_weights"})
-        return next(Weights(event.step, event.sha256) for event in events if isinstance(event, FinalWeights))
+        weights = self._ask("load_final_weights", FinalWeights)
+        return Weights(weights.step, weights.sha256)
 
     def complete(self, prompts: Sequence[Chat], decoding: Decoding, progress: ProgressCallback) -> list[Completion]:
         """Return completions in the order of the prompts. EngineError if the trainer fails or the deadline passes.
@@ -150,12 +154,13 @@ class TrlSession:
         Prompts and answers go through the pipes only: those of a test split must not lie anywhere below runs/.
         """
         completions: list[Completion] = []
-        for event in self._events({"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}):
-            if isinstance(event, Completed):
-                break
+
+        def see(event: Event) -> None:
             if isinstance(event, Completions):
-                completions += event.completions
+                completions.extend(event.completions)
                 progress(Progress(Phase.EVALUATING, self._num_steps, num_done=len(completions)))
+
+        self._ask("complete", Completed, see, prompts=prompts, **msgspec.to_builtins(decoding))
         return completions
 
     def close(self) -> None:
@@ -164,47 +169,31 @@ class TrlSession:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
     def _load_step(self, step: int) -> None:
-        next(event for event in self._events({"command": "load_step", "step": step}) if isinstance(event, Completed))
+        self._ask("load_step", Completed, step=step)
 
-    def _events(self, command: Mapping[str, Any]) -> Iterator[Event]:
-        """Send a command. Yield what the trainer sends from then on, until it fails or the deadline passes."""
-        self._send(command)
-        while (event := self._next_event(self._deadline)) is not None:
-            if isinstance(event, Failed):
-                raise EngineError(f"{command['command']} failed: {event.cause}", log=LOG_NAME)
-            yield event
-        raise EngineError(f"no answer to {command['command']} before the deadline of the run")
+    def _ask(self, command: str, kind: type[E], see: Callable[[Event], None] = lambda event: None, **fields: Any) -> E:
+        """Send a command ("start" needs none). Show its events to `see` up to the one of this kind; return that one.
 
-    def _send(self, command: Mapping[str, Any]) -> None:
+        EngineError if the trainer fails, is gone, says anything else or nothing until the deadline.
+        """
         try:
-            self._pipes.send(msgspec.json.encode(command), self._deadline)
+            if command != "start":
+                self._pipes.send(msgspec.json.encode({"command": command, **fields}), self._deadline)
+            while True:
+                line = self._pipes.receive(self._deadline)
+                event = cast(Event, parse_json(line, _EVENTS))  # type: ignore[arg-type]  # a union
+                if isinstance(event, kind):
+                    return event
+                if isinstance(event, Failed):
+                    is_config_fault = command == "train" and not event.is_machinery
+                    raise EngineError(event.cause, is_config_fault=is_config_fault, log=LOG_NAME)
+                see(event)
         except TimeoutError:
-            cause = f"the trainer did not take {command['command']} before the deadline of the run"
-            raise EngineError(cause) from None
+            raise _Late(f"the trainer did not finish {command} before the deadline") from None
         except BrokenPipeError:
-            raise self._death() from None
-
-    def _next_event(self, deadline: float) -> Event | None:
-        """Return the trainer's next event; None once the deadline has passed. EngineError for a line that is no event,
-        and if the trainer is gone."""
-        try:
-            line = self._pipes.receive(deadline)
-            return cast(Event, parse_json(line, _EVENTS))  # type: ignore[arg-type]  # a union
-        except TimeoutError:
-            return None
-        except BrokenPipeError:
-            raise self._death() from None
+            with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
+                self._trainer.wait(GRACE_SECONDS)
+            cause = f"the trainer is gone: {self._trainer.exit_cause()}"
+            raise EngineError("; last in its log: ".join([cause, *self._trainer.tail(1)]), log=LOG_NAME) from None
         except ValueError as error:
             raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
-
-    def _death(self) -> EngineError:
-        with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
-            self._trainer.wait(GRACE_SECONDS)
-        return EngineError(f"the trainer is gone: {self._trainer.exit_cause()}{self._last_words()}", log=LOG_NAME)
-
-    def _failed(self, outcome: Outcome, cause: str, failure: Failure, log: str | None = None) -> Training:
-        return Training(outcome, self._num_steps, cause=cause, failure=failure, log=log)
-
-    def _last_words(self) -> str:
-        lines = self._trainer.tail(3)
-        return f"; last in {self._trainer.log_path.name}: {' | '.join(lines)}" if lines else ""

@@ -17,21 +17,27 @@ import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 def main() -> int:
     """Take over the pipes, get ready, obey. Return the exit code."""
     # Libraries may print to stdout while they are imported, so it becomes the log before anything else.
-    send = partial(_send, os.fdopen(os.dup(1), "w", buffering=1))
+    events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+
+    def send(event: Mapping[str, Any]) -> None:
+        events.write(json.dumps(event, allow_nan=False) + "\n")
+
     gc.disable()  # imports make little garbage, and looking for it took a quarter of the start
     try:
         trainer = Trainer(json.loads(Path(sys.argv[1]).read_text()), send)
         gc.freeze()
         gc.enable()
         for line in sys.stdin.buffer:
-            trainer.obey(json.loads(line))
+            command = json.loads(line)
+            if (name := command.pop("command")) != "stop":  # which ends a training by its arrival
+                getattr(trainer, name)(**command)
     except Exception as error:
         traceback.print_exc()
         cause = " ".join(str(error).split()) or type(error).__name__
@@ -41,12 +47,8 @@ def main() -> int:
     return 0
 
 
-def _send(events: TextIO, event: Mapping[str, Any]) -> None:
-    events.write(json.dumps(event, allow_nan=False) + "\n")
-
-
 class Trainer:
-    """A policy with its trainer; one method a command."""
+    """A policy with its trainer. Each public method is a command, which it carries out up to its last event."""
 
     def __init__(self, spec: Mapping[str, Any], send: Any) -> None:
         import msgspec
@@ -75,65 +77,49 @@ class Trainer:
         self._trainer.is_stopped = lambda: bool(select.select([0], [], [], 0)[0])  # a command came, or stdin was closed
         send({"event": "ready"})
 
-    def obey(self, command: Mapping[str, Any]) -> None:
-        """Carry out one command up to its last event. `stop` does no more than end a training by its arrival."""
-        match command:
-            case {"command": "train", "budget_seconds": budget_seconds}:
-                fields = self._trainer.train_for(budget_seconds)
-                self._send({"event": "trained", **fields})
-            case {"command": "load_final_weights"}:
-                self._load_final_weights()
-            case {"command": "load_step", "step": step}:
-                self._load_step(step)
-            case {"command": "complete"}:
-                self._complete(command)
+    def train(self, budget_seconds: float) -> None:
+        self._send({"event": "trained", **self._trainer.train_for(budget_seconds)})
 
-    def _load_final_weights(self) -> None:
-        """Save the policy as a complete Hugging Face folder or not at all, then complete with what the file holds."""
-        from nightshift.files import apply_umask, sync_folder
+    def load_final_weights(self) -> None:
+        """Save the policy as a Hugging Face folder, then complete with what the file holds."""
+        from nightshift.files import apply_umask
 
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
         if not all(parameter.isfinite().all() for parameter in model.parameters()):
             raise ValueError(f"the weights after step {step} are not finite")
         final = Path(self._spec["weights_dir"])
-        unfinished = final.with_name(f"{final.name}.partial")
-        unfinished.mkdir()  # no link to another place
-        model.save_pretrained(unfinished, max_shard_size="1TB")
-        self._tokenizer.save_pretrained(unfinished)
-        apply_umask(unfinished)
-        sync_folder(unfinished / "model.safetensors")
-        sync_folder(unfinished)
         shutil.rmtree(final, ignore_errors=True)
-        unfinished.rename(final)
-        sync_folder(final.parent)
+        final.mkdir()  # no link to another place
+        model.save_pretrained(final, max_shard_size="1TB")
+        self._tokenizer.save_pretrained(final)
+        apply_umask(final)
         self._policy, self._traces = self._load(final).to(self._spec["device"]), {}
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._send({"event": "weights", "step": step, "sha256": digest})
 
-    def _load_step(self, step: int) -> None:
+    def load_step(self, step: int) -> None:
         for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):
             parameter.data.copy_(kept)
         self._traces = {}
         self._send({"event": "completed"})
 
-    def _complete(self, command: Mapping[str, Any]) -> None:
+    def complete(self, prompts: list[Any], max_completion_tokens: int, temperature: float, batch_size: int) -> None:
         """Send one completion a prompt, in order, a batch an event."""
         from nightshift.engines.trl.sampler import sample
         from nightshift.engines.trl.selfplay import Trace
 
         # A chat that goes on goes on in the tokens that were said, as in training.
-        chats = command["prompts"]
-        traces = [copy.deepcopy(self._traces.get(str(chat[:-1]))) or Trace() for chat in chats]
-        ids = [trace.hear(chat, self._tokenizer) for trace, chat in zip(traces, chats, strict=True)]
-        limits = (command["max_completion_tokens"], command["temperature"], set(self._trainer.eos_token_ids))
+        traces = [copy.deepcopy(self._traces.get(str(chat[:-1]))) or Trace() for chat in prompts]
+        ids = [trace.hear(chat, self._tokenizer) for trace, chat in zip(traces, prompts, strict=True)]
+        ends = set(self._trainer.eos_token_ids)
         self._policy.eval()
-        for start in range(0, len(ids), command["batch_size"]):
-            batch = slice(start, start + command["batch_size"])
+        for start in range(0, len(ids), batch_size):
+            batch = slice(start, start + batch_size)
             with self._trainer.accelerator.autocast():
-                samples = sample(self._policy, ids[batch], 1, *limits)
+                samples = sample(self._policy, ids[batch], 1, max_completion_tokens, temperature, ends)
             completions = []
-            for chat, trace, one in zip(chats[batch], traces[batch], samples, strict=True):
+            for chat, trace, one in zip(prompts[batch], traces[batch], samples, strict=True):
                 text = trace.say(one, self._tokenizer)
                 self._traces[str([*chat, {"role": "assistant", "content": text}])] = trace
                 completions.append({"text": text, "num_tokens": len(one.ids), "truncated": one.truncated})
