@@ -10,6 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from nightshift.campaign.metrics import Step, read_steps
 from nightshift.campaign.records import Evaluation, Outcome, Result, Training, Weights, packed
@@ -242,7 +243,7 @@ def test_a_cut_names_the_limit_that_was_in_force(written: int | None, limit: str
 
 def test_truncation_at_evaluation_alone_is_told() -> None:
     evaluation = Evaluation(0.5, 0.01, packed((1.0, 0.0)), "e", 0.2, 12.5, Weights(40, "f"), 3.0)
-    conditions = replace(USUAL, run=replace(USUAL.run, evaluation=evaluation))
+    conditions = replace(USUAL, run=structs.replace(USUAL.run, evaluation=evaluation))
     assert "20% at evaluation" in found(healthy(4, 100), "cut: ", conditions).text
     assert "at evaluation" not in text(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
 
