@@ -28,9 +28,7 @@ from recorded import NIGHTS, rules, runs
 from sklearn.ensemble import RandomForestRegressor
 
 from nightshift.agents.base import Context
-from nightshift.agents.search import SearchProposer
-from nightshift.agents.space import DECAY, STEPS, WARMUP, SearchSpace
-from nightshift.agents.throughput import Throughput
+from nightshift.agents.search import DECAY, STEPS, WARMUP, SearchProposer, SearchSpace, Throughput
 from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.posterior import measuring_run, next_stage
@@ -96,7 +94,7 @@ def throughput() -> Throughput:
 @cache
 def space() -> SearchSpace:
     """The space of the emulator's inputs: around the shipped config."""
-    return SearchSpace.for_engine(searched_keys(), shipped(), throughput().plan)
+    return SearchSpace.of(searched_keys(), shipped(), throughput().plan)
 
 
 def features(config: Config, used_budget: float, used_steps: float) -> list[float]:

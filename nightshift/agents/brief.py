@@ -11,10 +11,9 @@ from typing import NamedTuple
 from nightshift.agents.base import Context
 from nightshift.agents.history import KEYS_TITLE, RUNS_TITLE, describe_change, kept_changes
 from nightshift.agents.notebook import belied, mode
-from nightshift.agents.throughput import throughput_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.metrics import SAMPLES_NAME, Sample
-from nightshift.campaign.records import Z95, Record, Verdict
+from nightshift.campaign.records import Record, Verdict
 from nightshift.campaign.results import contradiction, gain_text
 from nightshift.config.allowlist import value_text
 from nightshift.config.train_toml import parse
@@ -193,7 +192,6 @@ def _sections(context: Context) -> list[Section]:
         Section("Keys that no run changed:", ["; ".join(memory.untried_keys)] if memory.untried_keys else []),
         Section("Hypotheses and lessons, latest first:", thoughts),
         Section("The kept changes with their current estimates, the most certain first:", kept_changes(campaign)),
-        Section("Steps of a run:", [steps(context)]),
         Section(f"Problems that {last.number:04d} fixed and broke against its parent:", context.flips),
         Section(f"Health of {_role_of(run, campaign)}:", (run.health or "").splitlines()),
         Section("A training problem:", [sample.problem for sample in samples[:1]]),
@@ -256,14 +254,3 @@ def _thoughts(record: Record) -> str:
     if finding := belied(record):
         texts.append(f"reported outcome: {clean(proposal.reported_outcome or '', 80)}; BUT {finding}")
     return " | ".join(filter(None, texts))
-
-
-def steps(context: Context) -> str:
-    """Say how many steps a run makes, so that a schedule can end with the run."""
-    num_steps, log_sd = throughput_of(context).plan(parse(context.source).resolved)
-    halfwidth = num_steps * Z95 * log_sd
-    return (
-        f"a run with this train.toml is expected to complete {num_steps:.0f} ± {halfwidth:.0f} steps within its "
-        "budget; a schedule ends at max_steps, so write that, warmup_steps and decay_steps to fit; a constant schedule "
-        "needs none"
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.agents.agent import STOPPED, AgentProposer
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import brief, opening, refusals_of, steps
+from nightshift.agents.brief import brief, opening, refusals_of
 from nightshift.agents.evidence import evidence
 from nightshift.agents.notebook import entry
 from nightshift.campaign.records import Record, together
@@ -43,7 +43,6 @@ LESSON: <what it taught that holds beyond this one experiment>
 """
 _IMPLEMENTATION = """
 - Edit train.toml only, and no more keys than the hypothesis needs. Other edits are thrown away.
-- {steps}
 - Only open keys of prime-rl, by its own names: nightshift/config/allowlist.toml has all, with ranges and defaults.
 
 The hypothesis:
@@ -122,7 +121,6 @@ def implementation(context: Context, hypothesis: Answer) -> str:
         f"change train.toml so that it tests the strategist's hypothesis for experiment {context.number:04d}, then end."
     )
     text = _IMPLEMENTATION.format(
-        steps=steps(context),
         hypothesis=hypothesis.proposal.description,
         mechanism=hypothesis.proposal.mechanism or "not said",
         refusals=refusals_of(context),
