@@ -28,6 +28,7 @@ from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten
+from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
@@ -140,7 +141,9 @@ class Controller:
                 request.again and new is not None and (new.experiment or new.commit)
             ):  # the same changes, none of them new
                 run, before = Run(kept=run.changes), candidate
-        changes = tuple(change.line for change in diff(before, candidate))
+        differences = diff(before, candidate)
+        changes = tuple(change.line for change in differences)
+        require_within(request.only, (change.key for change in differences), candidate)
         is_repeat = request.again or request.baseline or (request.run is not None and request.run.new is None)
         if not is_repeat and campaign.baseline is not None:
             if tried := already_tried(campaign.decided, run, candidate.hash):
