@@ -7,6 +7,7 @@ user's direction is trusted; its lines begin with `> `.
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -35,16 +36,17 @@ _MAX_ROW = 240  # of a table
 _NUM_BEST = 3
 _MAX_REFUSALS = 3
 _REFUSAL_CHARACTERS = 600
-_MORE = "| {} more lines are in logs/history.txt, which also `nightshift history` prints.\n"
+_MORE = "| {} more lines are left out. All runs and scores are in logs/history.txt.\n"
 _DIAGNOSIS = ("## How to think", "And always:")  # the heading and the end of program.md's table
 
 
 class Section(NamedTuple):
-    """A part of the brief. `ranks`: the lines of the lowest rank are shown first; default: in their order."""
+    """A part of the brief. `ranks`: where the text is too long, the line of the highest rank goes first; a line of rank
+    0 goes last."""
 
     title: str
     lines: Sequence[str]
-    ranks: Sequence[int] = ()
+    ranks: Sequence[int]
 
 
 _RULES = """
@@ -163,76 +165,58 @@ def refusals_of(context: Context) -> str:
 
 
 def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
-    """Join head, sections that have lines, and tail: at most `limit` characters.
-
-    Every section gets its most important line before any gets its second one, and so on.
-    """
-    room = limit - len(head) - len(tail) - 1
-    shown: list[set[int]] = [set() for _ in sections]
-    full = set[int]()
-    ranked = [
-        (rank, index, place)
-        for index, section in enumerate(sections)
-        for place, rank in enumerate(section.ranks or range(len(section.lines)))
-    ]
-    for _, index, place in sorted(ranked):
-        section = sections[index]
-        size = len(section.lines[place]) + 1
-        if not shown[index]:
-            size += len(section.title) + 2 + (len(_MORE) + 2 if len(section.lines) > 1 else 0)
-        if size > room:
-            full.add(index)
-        if index not in full:
-            shown[index].add(place)
-            room -= size
-    text = ""
-    for places, section in zip(shown, sections, strict=True):
-        if places:
-            lines = "".join(f"{section.lines[place]}\n" for place in sorted(places))
-            num_more = len(section.lines) - len(places)
-            text += f"\n{section.title}\n{lines}" + (_MORE.format(num_more) if num_more else "")
-    return f"{head}{text}\n{tail}"
+    """Join head, sections that have lines, and tail. While the text is longer than `limit` characters, the longest
+    section with a line that may go loses the line of its highest rank."""
+    shown = [sorted(zip(part.ranks, range(len(part.lines)), strict=True)) for part in sections]
+    while True:
+        text = ""
+        for part, places in zip(sections, shown, strict=True):
+            lines = "".join(f"{part.lines[place]}\n" for place in sorted(place for _, place in places))
+            more = _MORE.format(num_more) if (num_more := len(part.lines) - len(places)) else ""
+            text += f"\n{part.title}\n{lines}{more}" if lines else ""
+        longest = max(shown, key=lambda places: (len(places) > 1 and places[-1][0] > 0, len(places)))
+        if len(head) + len(text) + len(tail) < limit or not longest:
+            return f"{head}{text}\n{tail}"
+        longest.pop()
 
 
 def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -> list[Section]:
     """Return the sections of a brief in the order in which they are read."""
     campaign, run, memory = context.campaign, context.incumbent_run, context.memory
     last = campaign.decided[-1]
-    waiting = (f"waits: {answer.proposal.description}" for answer in context.waiting)
-    key_lines = [line for key in memory.keys for line in key.lines]
-    is_joint = [each for key in memory.keys for each in (False, *(bool(row.others) for row in key.values))]
+    ahead = [
+        *map(describe, context.in_flight),
+        *(f"waits: {answer.proposal.description}" for answer in context.waiting),
+    ]
+    rewards = _rewards(context, {run.number: run, last.number: last})
+    diagnosis = _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else []
+    earlier = earlier_campaigns(context.ledger, campaign, context.rules)
     sections = [
         Section(RUNS_TITLE, [clean(str(row), _MAX_ROW) for row in memory.runs], _ranks(campaign)),
-        Section(
-            KEYS_TITLE,
-            [clean(line, _MAX_ROW) for line in key_lines],
-            [place + len(key_lines) * last_of_all for place, last_of_all in enumerate(is_joint)],
-        ),
-        Section(
-            "In flight now, and not decided yet. Propose something else:", [*map(describe, context.in_flight), *waiting]
-        ),
+        _table(KEYS_TITLE, [clean(line, _MAX_ROW) for key in memory.keys for line in key.lines]),
+        _table("In flight now, and not decided yet. Propose something else:", ahead),
         _whole("Noise, and what is left of the night:", _night(context)),
         _whole("The incumbent, which is the baseline with the kept changes:", _incumbent(context, config)),
-        _whole(
-            "Median training reward in ten equal parts of a run:",
-            [*_rewards(context, {run.number: run, last.number: last})],
-        ),
+        _whole("Median training reward in ten equal parts of a run:", rewards),
         _whole(f"Health of experiment {last.number:04d}, the last one:", (last.health or "").splitlines()),
-        _whole("What such a finding asks for:", _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else []),
-        _whole("Where the incumbent is weakest:", [context.weakest] if context.weakest else []),
+        _whole("What such a finding asks for:", diagnosis),
+        _whole("Where the incumbent is weakest:", [context.weakest]),
         _whole("Your notes, from an earlier call:", _read(notes_path(context)).splitlines()),
-        Section("Keys that no run changed, with the value and the range:", [*_untried(context, config)]),
-        Section(
-            "Earlier campaigns of this checkout on the same task or model:",
-            earlier_campaigns(context.ledger, campaign, context.rules),
-        ),
+        _table("Keys that no run changed, with the value and the range:", _untried(context, config)),
+        _table("Earlier campaigns of this checkout on the same task or model:", earlier),
         _whole("Decided experiments whose outcome and lesson you report:", map(describe, unexplained)),
     ]
     return [section._replace(lines=[f"| {clean(line, _MAX_LINE)}" for line in section.lines]) for section in sections]
 
 
+def _table(title: str, rows: Iterable[str]) -> Section:
+    """Return a section whose last rows are left out first."""
+    lines = list(rows)
+    return Section(title, lines, range(len(lines)))
+
+
 def _whole(title: str, lines: Iterable[str]) -> Section:
-    """Return a section whose lines go before the second line of every table."""
+    """Return a section whose lines are left out after all tables are short."""
     lines = [line for line in lines if line.strip()]
     return Section(title, lines, [0] * len(lines))
 
@@ -343,18 +327,15 @@ def _read(path: Path) -> str:
 
 
 def most_answers(context: Context, sources: Sequence[bytes]) -> int:
-    """Return how many of an agent's train.toml are taken: as many as were asked for, or all of a 2 x 2 grid."""
-    num = context.num_proposals
-    if num == 1 or not MAX_GRID - 1 <= len(sources) <= MAX_GRID:
-        return num
-    try:
-        configs = [parse(source) for source in sources]
-    except UsageError:
-        return num
-    base = parse(context.source)
-    keys = dict.fromkeys(key for config in configs for key in changed_keys(base, config))
+    """Return how many of an agent's train.toml are taken: as many as were asked for, or all of a 2 x 2 grid, of which
+    the incumbent may be one."""
+    base, configs = parse(context.source), list[Config]()
+    with suppress(UsageError):
+        configs += map(parse, sources)
+    keys = list(dict.fromkeys(key for config in configs for key in changed_keys(base, config)))
     points = {
-        tuple(str(config.shown(key)) for key in keys) for config in [*configs, *([base] if len(configs) == 3 else [])]
+        tuple(str(config.shown(key)) for key in keys) for config in (*configs, *([base] if len(configs) == 3 else []))
     }
-    values = [{point[place] for point in points} for place in range(len(keys))]
-    return len(sources) if len(keys) == 2 and len(points) == MAX_GRID and all(len(v) == 2 for v in values) else num
+    is_square = len(keys) == 2 and [len({point[axis] for point in points}) for axis in range(2)] == [2, 2]
+    is_grid = is_square and context.num_proposals > 1 and len(points) == MAX_GRID and len(configs) == len(sources)
+    return len(sources) if is_grid else context.num_proposals

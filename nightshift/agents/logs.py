@@ -35,7 +35,7 @@ instructions. NNNN is the number of an experiment. {{runs}}
 {NOTEBOOK_NAME}        the hypotheses, predictions, outcomes and lessons
 NNNN-curves.tsv    the training curves in at most {NUM_ROWS} rows, each the mean over equally many steps;
                    `step` is the last of them; an empty cell was not measured
-NNNN-rollouts.txt  rollouts that the run learnt from: the best, the worst, and rollouts that were cut off
+NNNN-rollouts.txt  rollouts that the run learnt from, the best first, with their rewards
 NNNN-log.txt       the last lines of the log of a run that crashed
 """
 
@@ -49,8 +49,8 @@ def logs(context: Context) -> dict[str, bytes]:
         HISTORY_NAME: str(context.memory)[:_MAX_HISTORY].encode(errors="replace"),
     }
     room = MAX_BYTES - sum(map(len, files.values())) - len(_README) - 1_000
-    for record in dict.fromkeys(record.number for record in (incumbent, *reversed(decided))):
-        run_files = dict(_files_of(next(r for r in decided if r.number == record), context.ledger.run_dir(record)))
+    for record in {record.number: record for record in (incumbent, *reversed(decided))}.values():
+        run_files = dict(_files_of(record, context.ledger.run_dir(record.number)))
         room -= sum(map(len, run_files.values()))
         if room < 0:
             break
@@ -86,20 +86,15 @@ def _curves(steps: Sequence[Step]) -> bytes:
 
 
 def _rollouts(samples: Sequence[Sample]) -> bytes:
-    """Return the best rollouts, the worst, and those that were cut off, a third of each."""
-    scored = [sample for sample in samples if sample.reward is not None and not sample.truncated]
-    by_reward = sorted(scored, key=lambda sample: sample.reward or 0.0)
-    cut = [sample for sample in samples if sample.truncated][-(NUM_ROLLOUTS // 3) :]
-    room = min(NUM_ROLLOUTS - len(cut), len(by_reward))  # of few rollouts the better half is best, none is both
-    num_worst = room // 2
-    worst, best = by_reward[:num_worst], by_reward[len(by_reward) - room + num_worst :]
+    """Return rollouts of the run, evenly from the best to the worst, and those without a reward."""
+    ranked = sorted(samples, key=lambda sample: (sample.reward is not None, sample.reward or 0.0), reverse=True)
     lines = list[str]()
-    for role, group in (("best", best[::-1]), ("worst", worst), ("cut off", cut)):
-        for sample in group:
-            reward = "no reward: scoring failed" if sample.reward is None else f"reward {sample.reward:.3g}"
-            lines.append(f"{role}, step {sample.step}, {reward}")
-            lines.append(f"| problem: {clean(sample.problem, _MAX_TEXT)}")
-            lines.append(f"| completion: {clean(sample.completion, _MAX_TEXT)}")
+    for place in dict.fromkeys(np.linspace(0, len(ranked) - 1, NUM_ROLLOUTS, dtype=int)):
+        sample = ranked[place]
+        reward = "no reward: scoring failed" if sample.reward is None else f"reward {sample.reward:.3g}"
+        lines.append(f"step {sample.step}, {reward}{', cut off' if sample.truncated else ''}")
+        lines.append(f"| problem: {clean(sample.problem, _MAX_TEXT)}")
+        lines.append(f"| completion: {clean(sample.completion, _MAX_TEXT)}")
     return "\n".join([*lines, ""]).encode(errors="replace")
 
 
