@@ -108,9 +108,10 @@ class SearchProposer:
 
 
 def space_of(context: Context) -> SearchSpace:
-    return SearchSpace.of(
-        context.used_keys, parse(context.source), throughput_of(context).plan, scope_of(context.direction)
-    )
+    results = {record.number: record.result for record in context.campaign.decided}
+    runs = [(config, result) for number, config in context.configs.items() if (result := results[number])]
+    plan = planner(runs, context.rules.budget_seconds)
+    return SearchSpace.of(context.used_keys, parse(context.source), plan, scope_of(context.direction))
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
@@ -256,16 +257,12 @@ class SearchSpace:
 
     dimensions: tuple[Dimension, ...]
     base: Config
-    plan: Callable[[Mapping[str, Value]], Plan]
+    plan: Planner
     scope: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls,
-        used_keys: AbstractSet[str] | None,
-        base: Config,
-        plan: Callable[[Mapping[str, Value]], Plan],
-        scope: tuple[str, ...] = (),
+        cls, used_keys: AbstractSet[str] | None, base: Config, plan: Planner, scope: tuple[str, ...] = ()
     ) -> SearchSpace:
         """Return the space of one engine. `used_keys`: what the engine uses, None for every key."""
         dimensions = []
@@ -348,43 +345,33 @@ class Plan(NamedTuple):
     log_sd: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Throughput:
-    """Predicts how many steps a run makes in its budget, from the campaign's own runs.
+Planner = Callable[[Mapping[str, Value]], Plan]
+
+
+def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Planner:
+    """Return a function that predicts the steps of a run from the keys of its train.toml, fitted to runs.
 
     The logarithm of the seconds per step is linear in what drives them. The slopes before the first run are those of
-    arithmetic on the embedded engine (benchmarks/slope.py). Their sd let a few runs teach another model and machine.
-    `mean` (k,), `covariance` (k, k): the Gaussian posterior of the slopes.
+    arithmetic on the embedded engine (benchmarks/slope.py). Their sd let a few runs teach another model and machine. A
+    run without a step does not count.
     """
+    precision, pull = np.diag(_SDS**-2), _MEANS * _SDS**-2
+    for config, run in runs:
+        training, drivers = run.training, _drivers(config.resolved)
+        if training.training_seconds and training.num_steps:
+            # A run that trains longer spent the whole budget: CPU time passes more slowly than wall-clock time.
+            seconds = min(training.training_seconds, budget_seconds) / training.num_steps
+            precision += np.outer(drivers, drivers) / NOISE_SD**2
+            pull += drivers * math.log(seconds) / NOISE_SD**2
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ pull
 
-    mean: NDArray[np.float64]
-    covariance: NDArray[np.float64]
-    budget_seconds: float
-
-    @classmethod
-    def of(cls, runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Throughput:
-        """Fit runs with their configs. A run without a step does not count."""
-        precision, pull = np.diag(_SDS**-2), _MEANS * _SDS**-2
-        for config, run in runs:
-            training, drivers = run.training, _drivers(config.resolved)
-            if training.training_seconds and training.num_steps:
-                # A run that trains longer spent the whole budget: CPU time passes more slowly than wall-clock time.
-                seconds = min(training.training_seconds, budget_seconds) / training.num_steps
-                precision += np.outer(drivers, drivers) / NOISE_SD**2
-                pull += drivers * math.log(seconds) / NOISE_SD**2
-        covariance = np.linalg.inv(precision)
-        return cls(covariance @ pull, covariance, budget_seconds)
-
-    def plan(self, resolved: Mapping[str, Value]) -> Plan:
+    def plan(resolved: Mapping[str, Value]) -> Plan:
         drivers = _drivers(resolved)
-        log_sd = math.sqrt(float(drivers @ self.covariance @ drivers) + NOISE_SD**2)
-        return Plan(max(self.budget_seconds * math.exp(-float(drivers @ self.mean)), LEAST_STEPS), log_sd)
+        log_sd = math.sqrt(float(drivers @ covariance @ drivers) + NOISE_SD**2)
+        return Plan(max(budget_seconds * math.exp(-float(drivers @ mean)), LEAST_STEPS), log_sd)
 
-
-def throughput_of(context: Context) -> Throughput:
-    results = {record.number: record.result for record in context.campaign.decided}
-    runs = [(config, result) for number, config in context.configs.items() if (result := results[number])]
-    return Throughput.of(runs, context.rules.budget_seconds)
+    return plan
 
 
 def _drivers(resolved: Mapping[str, Any]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from nightshift.agents.search import (
     Dimension,
     Plan,
     SearchSpace,
-    Throughput,
+    planner,
 )
 from nightshift.campaign.records import Result
 from nightshift.config.allowlist import KEYS, accept, uses
@@ -222,23 +222,22 @@ def run(num_steps: int, seconds: float = 60.0) -> Result:
 
 @pytest.mark.parametrize(("num_steps", "seconds"), [(150, 60.0), (75, 30.0), (150, 95.0)])  # of CPU time: 60 s
 def test_one_run_tells_how_many_steps_its_config_makes(num_steps: int, seconds: float) -> None:
-    found = Throughput.of([(config(), run(num_steps, seconds))], budget_seconds=60.0)
-    assert found.plan(config().resolved).num_steps == pytest.approx(150, rel=0.01)
+    found = planner([(config(), run(num_steps, seconds))], budget_seconds=60.0)
+    assert found(config().resolved).num_steps == pytest.approx(150, rel=0.01)
 
 
 def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
     nothing = replace(run(0), training=replace(run(0).training, training_seconds=None))
-    found = Throughput.of([(config(), nothing)], 60.0)
-    assert np.allclose(found.mean, Throughput.of([], 60.0).mean)
-    assert Throughput.of([(config(), run(1))], 60.0).plan(config().resolved).num_steps == 10
+    assert planner([(config(), nothing)], 60.0)(config().resolved) == planner([], 60.0)(config().resolved)
+    assert planner([(config(), run(1))], 60.0)(config().resolved).num_steps == 10
 
 
 def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
-    found = Throughput.of([(config(), run(150))], 60.0)
+    found = planner([(config(), run(150))], 60.0)
     tokens = parse(SHIPPED.replace(b"batch_size = 256 ", b"token_batch_size = 100_000 "))
     alone = config(orchestrator__algo__type="rae", orchestrator__group_size=1)
     for each in (tokens, alone):
-        assert math.isfinite(found.plan(each.resolved).num_steps)
+        assert math.isfinite(found(each.resolved).num_steps)
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
@@ -248,7 +247,7 @@ def test_in_the_recorded_nights_it_predicts_each_run_from_those_before(name: str
     errors, z = list[float](), list[float]()
     for place in range(10, len(runs)):
         configured, told = runs[place]
-        plan = Throughput.of(runs[:place], 60.0).plan(configured.resolved)
+        plan = planner(runs[:place], 60.0)(configured.resolved)
         real = 60.0 * told.training.num_steps / told.training.training_seconds
         errors.append(math.log(real / plan.num_steps))
         z.append(errors[-1] / plan.log_sd)
