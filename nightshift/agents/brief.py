@@ -314,9 +314,11 @@ def notes_path(context: Context) -> Path:
 
 def save_notes(context: Context, clone: Path) -> None:
     """Store what the agent wrote into notes.md of its clone, cleaned and cut; without the file its notes stay."""
-    lines = (clean(line, _MAX_LINE) for line in _read(clone / NOTES_NAME).splitlines())
+    source = "" if clone.is_symlink() else _read(clone / NOTES_NAME)  # the agent may have replaced its clone
+    lines = (clean(line, _MAX_LINE) for line in source.splitlines())
     if text := "\n".join(line for line in lines if line)[:MAX_NOTES]:
-        write_atomically(notes_path(context), text.encode(errors="replace"))
+        with suppress(OSError):  # no reason to lose a proposal that was paid for
+            write_atomically(notes_path(context), text.encode(errors="replace"))
 
 
 def _read(path: Path) -> str:

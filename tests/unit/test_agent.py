@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents import clone as module
-from nightshift.agents.agent import agent_environment, parse_answer
+from nightshift.agents.agent import agent_environment, complete, open_agent, parse_answer
+from nightshift.agents.brief import notes_path
 from nightshift.agents.clone import Clone
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
+from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError, EngineError, UsageError
+from tests.campaigns import context_of
 from tests.conftest import git
 
 
@@ -173,3 +176,35 @@ def test_a_preset_gets_model_and_effort(agent, words, tmp_path: Path, monkeypatc
 def test_an_option_that_a_program_lacks_is_refused(agent, settings, flag) -> None:
     with pytest.raises(UsageError, match=f"--agent-{flag}: Nightshift knows no such option of {agent}. Write it into"):
         command_of(agent, **settings)
+
+
+GRID = r"""
+number=1
+for lr in 1e-6 6e-6; do
+  for batch in 128 512; do
+    sed -e "s/^lr = .*/lr = $lr/" -e "s/^batch_size = .*/batch_size = $batch/" train.toml > proposal-$number.toml
+    printf 'HYPOTHESIS: corner %s\n' "$number" > proposal-$number.txt
+    number=$((number + 1))
+  done
+done
+printf 'LESSON 0002: rates\n' >> proposal-1.txt
+echo 'next: the schedule' > notes.md
+"""
+
+
+def test_an_agent_answers_with_a_grid_lessons_and_notes(checkout: Path, clone: Clone, tmp_path: Path) -> None:
+    script = tmp_path / "grid.sh"
+    script.write_text(GRID)
+    agent = open_agent(f"sh {script}", "none", checkout, dict(os.environ), 60.0, clone)
+    context = context_of(tmp_path / "campaign", ["3e-6"], num_proposals=2)
+    answers = complete(agent.ask("a prompt", context, {}))
+    assert [answer.proposal.description for answer in answers] == [f"corner {n}" for n in range(1, 5)]
+    values = {
+        (parse(a.source).get("trainer.optim.lr"), parse(a.source).get("orchestrator.batch_size")) for a in answers
+    }
+    assert values == {(rate, batch) for rate in (1e-6, 6e-6) for batch in (128, 512)}
+    assert answers[0].lessons == {2: {"lesson": "rates"}}
+    assert answers[0].proposal.notes == ()
+    assert notes_path(context).read_text() == "next: the schedule"
+    script.write_text(GRID.replace("512; do", "512 64; do"))
+    assert len(complete(agent.ask("a prompt", context, {}))) == 2, "three values of a key are no 2 x 2 grid"
