@@ -37,7 +37,6 @@ _NUM_BEST = 3
 _MAX_REFUSALS = 3
 _REFUSAL_CHARACTERS = 600
 _MORE = "| {} more lines are left out. All runs and scores are in logs/history.txt.\n"
-_DIAGNOSIS = ("## How to think", "And always:")  # the heading and the end of program.md's table
 
 
 class Section(NamedTuple):
@@ -154,13 +153,8 @@ def opening(role: str, task: str, direction: str) -> str:
 
 
 def refusals_of(context: Context) -> str:
-    """Return the last refusals of this experiment's proposals; the latest has room for all problems of a file."""
-    texts: list[str] = []
-    room = _REFUSAL_CHARACTERS
-    for cause in reversed(context.refusals[-_MAX_REFUSALS:]):
-        if room >= 100:
-            texts.insert(0, clean(cause, room))
-            room -= len(texts[0])
+    """Return the last refusals of this experiment's proposals; each has room for all problems of a file."""
+    texts = [clean(cause, _REFUSAL_CHARACTERS) for cause in context.refusals[-_MAX_REFUSALS:]]
     return "".join(f"An earlier proposal for this experiment was refused:\n| {text}\n" for text in texts)
 
 
@@ -246,12 +240,10 @@ def _incumbent(context: Context, config: Config) -> list[str]:
     """Return the incumbent's changes, and the mean measured scores of incumbent and baseline."""
     campaign = context.campaign
     lines = [f"{change.name} set {change.settings}." for change in campaign.kept] or ["Nothing is kept yet."]
-    names = ("incumbent", "baseline") if campaign.kept else ("baseline",)
-    for name, scores in zip(names, (_scores(campaign, campaign.kept), _scores(campaign, ())), strict=False):
+    for name, changes in {"incumbent": campaign.kept, "baseline": ()}.items() if campaign.kept else [("baseline", ())]:
+        scores = _scores(campaign, changes)
         mean = (
-            f"{100 * fmean(scores):.1f} % (runs: {len(scores)})"
-            if scores
-            else "not measured by a run of exactly its config"
+            f"{100 * fmean(scores):.1f} % (runs: {len(scores)})" if scores else "unknown: no run had exactly its config"
         )
         lines.append(f"The mean measured score of the {name} is {mean}.")
     items = tuple(f"{key} {spelled(value)} x " for key, value in config.values.items())
@@ -280,8 +272,7 @@ def _rewards(context: Context, records: dict[int, Record]) -> Iterable[str]:
 
 def _diagnosis(program: Path) -> list[str]:
     """Return program.md's table from a finding to the keys to change."""
-    heading, end = _DIAGNOSIS
-    lines = section(_read(program), heading).partition(end)[0].splitlines()
+    lines = section(_read(program), "## How to think").partition("And always:")[0].splitlines()
     return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
 
 
@@ -335,9 +326,8 @@ def most_answers(context: Context, sources: Sequence[bytes]) -> int:
     with suppress(UsageError):
         configs += map(parse, sources)
     keys = list(dict.fromkeys(key for config in configs for key in changed_keys(base, config)))
-    points = {
-        tuple(str(config.shown(key)) for key in keys) for config in (*configs, *([base] if len(configs) == 3 else []))
-    }
+    corners = [*configs, *([base] if len(configs) == MAX_GRID - 1 else [])]
+    points = {tuple(str(config.shown(key)) for key in keys) for config in corners}
     is_square = len(keys) == 2 and [len({point[axis] for point in points}) for axis in range(2)] == [2, 2]
     is_grid = is_square and context.num_proposals > 1 and len(points) == MAX_GRID and len(configs) == len(sources)
     return len(sources) if is_grid else context.num_proposals

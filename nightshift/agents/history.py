@@ -28,7 +28,7 @@ from nightshift.campaign.records import (
     Verdict,
     settings_of,
 )
-from nightshift.campaign.results import Row, kept_by_records, last_campaign
+from nightshift.campaign.results import Row, fates_of, kept_by_records, last_campaign
 from nightshift.config.allowlist import KEYS
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, parse, spelled
@@ -247,16 +247,15 @@ def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[
     lines = list[str]()
     for (branch, _), records in reversed(campaigns.items()):
         if set(records[0].environments) & set(rules.environment_names) or _model(ledger, records[0]) == rules.model:
-            kept = {settings_of(change) for change in kept_by_records(records)}
-            lines_by_change: dict[Settings, tuple[bool, float, str]] = {}
+            fates, texts = fates_of(records, kept_by_records(records)), dict[Settings, tuple[bool, float, str]]()
             for decision in (record.decision for record in records if record.decision):
-                if decision.estimate is not None:
-                    is_kept, p_helps = settings_of(decision.change) in kept, decision.estimate.p_helps
+                now, _ = fates.get(settings_of(decision.change), ("", None))
+                if decision.estimate is not None and now != "replaced":
+                    is_kept, p_helps = now == "kept", decision.estimate.p_helps
                     text = f"{clean(branch, 60)} {'kept' if is_kept else 'rejected'} {decision.change.settings}"
                     text += f"; its effect there was {decision.estimate}."
-                    rank = -p_helps if is_kept else p_helps
-                    lines_by_change[settings_of(decision.change)] = (not is_kept, rank, text)
-            lines += [text for _, _, text in sorted(lines_by_change.values())]
+                    texts[settings_of(decision.change)] = (not is_kept, -p_helps if is_kept else p_helps, text)
+            lines += [text for _, _, text in sorted(texts.values())]
     return lines[:MAX_EARLIER]
 
 

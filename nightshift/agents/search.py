@@ -206,8 +206,9 @@ class Dimension:
             steps = tuple(choice for choice in search.choices if choice != now)
             return cls(key.path, key, search, steps) if is_known else None
         if not isinstance(now, int | float) or (now <= 0 and search.scale != "linear"):
-            even = cls(key.path, key, search, ())
-            return cls(key.path, key, search, tuple(dict.fromkeys(even.value(n / 4) for n in range(5))))
+            spread = (search.low, math.sqrt(search.low * search.high), search.high)
+            is_whole = search.scale == "power of two"
+            return cls(key.path, key, search, tuple(round(n) if is_whole else float(f"{n:.3g}") for n in spread))
         low, high = min(search.low, now), max(search.high, now)
         if search.scale == "linear":
             reach, step = max(now - low, high - now), (search.high - search.low) / 3
@@ -223,14 +224,6 @@ class Dimension:
             rounded = (float(f"{number:.{_DIGITS}g}") for number in numbers)
             steps = tuple(number for number in rounded if not is_linear or low <= number <= high)
         return cls(key.path, key, box, tuple(step for step in steps if is_accepted(key, step)))
-
-    def value(self, place: float) -> Value:
-        """Return the number at a place of the box."""
-        low, high = self._scaled(self.box.low), self._scaled(self.box.high)
-        number = low + place * (high - low)
-        if self.box.scale == "power of two":
-            return int(2 ** round(number))
-        return float(f"{2**number if self.box.scale == 'log' else number:.{_DIGITS}g}")
 
     def place(self, value: Value) -> float:
         """Return the nearest place to a value; the middle for None. ValueError: it is not one of the choices."""

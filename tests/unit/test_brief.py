@@ -76,7 +76,7 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         f"two runs of one config differ by {100 * 2**0.5 * standing.run_sd:.1f} pp",
         "The night has 1.5 h left, enough for 9 more runs, this one included.",
         "\nThe incumbent, which is the baseline with the kept changes:\n| 0005 set trainer.optim.lr = 3e-6.\n",
-        "The mean measured score of the incumbent is not measured by a run of exactly its config.\n",
+        "The mean measured score of the incumbent is unknown: no run had exactly its config.\n",
         "The mean measured score of the baseline is 35.0 % (runs: 1).\n",
         f"The rules multiply a value: {rates[3]}.\n",
         "| 0007 (also re-testing 0006): 0.00 0.10 0.20 0.30 0.40 0.50 0.60 0.70 0.80 0.90\n| 0008: 0.00 ",
