@@ -40,12 +40,12 @@ _MORE = "| {} more lines are left out. All runs and scores are in logs/history.t
 
 
 class Section(NamedTuple):
-    """A part of the brief. `ranks`: where the text is too long, the line of the highest rank goes first; a line of rank
-    0 goes last."""
+    """A part of the brief. `ranks`: of a table, the line of the highest rank is left out first; None: all lines stay as
+    long as a table is left."""
 
     title: str
     lines: Sequence[str]
-    ranks: Sequence[int]
+    ranks: Sequence[int] | None = None
 
 
 _RULES = """
@@ -161,7 +161,7 @@ def refusals_of(context: Context) -> str:
 def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
     """Join head, sections that have lines, and tail. While the text is longer than `limit` characters, the longest
     section with a line that may go loses the line of its highest rank."""
-    shown = [sorted(zip(part.ranks, range(len(part.lines)), strict=True)) for part in sections]
+    shown = [sorted(zip(part.ranks or [0] * len(part.lines), range(len(part.lines)), strict=True)) for part in sections]
     while True:
         text = ""
         for part, places in zip(sections, shown, strict=True):
@@ -182,37 +182,33 @@ def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -
         *map(describe, context.in_flight),
         *(f"waits: {answer.proposal.description}" for answer in context.waiting),
     ]
-    rewards = _rewards(context, {run.number: run, last.number: last})
+    rewards = [*_rewards(context, {run.number: run, last.number: last})]
     diagnosis = _diagnosis(context.ledger.root / PROGRAM_NAME) if last.health else []
     earlier = earlier_campaigns(context.ledger, campaign, context.rules)
     sections = [
         Section(RUNS_TITLE, [clean(str(row), _MAX_ROW) for row in memory.runs], _ranks(campaign)),
-        _table(KEYS_TITLE, [clean(line, _MAX_ROW) for key in memory.keys for line in key.lines]),
+        _table(KEYS_TITLE, (line for key in memory.keys for line in key.lines)),
         _table("In flight now, and not decided yet. Propose something else:", ahead),
-        _whole("Noise, and what is left of the night:", _night(context)),
-        _whole("The incumbent, which is the baseline with the kept changes:", _incumbent(context, config)),
-        _whole("Median training reward in ten equal parts of a run:", rewards),
-        _whole(f"Health of experiment {last.number:04d}, the last one:", (last.health or "").splitlines()),
-        _whole("What such a finding asks for:", diagnosis),
-        _whole("Where the incumbent is weakest:", [context.weakest]),
-        _whole("Your notes, from an earlier call:", _read(notes_path(context)).splitlines()),
+        Section("Noise, and what is left of the night:", _night(context)),
+        Section("The incumbent, which is the baseline with the kept changes:", _incumbent(context, config)),
+        Section("Median training reward in ten equal parts of a run:", rewards),
+        Section(f"Health of experiment {last.number:04d}, the last one:", (last.health or "").splitlines()),
+        Section("What such a finding asks for:", diagnosis),
+        Section("Where the incumbent is weakest:", [context.weakest]),
+        Section("Your notes, from an earlier call:", _read(notes_path(context)).splitlines()),
         _table("Keys that no run changed, with the value and the range:", _untried(context, config)),
         _table("Earlier campaigns of this checkout on the same task or model:", earlier),
-        _whole("Decided experiments whose outcome and lesson you report:", map(describe, unexplained)),
+        Section("Decided experiments whose outcome and lesson you report:", [*map(describe, unexplained)]),
     ]
-    return [section._replace(lines=[f"| {clean(line, _MAX_LINE)}" for line in section.lines]) for section in sections]
+    return [
+        part._replace(lines=[f"| {clean(line, _MAX_LINE)}" for line in part.lines if line.strip()]) for part in sections
+    ]
 
 
 def _table(title: str, rows: Iterable[str]) -> Section:
     """Return a section whose last rows are left out first."""
-    lines = list(rows)
+    lines = [clean(row, _MAX_ROW) for row in rows]
     return Section(title, lines, range(len(lines)))
-
-
-def _whole(title: str, lines: Iterable[str]) -> Section:
-    """Return a section whose lines are left out after all tables are short."""
-    lines = [line for line in lines if line.strip()]
-    return Section(title, lines, [0] * len(lines))
 
 
 def _ranks(campaign: Campaign) -> list[int]:
