@@ -183,7 +183,7 @@ def history(as_json: bool) -> None:
     "--until",
     type=Finite(0, 1, min_open=True),
     metavar="SCORE",
-    help="Stop when the incumbent's score surely reaches it.",
+    help="Stop when the lower bound of the incumbent's score (95 %) reaches it.",
 )
 @click.option("--agent-model", metavar="NAME", help="The model of claude, codex, gemini, opencode, pi or qwen.")
 @click.option("--agent-effort", metavar="LEVEL", help="The reasoning effort of claude, codex or opencode.")
