@@ -327,17 +327,17 @@ def test_every_view_has_one_answer_after_a_git_command_of_the_users(checkout, mo
     (checkout / "away").rename(checkout / ".git")
 
     table = controller.ledger.tsv_path
-    assert table.read_text().splitlines()[2].endswith("\tkept"), "it is written from the records"
+    assert table.read_text().splitlines()[2].endswith("\tkept\t"), "it is written from the records"
     texts = list[str]()
     with during(controller, lambda folder: texts.append(table.read_text())):
         record = controller.run(Request())
     assert (record.status, record.user_decisions) == ("discard", campaign.user_decisions)
-    assert texts[0].splitlines()[2].endswith(f"\t{answer[2]}"), "from the start of the next experiment on"
+    assert texts[0].splitlines()[2].endswith(f"\t{answer[2]}\t"), "from the start of the next experiment on"
     if answer is OUT:  # the change helps, and stays out all the same
         assert [decision.change for decision in record.judgement.decisions] == [record.run.new]
         assert controller.campaign().kept == ()
         assert controller.repo.config_at("HEAD") == source
-        assert table.read_text().splitlines()[2].endswith("\treverted")
+        assert table.read_text().splitlines()[2].endswith("\treverted\t")
 
 
 def test_a_keep_between_the_look_at_the_records_and_the_look_at_git_is_no_commit_of_the_users(checkout, monkeypatch):
