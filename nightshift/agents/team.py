@@ -111,7 +111,8 @@ def reflection(records: Sequence[Record]) -> str:
         ]
     text = "\n".join(f"| {line}" for line in lines if line)
     numbers = ", ".join(f"{record.number:04d}" for record in records)
-    task = f"report what came of experiment {numbers}, which is decided."
+    noun, verb = ("experiment", "is") if len(records) == 1 else ("experiments", "are")
+    task = f"report what came of {noun} {numbers}, which {verb} decided."
     return opening("strategist", task, "") + _REFLECTION.format(records=text, lines=lesson_lines(records))
 
 
