@@ -28,9 +28,7 @@ from recorded import NIGHTS, rules, runs
 from sklearn.ensemble import RandomForestRegressor
 
 from nightshift.agents.base import Context
-from nightshift.agents.search import SearchProposer
-from nightshift.agents.space import DECAY, STEPS, WARMUP, SearchSpace
-from nightshift.agents.throughput import Throughput
+from nightshift.agents.search import DECAY, STEPS, WARMUP, Planner, SearchProposer, SearchSpace, planner
 from nightshift.campaign.campaign import Campaign, already_tried
 from nightshift.campaign.commits import change_keys, incumbent_config
 from nightshift.campaign.posterior import measuring_run, next_stage
@@ -88,15 +86,15 @@ def recorded_runs() -> tuple[tuple[Config, Result], ...]:
 
 
 @cache
-def throughput() -> Throughput:
+def plan() -> Planner:
     """The true throughput of every night."""
-    return Throughput.of(recorded_runs(), BUDGET_SECONDS)
+    return planner(recorded_runs(), BUDGET_SECONDS)
 
 
 @cache
 def space() -> SearchSpace:
     """The space of the emulator's inputs: around the shipped config."""
-    return SearchSpace.for_engine(searched_keys(), shipped(), throughput().plan)
+    return SearchSpace.of(searched_keys(), shipped(), plan())
 
 
 def features(config: Config, used_budget: float, used_steps: float) -> list[float]:
@@ -138,7 +136,7 @@ class Emulator:
 
     def score(self, config: Config, speed: float = 1.0) -> float:
         """Return the true score of a config. `speed`: of its steps in this run, in place of the usual 1."""
-        possible = throughput().plan(config.resolved).num_steps
+        possible = plan()(config.resolved).num_steps
         planned = config.get(STEPS) or possible * speed
         num_steps = min(planned, possible * speed)
         # The inner tree takes single precision, and skips checks that cost more than the prediction.
@@ -300,7 +298,7 @@ class Night:
             weights=Weights(1, "f" * 64),
             seconds=1.0,
         )
-        possible = throughput().plan(config.resolved).num_steps * speed
+        possible = plan()(config.resolved).num_steps * speed
         planned = config.get(STEPS) or possible
         outcome = Outcome.FINISHED if planned < possible else Outcome.BUDGET
         num_steps = max(round(min(planned, possible)), 1)

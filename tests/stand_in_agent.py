@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,10 +41,10 @@ def edit(value: str, call: int = 0) -> None:
     TRAIN.write_text("\n".join(lines) + "\n")
 
 
-def answer(call: int) -> None:
-    Path("hypothesis.txt").write_text(
-        f"HYPOTHESIS: call {call} tries another rate\nPREDICTION: +1 pp\nLESSON: call {call} learnt something\n"
-    )
+def answer(call: int, brief: str) -> None:
+    lessons = [f"LESSON {n}: call {call} learnt something\n" for n in re.findall(r"^LESSON ([0-9]+)", brief, re.M)]
+    text = f"HYPOTHESIS: call {call} tries another rate\nPREDICTION: +1 pp\n"
+    Path("hypothesis.txt").write_text(text + "".join(lessons))
 
 
 def replace_config(make: Callable[[], object]) -> None:
@@ -112,7 +113,7 @@ def main() -> None:
         if name == "edit":
             edit(rate(call), call)
         elif name == "answer":
-            answer(call)
+            answer(call, brief)
         else:
             others[name]()
 

@@ -57,7 +57,7 @@ class RateProposer(StandInProposer):
         return Answer(
             source,
             Proposal(description=f"lr {rate:g}", prediction="better"),
-            lesson=f"lesson {len(context.campaign.decided)}",
+            lessons={n: {"lesson": f"lesson {n}"} for n in (context.campaign.decided[-1].number,)},
         )
 
 

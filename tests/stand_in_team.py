@@ -22,7 +22,10 @@ def say(**lines: str) -> None:
 def reflect(brief: str, lies: bool) -> None:
     measured = re.search(r", effect ([+-][0-9.]+)", brief)
     told = "better, +9.0 pp, confirmed" if lies or measured is None else f"{measured[1]} pp"
-    say(OUTCOME=told, LESSON=f"what {re.search(r'of experiment ([0-9]+)', brief)[1]} taught")
+    lines = [
+        f"OUTCOME {n}: {told}\nLESSON {n}: what {n} taught\n" for n in re.findall(r"^LESSON ([0-9]+)", brief, re.M)
+    ]
+    Path("hypothesis.txt").write_text("".join(lines))
 
 
 def think(brief: str) -> None:
@@ -30,7 +33,7 @@ def think(brief: str) -> None:
     key, value = ("lr", RATES[number % len(RATES)]) if number % 2 else ("weight_decay", f"0.0{number + 1}")
     say(  # in turn: what is in flight may keep the one
         HYPOTHESIS=f"set trainer.optim.{key} = {value}",
-        MECHANISM=f"larger steps, of {len([*Path('evidence').iterdir()])} files of evidence",
+        MECHANISM=f"larger steps, of {len([*Path('logs').iterdir()])} files of logs",
         PREDICTION="+1.0 pp",
         REFUTED_BY="a lower score",
     )
@@ -54,7 +57,7 @@ def main() -> None:
     brief = sys.stdin.read()
     if sys.argv[1] == "implementer":
         implement(brief)
-    elif "say what came" in brief:
+    elif "report what came" in brief:
         reflect(brief, "lie" in sys.argv)
     else:
         think(brief)

@@ -2,9 +2,9 @@
 
 Each proposal is a fresh process with a bounded brief, in a throw-away clone (clone.py), in a sandbox where this machine
 has one (sandbox.py), as a process group that leaves nothing behind (executors/process.py). Taken over are its
-train.toml, if that is a regular file of sane size, and a few lines of text: hypothesis, prediction, and the lesson of
-the experiment before. Asked for several proposals it writes proposal-1.toml and proposal-1.txt, and so on. Whatever
-else it did in its clone is named in the notes. Only the sandbox keeps it in there.
+train.toml, if that is a regular file of sane size, a few lines of text (hypothesis, prediction, the lessons of decided
+experiments), and notes for its next call. Asked for several proposals it writes proposal-1.toml and proposal-1.txt, and
+so on. Whatever else it did in its clone is named in the notes. Only the sandbox keeps it in there.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec import structs
 
 from nightshift.agents.availability import Availability, Meaning, read_ending, read_live
 from nightshift.agents.base import Answer, Context, Proposing
-from nightshift.agents.brief import MAX_SENTENCE, compose
+from nightshift.agents.brief import MAX_GRID, compose, most_answers, save_notes
 from nightshift.agents.clone import ANSWER_NAME, Clone, proposal_files
-from nightshift.agents.evidence import evidence
+from nightshift.agents.logs import logs
+from nightshift.agents.notebook import MAX_SENTENCE, read_lessons
 from nightshift.agents.presets import PRESETS, PROMPT_FILE, command_of, login_of
 from nightshift.agents.sandbox import Sandbox, choose
 from nightshift.agents.usage import Log, summary_of
@@ -46,10 +47,7 @@ _LABELS = {
     "MECHANISM": "mechanism",
     "PREDICTION": "prediction",
     "REFUTED BY": "falsifier",
-    "OUTCOME": "reported_outcome",
-    "LESSON": "lesson",
 }
-_OF_THE_LAST = ("reported_outcome", "lesson")  # what an answer says of the experiment before
 _MAX_ANSWER = 64 * 1024  # bytes that are read of an answer
 _ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
 
@@ -99,17 +97,20 @@ def open_agent(
     clone: Clone,
     agent_env: Sequence[str] = (),
     agent_sees: Sequence[str] = (),
+    model: str | None = None,
+    effort: str | None = None,
 ) -> Agent:
     """Return the agent that is called `name`, in the sandbox that `sandbox` asks for. UsageError if that does not work.
 
     `agent_env`, `agent_sees`: more variables of `environ` that it gets, more files and folders that it may read.
+    `model`, `effort`: --agent-model, --agent-effort.
     """
     login = login_of(name, environ, agent_env, agent_sees)
-    contained = command_of(name, is_contained=True)
+    contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
-    command = command_of(name) if chosen.name == NO_SANDBOX else contained
+    command = command_of(name, model=model, effort=effort) if chosen.name == NO_SANDBOX else contained
     title = name if name in PRESETS else Path(command[0]).name
-    return Agent(title, command, timeout_seconds, clone, chosen)
+    return Agent(title, command, timeout_seconds, clone, chosen, settings=tuple(filter(None, (model, effort))))
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
@@ -146,6 +147,12 @@ class Agent:
     clone: Clone
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
+    settings: tuple[str, ...] = ()  # model and effort
+
+    @property
+    def title(self) -> str:
+        """Its name with its model and effort: `claude (opus, high)`."""
+        return self.name + (f" ({', '.join(self.settings)})" if self.settings else "")
 
     def run(
         self,
@@ -153,17 +160,17 @@ class Agent:
         prompt: str,
         log_path: Path,
         seconds_left: float | None = None,
-        evidence: Mapping[str, bytes] = MappingProxyType({}),
+        logs: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Work[Ending]:
         """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of
-        `evidence`. The caller clears the clone."""
+        `logs`. The caller clears the clone."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
         prompt_path = self.clone.folder / "prompt.txt"
         credential, notes, cause, live = None, tuple[str, ...](), None, None
         with ExitStack() as files:
             try:
-                self.clone.open(source, evidence)
+                self.clone.open(source, logs)
                 write_atomically(prompt_path, prompt.encode())
                 words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
                 stdin = files.enter_context(prompt_path.open("rb")) if words == list(self.command) else None
@@ -202,10 +209,8 @@ class Agent:
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
         return Ending(cause, exit_code, log.end, last_words, cost, notes, live)
 
-    def ask(
-        self, prompt: str, context: Context, evidence: Mapping[str, bytes], role: str = ""
-    ) -> Work[tuple[Answer, ...]]:
-        """Let the agent work once, with `evidence` to read. Return what `_take_over` takes; in a `role` no edits."""
+    def ask(self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = "") -> Work[tuple[Answer, ...]]:
+        """Let the agent work once, with `logs` to read. Return what `_take_over` takes; in a `role` no edits."""
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
@@ -213,8 +218,9 @@ class Agent:
         try:
             at_most = min(self.timeout_seconds, left or self.timeout_seconds)
             with waiting(f"{self.name} is at work on experiment {context.number:04d}", at_most):
-                ending = yield from self.run(context.source, prompt, folder / f"{name}.log", left, evidence)
+                ending = yield from self.run(context.source, prompt, folder / f"{name}.log", left, logs)
             first, *others = self._take_over(context, ending, edits=not role)
+            save_notes(context, self.clone.path)
         finally:
             self.clone.clear()
         return first.with_proposal(cost=ending.cost, notes=(*first.proposal.notes, *ending.notes)), *others
@@ -246,13 +252,15 @@ class Agent:
         refused proposal."""
         files = [(CONFIG_NAME, ANSWER_NAME)]
         if edits and context.num_proposals > 1:
-            files += proposal_files(context.num_proposals)
-        texts, unread = list[dict[str, str]](), list[str]()
+            files += proposal_files(max(context.num_proposals, MAX_GRID))
+        texts, unread, lessons = list[dict[str, str]](), list[str](), dict[int, dict[str, str]]()
         try:
-            notes = self.clone.changes(context.num_proposals)
+            notes = self.clone.changes(max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1)
             for _, answer_name in files:
                 try:
-                    texts.append(parse_answer(_read_answer(self.clone.path / answer_name)))
+                    answer_text = _read_answer(self.clone.path / answer_name)
+                    texts.append(parse_answer(answer_text))
+                    lessons |= read_lessons(answer_text)
                 except ConfigError as error:
                     if len(files) == 1:
                         raise
@@ -260,9 +268,6 @@ class Agent:
                     unread.append(str(error))
         except ConfigError as error:
             return (Answer(b"", cause=f"{self.name}: {error}"),)
-        about: dict[str, Any] = {}
-        for text in reversed(texts):
-            about |= {name: text.pop(name) for name in _OF_THE_LAST if name in text}
         answers, problem = list[Answer](), ""
         for (config_name, _), text in zip(files, texts, strict=True) if edits else ():
             try:
@@ -272,11 +277,13 @@ class Agent:
                     problem = f"{error.cause}: it must stay a regular file"
                 continue
             if source != context.source and all(source != other.source for other in answers):
-                answers.append(Answer(source, Proposal(**text), **about))  # type: ignore[arg-type]
-        answers = answers[: context.num_proposals]
+                answers.append(Answer(source, Proposal(**text), lessons))  # type: ignore[arg-type]
+        answers = answers[: most_answers(context, [answer.source or b"" for answer in answers])]
         ended = f"{self.name}: {ending.cause}" if ending.cause else None
-        bare = Answer(None, Proposal(notes=notes, **texts[0]), cause=ended, **about)  # type: ignore[arg-type]
-        is_complete = all(answer.proposal.description for answer in answers) if answers else not edits and texts[0]
+        bare = Answer(None, Proposal(notes=notes, **texts[0]), lessons, cause=ended)  # type: ignore[arg-type]
+        is_complete = (
+            all(answer.proposal.description for answer in answers) if answers else not edits and (texts[0] or lessons)
+        )
         if ending.cause is not None or not is_complete:
             availability = ending.availability(is_edited=bool(answers))
             is_away = availability.waits or availability.needs_user
@@ -305,7 +312,7 @@ class AgentProposer:
 
     @property
     def name(self) -> str:
-        return self.agents[0].name
+        return self.agents[0].title
 
     @property
     def sandbox(self) -> str:
@@ -314,7 +321,7 @@ class AgentProposer:
         return NO_SANDBOX if NO_SANDBOX in names else " and ".join(dict.fromkeys(names))
 
     def propose(self, context: Context) -> Proposing:
-        return self.agents[0].ask(compose(context), context, evidence(context))
+        return self.agents[0].ask(compose(context), context, logs(context))
 
 
 def _read_answer(path: Path) -> str:

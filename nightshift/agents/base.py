@@ -37,9 +37,10 @@ class Context:
     refusals: tuple[str, ...] = ()  # causes of earlier refusals for this same experiment, one line each
     in_flight: tuple[Record, ...] = ()  # experiments that run now
     waiting: tuple[Answer, ...] = ()  # proposals that run next
-    flips: tuple[str, ...] = ()  # by kind of problem, how many the last experiment fixed and broke
+    weakest: str = ""  # where the incumbent scores worst (report/slices.py)
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
+    runs_left: int | None = None  # until the night ends, this one included
     direction: str = ""  # the user's, at most 1,500 characters
     num_proposals: int = 1  # that are wanted at most
 
@@ -67,8 +68,7 @@ class Answer:
 
     source: bytes | None  # None if train.toml was not edited at all
     proposal: Proposal = field(default_factory=Proposal)
-    reported_outcome: str | None = None  # of the experiment before
-    lesson: str | None = None  # of the experiment before
+    lessons: dict[int, dict[str, str]] = field(default_factory=dict)  # of decided experiments (notebook.py)
     cause: str | None = None  # why the answer cannot be taken, in one line
     unavailable: Availability | None = None  # the agent could not be asked, so nothing was proposed
     number: int = 0  # of the experiment that the proposal was made for

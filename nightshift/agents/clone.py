@@ -20,7 +20,8 @@ from nightshift.errors import ConfigError, EngineError, UsageError, listed
 from nightshift.files import remove_tree
 
 ANSWER_NAME = "hypothesis.txt"
-EVIDENCE_NAME = "evidence"  # in bubblewrap it cannot be written to
+NOTES_NAME = "notes.md"  # for the agent's next call
+LOGS_NAME = "logs"  # in bubblewrap it cannot be written to
 _MAX_FILES = 50_000  # of a clone: an agent may unpack anything
 _CLEAR_SECONDS = 120.0
 
@@ -46,18 +47,19 @@ class Clone:
         self.path = self.folder / "clone"
         self._opened = dict[str, str]()  # what `open` left
 
-    def open(self, source: bytes, evidence: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        """Clone the branch afresh, with `source` as train.toml and `evidence` as files that are read-only."""
+    def open(self, source: bytes, logs: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Clone the branch afresh, with `source` as train.toml and `logs` as files that are read-only."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)
         (self.path / ".git" / AGENT_CLONE_MARK).touch()  # run.py and night refuse to work here
         (self.path / CONFIG_NAME).write_bytes(source)
-        if evidence:
-            remove_tree(self.path / EVIDENCE_NAME)  # a branch may have one
-            (self.path / EVIDENCE_NAME).mkdir()
-        for name, data in evidence.items():
-            (self.path / EVIDENCE_NAME / name).write_bytes(data)
-            (self.path / EVIDENCE_NAME / name).chmod(0o444)
+        (self.path / NOTES_NAME).unlink(missing_ok=True)  # a branch may have one
+        if logs:
+            remove_tree(self.path / LOGS_NAME)  # a branch may have one
+            (self.path / LOGS_NAME).mkdir()
+        for name, data in logs.items():
+            (self.path / LOGS_NAME / name).write_bytes(data)
+            (self.path / LOGS_NAME / name).chmod(0o444)
         self._opened = self._listing()
 
     def make(self) -> None:
@@ -73,7 +75,7 @@ class Clone:
             ConfigError: the clone cannot be listed, so no proposal can be taken from it.
         """
         changed = {name for name, _ in self._opened.items() ^ self._listing().items()}
-        changed -= {CONFIG_NAME, ANSWER_NAME}.union(*proposal_files(num_proposals))
+        changed -= {CONFIG_NAME, ANSWER_NAME, NOTES_NAME}.union(*proposal_files(num_proposals))
         files = [_shown(name) for name in sorted(changed)]
         return (f"changed files other than train.toml: {listed(files)}: dropped",) if files else ()
 

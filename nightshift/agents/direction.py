@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from nightshift.config.scope import LABEL, require_open, scope_of
 from nightshift.errors import UsageError
 from nightshift.files import read_file
 from nightshift.text import clean
@@ -10,41 +11,54 @@ from nightshift.text import clean
 MAX_CHARACTERS = 1_500
 PROGRAM_NAME = "program.md"
 OPTION = "--direction"
-_HEADING = "## Direction"
+HEADING = "## Direction"
 _MAX_BYTES = 64 * 1024  # of a file: program.md has about 8 KiB
 
 
-def read_direction(root: Path, given: str | None) -> str:
-    """Read the direction that holds now: a night reads it again before each proposal.
+def read_direction(root: Path, given: str | None = None, only: str | None = None) -> str:
+    """Read the direction that applies now: a night reads it again before each proposal.
 
     Args:
         given: the argument of OPTION, a file (relative to `root`) or the text itself. None: the section `## Direction`
             of program.md.
+        only: the argument of --only, which becomes the first line of the direction.
 
     Returns:
         The text without control characters, comments and empty lines; "" if the user gives no direction.
 
     Raises:
-        UsageError: the direction is too long, or its file cannot be read. A night that is under way keeps its last one.
+        UsageError: the direction is too long, its file cannot be read, or its scope names a key that is not open. A
+            night that is under way keeps its last direction.
     """
-    source = PROGRAM_NAME if given is None else given
-    if os.path.lexists(root / source) and source.strip():
-        text = _read(root / source)
-        text = _section(text) if given is None else text
-    elif given is None or not given.strip():
-        return ""
-    else:
-        is_word = given.isascii() and len(given.split()) == 1
-        if is_word or given.lower().endswith((".md", ".txt")):  # a mistyped name, or a file removed during the night
-            fix = 'Name a file, or write a sentence: --direction "only trainer.scheduler".'
-            raise UsageError(f"{OPTION} {given}: no such file, and a file name or one word is no direction", fix)
-        text, source = given, OPTION
+    source, text = _source(root, given)
     lines = [clean(line, len(line)) for line in _without_comments(text).splitlines()]
     direction = "\n".join(line for line in lines if line)
+    if only is not None:
+        if scope_of(direction):
+            raise UsageError(f"--only and the direction of {source} both name keys", f"Remove its line {LABEL}: ...")
+        direction = f"{LABEL}: {clean(only, len(only))}\n{direction}".rstrip()
+        if not scope_of(direction):
+            raise UsageError("--only names no key", "Write keys or tables: --only trainer.scheduler,trainer.optim.lr")
     if len(direction) > MAX_CHARACTERS:
         cause = f"the direction of {source} has {len(direction):,} characters, more than {MAX_CHARACTERS:,}"
         raise UsageError(cause, "Shorten it.")
+    require_open(scope_of(direction))
     return direction
+
+
+def _source(root: Path, given: str | None) -> tuple[str, str]:
+    """Return the name and the text of the direction, not cleaned yet."""
+    name = PROGRAM_NAME if given is None else given
+    if os.path.lexists(root / name) and name.strip():
+        text = _read(root / name)
+        return name, section(text, HEADING) if given is None else text
+    if given is None or not given.strip():
+        return name, ""
+    is_word = given.isascii() and len(given.split()) == 1
+    if is_word or given.lower().endswith((".md", ".txt")):  # a mistyped name, or a file removed during the night
+        fix = 'Name a file, or write a sentence: --direction "only trainer.scheduler".'
+        raise UsageError(f"{OPTION} {given}: no such file, and a file name or one word is no direction", fix)
+    return OPTION, given
 
 
 def _read(path: Path) -> str:
@@ -57,10 +71,10 @@ def _read(path: Path) -> str:
     raise UsageError(f"the direction in {path.name} cannot be read: {reason}", "Write a plain text file.")
 
 
-def _section(text: str) -> str:
-    """Return the lines between the heading `## Direction` and the next heading of its level or above."""
+def section(text: str, heading: str) -> str:
+    """Return the lines between a heading of level 2 and the next heading of its level or above."""
     lines = _without_comments(text).splitlines()
-    start = next((number for number, line in enumerate(lines, 1) if line.strip() == _HEADING), len(lines))
+    start = next((number for number, line in enumerate(lines, 1) if line.strip() == heading), len(lines))
     end = next((n for n, line in enumerate(lines[start:], start) if line.startswith(("# ", "## "))), len(lines))
     return "\n".join(lines[start:end])
 

@@ -1,4 +1,4 @@
-"""What a campaign measured: its runs, and the scores by key and value. For the brief, evidence and users."""
+"""What a campaign measured: its runs, and the scores by key and value. For the brief, the agent's logs and users."""
 
 from __future__ import annotations
 
@@ -16,17 +16,30 @@ from msgspec import structs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import incumbent_config
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Z95, Change, Effect, Failure, Record, Verdict
-from nightshift.campaign.results import Row, last_campaign
+from nightshift.campaign.records import (
+    JOB_NAME,
+    Z95,
+    Change,
+    Effect,
+    Failure,
+    Job,
+    Record,
+    Settings,
+    Verdict,
+    settings_of,
+)
+from nightshift.campaign.results import Row, fates_of, kept_by_records, last_campaign
 from nightshift.config.allowlist import KEYS
+from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, parse, spelled
 from nightshift.errors import UsageError
-from nightshift.files import Document
+from nightshift.files import Document, read_json
 from nightshift.text import clean
 
 RUNS_TITLE = """\
 All runs (difference: measured score minus the score predicted without the new change, ± half of the 95 % interval):
 run | score | difference | steps | verdict: change"""
+MAX_EARLIER = 10  # lines of earlier campaigns
 KEYS_TITLE = """\
 Scores by key and value (difference: to the baseline's value of the key, adjusted for the other changes of these runs):
 value | runs | mean score | difference"""
@@ -214,19 +227,43 @@ def _value_row(
 
 
 def kept_changes(campaign: Campaign) -> list[str]:
-    """Return the kept changes, the most certain first, one a line."""
+    """Return name, effect, P(it helps) and keys of the kept changes, the most certain first, one a line."""
     assert campaign.posterior is not None
-    effect = campaign.posterior.effect
+    effects = {change.name: campaign.posterior.effect(change) for change in campaign.kept}
     return [
-        describe_change(campaign, change, ", confirmed" if campaign.is_confirmed(change) else ", unconfirmed")
-        for change in sorted(campaign.kept, key=lambda change: -effect(change).p_helps)
+        f"{change.name}  {effects[change.name].with_p}, "
+        f"{'confirmed' if campaign.is_confirmed(change) else 'unconfirmed'}: {change.settings}"
+        for change in sorted(campaign.kept, key=lambda change: -effects[change.name].p_helps)
     ]
 
 
-def describe_change(campaign: Campaign, change: Change, support: str = "") -> str:
-    """Return name, effect, P(it helps), `support` and keys of a measured change."""
-    assert campaign.posterior is not None
-    return f"{change.name}  {campaign.posterior.effect(change).with_p}{support}: {change.settings}"
+def earlier_campaigns(ledger: Ledger, campaign: Campaign, rules: Rules) -> list[str]:
+    """Return what other campaigns of this checkout kept and rejected on the same task or model, a line a change: the
+    latest campaign first, and of each the kept changes, then those that were rejected most clearly."""
+    campaigns: dict[tuple[str, str], list[Record]] = {}
+    for record in ledger.records():
+        if (name := (record.branch, record.rules_hash)) != (campaign.branch, campaign.rules_hash):
+            campaigns.setdefault(name, []).append(record)
+    lines = list[str]()
+    for (branch, _), records in reversed(campaigns.items()):
+        if set(records[0].environments) & set(rules.environment_names) or _model(ledger, records[0]) == rules.model:
+            fates, texts = fates_of(records, kept_by_records(records)), dict[Settings, tuple[bool, float, str]]()
+            for decision in (record.decision for record in records if record.decision):
+                now, _ = fates.get(settings_of(decision.change), ("", None))
+                if decision.estimate is not None and now != "replaced":
+                    is_kept, p_helps = now == "kept", decision.estimate.p_helps
+                    text = f"{clean(branch, 60)} {'kept' if is_kept else 'rejected'} {decision.change.settings}"
+                    text += f"; its effect there was {decision.estimate}."
+                    texts[settings_of(decision.change)] = (not is_kept, -p_helps if is_kept else p_helps, text)
+            lines += [text for _, _, text in sorted(texts.values())]
+    return lines[:MAX_EARLIER]
+
+
+def _model(ledger: Ledger, record: Record) -> str | None:
+    with suppress(UsageError, OSError):
+        job = read_json(ledger.run_dir(record.number) / JOB_NAME, Job, "")
+        return job.rules.model if job else None
+    return None
 
 
 def of_last_campaign(ledger: Ledger) -> Memory:

@@ -1,4 +1,4 @@
-"""Hypotheses, outcomes and lessons of a campaign: part of every brief, and `runs/notebook.md` for people.
+"""Hypotheses, outcomes and lessons of a campaign: for the agent's logs, the page, and `runs/notebook.md`.
 
 The notebook is made from the records only, so it survives the night. Each prediction stands beside the measured
 difference and the effect as all runs so far estimate it.
@@ -7,26 +7,61 @@ difference and the effect as all runs so far estimate it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nightshift.campaign.records import POINTS, Z95, Effect, Record
-from nightshift.campaign.results import UNDECIDED, num_since_keep, verdict_of
+from msgspec import structs
+
+from nightshift.campaign.records import POINTS, Effect, Record
+from nightshift.campaign.results import UNDECIDED, verdict_of
 from nightshift.text import clean
 
 if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign  # it imports numpy
+    from nightshift.campaign.ledger import Ledger
 
 MAX_BYTES = 60_000  # of the file: the latest entries
-_NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
-_CLAIMS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
+MAX_SENTENCE = 240  # characters of a hypothesis, prediction or lesson
+MAX_ASKED = 6  # experiments whose outcome and lesson one call is asked for
+_LESSON = re.compile(r"\b(OUTCOME|LESSON)\b[ \t*]*+(?:(\d{1,9})[ \t*]*+)?:[ \t*]*")
+_FIELDS = {"OUTCOME": "reported_outcome", "LESSON": "lesson"}
+
+Lessons = Mapping[int, Mapping[str, str]]  # by experiment: fields of its Proposal; 0: the answer has no number
 
 
-def predicted(text: str | None, sign: int = 1) -> float | None:
-    """Read the first number of `pp` in a prediction, as a fraction; None without one. `sign`: of a number without a
-    sign."""
+def unexplained(campaign: Campaign) -> list[Record]:
+    """Return the latest decided experiments with a new change that have no lesson yet, in their order."""
+    records = [record for record in campaign.decided if record.run.new and record.proposal.lesson is None]
+    return records[-MAX_ASKED:]
+
+
+def read_lessons(text: str) -> dict[int, dict[str, str]]:
+    """Return the outcomes and lessons of an answer (`LESSON 0012: ...`), cleaned. Placeholders are left out."""
+    lessons: dict[int, dict[str, str]] = {}
+    for line in text.splitlines():
+        pieces = _LESSON.split(line)
+        for label, number, value in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
+            if cleaned and not cleaned.startswith("<"):
+                lessons.setdefault(int(number or 0), {})[_FIELDS[label]] = cleaned
+    return lessons
+
+
+def store_lessons(ledger: Ledger, asked: Campaign, lessons: Lessons) -> None:
+    """Write the lessons into the records that were asked about; `asked`: the campaign as the agent saw it. A lesson
+    without a number belongs to the only experiment that was asked about."""
+    records = unexplained(asked)
+    for record in records:
+        fields = lessons.get(record.number) or (lessons.get(0) if len(records) == 1 else None)
+        stored = ledger.record(record.number)
+        if fields and "lesson" in fields and stored.proposal.lesson is None:
+            ledger.write(structs.replace(stored, proposal=structs.replace(stored.proposal, **fields)))
+
+
+def predicted(text: str | None) -> float | None:
+    """Read the first number of `pp` in a prediction, as a fraction; None without one."""
     match = POINTS.search((text or "").replace("\u2212", "-"))
-    return None if match is None else float(match[1]) / 100 * (1 if match[1][0] in "+-" else sign)
+    return None if match is None else float(match[1]) / 100
 
 
 def compare_prediction(record: Record, now: Effect | None = None) -> str:
@@ -39,38 +74,13 @@ def compare_prediction(record: Record, now: Effect | None = None) -> str:
     return f"expected {100 * prediction:+g} pp, {outcome}" if prediction is not None and outcome else ""
 
 
-def belied(record: Record) -> str:
-    """Return what was measured, if the reported outcome is neither the measured difference nor the effect; else ""."""
-    effect, measured = _effect(record), _measured(record)
-    text = (record.proposal.reported_outcome or "").lower()
-    if effect is None or measured is None:
-        return ""
-    claims = {claim for claim, words in _CLAIMS.items() if any(re.search(rf"\b{word}", text) for word in words)}
-    margin = Z95 * effect.sd
-    number = predicted(text, sign=-1 if claims == {"worse"} else 1)  # "worse by 3 pp"
-    is_off = number is not None and all(abs(number - value) > margin for value in (effect.mean, measured))
-    wrong = {"worse"} if effect.mean > margin else {"better"} if effect.mean < -margin else set[str]()
-    if is_off or (wrong and claims == wrong):
-        return f"{_outcome(record)}: the reported outcome was not measured"
-    return ""
-
-
-def _effect(record: Record) -> Effect | None:
-    """The effect of the experiment's change as it was believed at the decision."""
-    return record.decision.estimate if record.decision else None
-
-
-def _measured(record: Record) -> float | None:
-    """The score less the expected score of the incumbent, a fraction."""
-    expected = record.judgement.expected_score if record.judgement else None
-    return None if expected is None or record.score is None else record.score - expected
-
-
 def _outcome(record: Record, now: Effect | None = None) -> str:
-    effect, measured = _effect(record), _measured(record)
-    if effect is None or measured is None:
+    effect = record.decision.estimate if record.decision else None
+    expected = record.judgement.expected_score if record.judgement else None
+    if effect is None or expected is None or record.score is None:
         return ""
-    return f"measured {100 * measured:+.1f} pp, {f'effect now {now}' if now else f'effect {effect}'}"
+    measured = 100 * (record.score - expected)
+    return f"measured {measured:+.1f} pp, {f'effect now {now}' if now else f'effect {effect}'}"
 
 
 def entry(record: Record, now: Effect | None = None) -> list[str]:
@@ -83,11 +93,10 @@ def entry(record: Record, now: Effect | None = None) -> list[str]:
         "refuted by: ": proposal.falsifier,
         "": "; ".join(outcome),
         "reported outcome: ": proposal.reported_outcome,
-        "BUT ": belied(record),
         "lesson: ": proposal.lesson,
     }
-    first = f"{record.number:04d} {verdict_of(record) or UNDECIDED}: {clean(proposal.description, 240)}"
-    return [first, *(f"  {name}{clean(text, 240)}" for name, text in texts.items() if text)]
+    first = f"{record.number:04d} {verdict_of(record) or UNDECIDED}: {clean(proposal.description, MAX_SENTENCE)}"
+    return [first, *(f"  {name}{clean(text, MAX_SENTENCE)}" for name, text in texts.items() if text)]
 
 
 def notebook(campaign: Campaign) -> str:
@@ -104,13 +113,3 @@ def notebook(campaign: Campaign) -> str:
             return f"{text}\n(earlier ones: runs/)\n"
         text += lines
     return text
-
-
-def mode(decided: Sequence[Record]) -> str:
-    """Say what a brief asks for after experiments in a row that were not kept: refine, pivot, or question."""
-    num = num_since_keep(decided)
-    if num < _NUM_DISCARDS:
-        return "Refine: build on what worked."
-    if num < _NUM_DISCARDS + 2:
-        return f"Pivot: {num} in a row were not kept. Leave the approach of the last ones."
-    return f"Question: {num} in a row were not kept. Name the assumption that they share, and test its opposite."

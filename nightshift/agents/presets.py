@@ -11,11 +11,13 @@ from nightshift.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """An agent's command and login. `{own}` in the command: its words without a sandbox, and in one."""
+    """An agent's command and login. `{own}` in the command: its words without a sandbox, and in one. `effort`: the
+    words before --agent-effort; "" if the program has no such option."""
 
     command: str
     own: tuple[str, str]
     login: Login
+    effort: str = ""
 
 
 _BEDROCK = " AWS_BEARER_TOKEN_BEDROCK AWS_REGION AWS_DEFAULT_REGION"
@@ -49,6 +51,7 @@ PRESETS = {
                 ("CLAUDE_CODE_USE_FOUNDRY", "AZURE_*"),
             ),
         ),
+        "--effort ",
     ),
     "codex": Preset(
         "codex exec --json --sandbox {own} --skip-git-repo-check",
@@ -59,6 +62,7 @@ PRESETS = {
             ".codex/config.toml",
             ((".codex", "CODEX_HOME"),),
         ),
+        "-c model_reasoning_effort=",
     ),
     "gemini": Preset(
         "gemini --output-format json --skip-trust --approval-mode auto_edit {own}",
@@ -82,6 +86,7 @@ PRESETS = {
             ((".local/share", "XDG_DATA_HOME"), (".config", "XDG_CONFIG_HOME")),
             _ON_VERTEX,
         ),
+        "--variant ",
     ),
     "pi": Preset(
         "pi -p --mode json",
@@ -122,10 +127,20 @@ def login_of(agent: str, environ: Mapping[str, str], variables: Sequence[str] = 
     return replace(login, variables=" ".join((login.variables, *variables)), sees=tuple(sees))
 
 
-def command_of(agent: str, *, is_contained: bool = False) -> tuple[str, ...]:
-    """Return the words of a preset's or of your own command. UsageError if the program is not on PATH."""
+def command_of(
+    agent: str, *, is_contained: bool = False, model: str | None = None, effort: str | None = None
+) -> tuple[str, ...]:
+    """Return the words of a preset's or of your own command. `model`, `effort`: the flags of the night. UsageError if
+    the program is not on PATH, or does not know them."""
     preset, presets = PRESETS.get(agent), ", ".join([*PRESETS, *SEARCHES])
     command = agent if preset is None else preset.command.replace("{own}", preset.own[is_contained])
+    if model:
+        command += f" --model {shlex.quote(model)}"
+    if effort and preset:
+        command += f" {preset.effort}{shlex.quote(effort)}"
+    if (model and preset is None) or (effort and not (preset and preset.effort)):
+        flag = "--agent-effort" if effort else "--agent-model"
+        raise UsageError(f"{flag}: Nightshift knows no such option of {agent}", "Write it into --agent, as a command.")
     fix = f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}."
     return program_words("--agent", command, fix)
 

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from nightshift.agents.clone import EVIDENCE_NAME, Clone, make_private
+from nightshift.agents.clone import LOGS_NAME, Clone, make_private
 from nightshift.campaign.records import NO_SANDBOX
 from nightshift.errors import UsageError
 from nightshift.executors.watchdog import KILL_SECONDS, describe, is_alive
@@ -440,12 +440,12 @@ class Bubblewrap(Sandbox):
         for name in (*seen, *self.login.sees):
             expose(Path(name), places, self.hidden)
         writable = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
-        evidence = clone.path / EVIDENCE_NAME
+        logs = clone.path / LOGS_NAME
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in writable.items()},
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
-            **({evidence: ("--ro-bind", os.fspath(evidence))} if evidence.is_dir() else {}),
+            **({logs: ("--ro-bind", os.fspath(logs))} if logs.is_dir() else {}),
             Path("/dev"): ("--dev",),
             Path("/proc"): self.form.proc,
         }

@@ -1,23 +1,37 @@
-"""A search without a language model: Optuna's samplers over one space, from the ledger alone."""
+"""A search without a language model: Optuna's samplers over one space, from the ledger alone.
+
+The space has the keys of the allow-list that the engine uses, each in a box around the incumbent's value. A config is a
+point of the unit cube: each key has a place in its box, from 0 to 1. A proposal changes one to three keys by a step: a
+factor of two or three, another choice, or a third of a linear box. The steps of a schedule follow from the steps that a
+run is expected to make, so that a decay ends with the budget at any batch size.
+
+Not searched: keys that make steps faster (what fits depends on the machine), LoRA (needs a learning rate of its own),
+adv_tau (scales the loss, which Adam divides out), min_lr, and the lengths of a warm-up and of a decay.
+"""
+
+from __future__ import annotations
 
 import importlib.util
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import optuna
+from msgspec.structs import replace
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, FloatDistribution
 
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.history import load_configs
-from nightshift.agents.space import SearchSpace
-from nightshift.agents.throughput import throughput_of
-from nightshift.campaign.records import Proposal
-from nightshift.config.allowlist import shorten
-from nightshift.config.train_toml import Config, diff, parse
+from nightshift.campaign.records import Proposal, Result
+from nightshift.config.allowlist import KEYS, Key, Search, Value, applies, is_accepted, resolve, shorten
+from nightshift.config.scope import is_within, scope_of
+from nightshift.config.train_toml import ABSENT, Config, diff, parse, set_values
 from nightshift.errors import ConfigError, UsageError
 
 # Random experiments before a model is asked; Optuna's default of 10 is a good part of a night of 40.
@@ -26,15 +40,34 @@ NUM_CANDIDATES = 500  # of the Gaussian process
 # Below the best quarter of the scores: a worse score counts as this bad, so that the Gaussian process tells a good
 # score from a better one. Without this limit 37 nights of benchmarks/proposers.py gain 0.3 ± 0.4 pp less.
 _FAR = 0.10
-_MAX_DRAWS = 20  # of which each changes nothing, or has keys that do not agree
+_MAX_DRAWS = 40  # of which each changes nothing, was tried, or has keys that do not agree
 _MAX_HYPOTHESIS = 200
+
+KIND, WARMUP, DECAY = (f"trainer.scheduler.{leaf}" for leaf in ("type", "warmup_steps", "decay_steps"))
+STEPS = "max_steps"
+DECAYING = ("linear", "cosine")  # schedules, to the end of the budget
+MAX_KEYS = 3  # of a proposal; steps that follow from another key do not count
+FACTORS = (1 / 3, 1 / 2, 2, 3)  # by which a number changes; a smaller step drowns in noise
+_DIGITS = 3  # of a sampled number: 3.42e-6 is as good as 3.4193e-6 and can be read
+_SHARES = {DECAY: 0.5, WARMUP: 0.05}  # of a new schedule's steps
+# Planned steps beyond the expected ones, in sd: better to lose the last part of a decay than a part of the budget.
+_BEYOND = 0.5
+_BEGUN = 3.5  # a decay begins before the budget ends, even if a run is so many sd slower than expected
+_SETTLED = 0.1  # a max_steps that is as near to the plan stays as it is
+
+NOISE_SD = 0.1  # of the logarithm of one run's seconds per step
+LEAST_STEPS = 10  # of a plan: below that no schedule has a shape
+_TOKENS = 512  # of a completion, if train.toml sets no maximum
+# Of each driver's slope before the first run, in the order of _drivers.
+_MEANS = np.array([0.0, 0.9, 0.2, 0.9, 0.7, 0.3, 0.2, -0.1])
+_SDS = np.array([10.0, 0.2, 0.15, 0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 @dataclass(frozen=True, slots=True)
 class SearchProposer:
-    """Changes one to three keys of the incumbent (space.py) to values from an Optuna sampler. `random` draws the values
-    from their boxes; every other proposer has to beat it. `tpe` draws them from TPE, key by key (Watanabe 2023,
-    arXiv:2304.11127). `search` draws many changes, and takes the one that a Gaussian process expects to improve most.
+    """Changes one to three keys of the incumbent to values from an Optuna sampler. `random` draws the values by chance;
+    every other proposer has to beat it. `tpe` draws them from TPE, key by key (Watanabe 2023, arXiv:2304.11127).
+    `search` draws many changes, and takes the one that a Gaussian process expects to improve most.
     """
 
     name: str
@@ -60,21 +93,25 @@ class SearchProposer:
         rng = random.Random(seed)
         is_random = context.new_direction or len(context.campaign.decided) < NUM_STARTUP
         draw = _DRAWS["random" if is_random else self.name]
-        cause = "no draw changed train.toml"
+        tried = {config.hash for config in (*context.configs.values(), *_configs_ahead(context))}
+        cause = "no change by one step is left to try"
         for _ in range(_MAX_DRAWS):
             try:
-                source = space.build(draw(context, space, rng))
+                config = parse(space.build(draw(context, space, rng)))
             except ConfigError as error:
                 cause = str(error)
                 continue
-            if changes := diff(space.base, parse(source)):
+            if config.hash not in tried and (changes := diff(space.base, config)):
                 description = f"{self.name}: {', '.join(change.line for change in changes)}"
-                return Answer(source, Proposal(description=shorten(description, _MAX_HYPOTHESIS)))
+                return Answer(config.source, Proposal(description=shorten(description, _MAX_HYPOTHESIS)))
         return Answer(b"", cause=cause)
 
 
 def space_of(context: Context) -> SearchSpace:
-    return SearchSpace.for_engine(context.used_keys, parse(context.source), throughput_of(context).plan)
+    results = {record.number: record.result for record in context.campaign.decided}
+    runs = [(config, result) for number, config in context.configs.items() if (result := results[number])]
+    plan = planner(runs, context.rules.budget_seconds)
+    return SearchSpace.of(context.used_keys, parse(context.source), plan, scope_of(context.direction))
 
 
 def scores(context: Context) -> list[tuple[Config, float]]:
@@ -93,19 +130,19 @@ def scores(context: Context) -> list[tuple[Config, float]]:
     return [(config, max(means.get(number, worst), least)) for number, config in context.configs.items()]
 
 
-def _random(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, float]:
+def _random(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
     return space.change(rng, {dimension.name: rng.random() for dimension in space.dimensions})
 
 
-def _tpe(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, float]:
+def _tpe(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
     seed = rng.getrandbits(32)  # multivariate: 2.2 ± 0.5 pp less in 40 nights; the liar tells proposals in flight apart
     sampler = optuna.samplers.TPESampler(n_startup_trials=1, seed=seed, multivariate=False, constant_liar=True)
     return space.change(rng, _ask(context, space, sampler))
 
 
-def _search(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, float]:
+def _search(context: Context, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
     changes, base = [_random(context, space, rng) for _ in range(NUM_CANDIDATES)], space.places(space.base)
-    ranking = _Ranking([base | change for change in changes], rng.getrandbits(32))
+    ranking = _Ranking([base | space.places_of(change) for change in changes], rng.getrandbits(32))
     _ask(context, space, ranking)
     return changes[ranking.best]
 
@@ -129,16 +166,219 @@ class _Ranking(optuna.samplers.GPSampler):
 _DRAWS = {"random": _random, "tpe": _tpe, "search": _search}
 
 
+def _configs_ahead(context: Context) -> list[Config]:
+    """Return the configs that are in flight or wait for a slot."""
+    in_flight = [*load_configs(context.ledger, context.in_flight).values()]
+    return in_flight + [parse(answer.source) for answer in context.waiting if answer.source]
+
+
 def _ask(context: Context, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> dict[str, float]:
     """Return the point of the unit cube that the sampler proposes, after the campaign's runs and those in flight."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a fit that fails keeps Optuna's first kernel
     study = optuna.create_study(sampler=sampler, direction="maximize")
     distributions: dict[str, BaseDistribution] = {d.name: FloatDistribution(0, 1) for d in space.dimensions}
-    in_flight = [*load_configs(context.ledger, context.in_flight).values()]
-    in_flight += [parse(answer.source) for answer in context.waiting if answer.source]
     trials: list[tuple[Config, dict[str, Any]]] = [(config, {"value": score}) for config, score in scores(context)]
-    trials += [(config, {"state": optuna.trial.TrialState.RUNNING}) for config in in_flight]
+    trials += [(config, {"state": optuna.trial.TrialState.RUNNING}) for config in _configs_ahead(context)]
     for config, result in trials:
         with suppress(ValueError):  # a config that has left the space
             study.add_trial(optuna.create_trial(params=space.places(config), distributions=distributions, **result))
     return study.ask(distributions).params
+
+
+# -- the space ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One searched key; `name` is its path. `box`: its places 0 to 1, with the incumbent's number in the middle.
+    `steps`: the values that a proposal may set."""
+
+    name: str
+    key: Key
+    box: Search
+    steps: tuple[Value, ...]
+
+    @classmethod
+    def of(cls, key: Key, search: Search, now: Value) -> Dimension | None:
+        """Return the dimension around the incumbent's value; None if that value is not one of the choices."""
+        if search.scale == "choice":
+            is_known = now is None or now in search.choices  # what suits the choices may not suit another value
+            steps = tuple(choice for choice in search.choices if choice != now)
+            return cls(key.path, key, search, steps) if is_known else None
+        if not isinstance(now, int | float) or (now <= 0 and search.scale != "linear"):
+            spread = (search.low, math.sqrt(search.low * search.high), search.high)
+            is_whole = search.scale == "power of two"
+            return cls(key.path, key, search, tuple(round(n) if is_whole else float(f"{n:.3g}") for n in spread))
+        low, high = min(search.low, now), max(search.high, now)
+        if search.scale == "linear":
+            reach, step = max(now - low, high - now), (search.high - search.low) / 3
+            box, numbers = replace(search, low=now - reach, high=now + reach), [now + n * step for n in (-2, -1, 1, 2)]
+        else:
+            reach = max(now / low, high / now, FACTORS[-1])
+            box, numbers = replace(search, low=now / reach, high=now * reach), [now * factor for factor in FACTORS]
+        if search.scale == "power of two":
+            halves = () if now % 2 else (int(now) // 2,)
+            steps = tuple(number for number in (*halves, int(now) * 2) if low <= number <= high)
+        else:
+            is_linear = search.scale == "linear"
+            rounded = (float(f"{number:.{_DIGITS}g}") for number in numbers)
+            steps = tuple(number for number in rounded if not is_linear or low <= number <= high)
+        return cls(key.path, key, box, tuple(step for step in steps if is_accepted(key, step)))
+
+    def place(self, value: Value) -> float:
+        """Return the nearest place to a value; the middle for None. ValueError: it is not one of the choices."""
+        choices = self.box.choices
+        if choices and (value is not None or None in choices):
+            return choices.index(value) / max(len(choices) - 1, 1)
+        low, high = self._scaled(self.box.low), self._scaled(self.box.high)
+        if not isinstance(value, int | float) or low == high:
+            return 0.5
+        return min(max((self._scaled(max(value, self.box.low)) - low) / (high - low), 0.0), 1.0)
+
+    def step(self, place: float) -> Value:
+        """Return the step that is nearest to a place."""
+        return min(self.steps, key=lambda value: abs(self.place(value) - place))
+
+    def _scaled(self, number: float) -> float:
+        return math.log2(number) if self.box.scale in ("log", "power of two") else number
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """The dimensions around the config `base`; a selector stands before what it selects. `plan`: the steps of a run,
+    from the keys that apply in its train.toml. `scope`: the keys and tables that may change; empty for all."""
+
+    dimensions: tuple[Dimension, ...]
+    base: Config
+    plan: Planner
+    scope: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, used_keys: AbstractSet[str] | None, base: Config, plan: Planner, scope: tuple[str, ...] = ()
+    ) -> SearchSpace:
+        """Return the space of one engine. `used_keys`: what the engine uses, None for every key."""
+        dimensions = []
+        for key in KEYS:
+            is_used = (used_keys is None or key.path in used_keys) and is_within(scope, key.path)
+            if key.search is not None and is_used:
+                dimensions.append(Dimension.of(key, key.search, base.resolved.get(key.path)))
+        return cls(tuple(filter(None, dimensions)), base, plan, scope)
+
+    def places(self, config: Config) -> dict[str, float]:
+        """Return the place of each key, the middle if it does not apply. ValueError: a value is not a choice."""
+        return self.places_of({d.name: config.resolved[d.name] for d in self.dimensions if _applies(d, config)}, 0.5)
+
+    def places_of(self, values: Mapping[str, Value], default: float | None = None) -> dict[str, float]:
+        """Return the places of the keys of `values`; `default`: the place of the other keys, None to leave them out."""
+        places = {d.name: d.place(values[d.name]) if d.name in values else default for d in self.dimensions}
+        return {name: place for name, place in places.items() if place is not None}
+
+    def change(self, rng: random.Random, places: Mapping[str, float]) -> dict[str, Value]:
+        """Return the steps to these places of one to three keys, chosen by chance among those that apply to the base.
+
+        Raises ConfigError if no key can change.
+        """
+        dimensions = [dimension for dimension in self.dimensions if dimension.steps and _applies(dimension, self.base)]
+        if not dimensions:
+            scope = f" within {', '.join(self.scope)}" if self.scope else ""
+            raise ConfigError(f"the search has no key to change{scope}", "Name searched keys, or ask an agent.")
+        chosen = rng.sample(dimensions, min(rng.randint(1, MAX_KEYS), len(dimensions)))
+        return {dimension.name: dimension.step(places[dimension.name]) for dimension in chosen}
+
+    def build(self, values: Mapping[str, Value]) -> bytes:
+        """Return the base's train.toml with these values, if their keys apply; comments and other keys are kept.
+
+        Raises ConfigError if keys do not agree that were drawn one by one.
+        """
+        chosen = dict[str, Any](self.base.values)
+        for dimension in self.dimensions:
+            if dimension.name in values and applies(dimension.key, dimension.name, resolve(chosen)):
+                chosen[dimension.name] = values[dimension.name]
+        if KIND in values or (STEPS in chosen and is_within(self.scope, STEPS)):
+            self._schedule(chosen)
+        resolved = resolve(chosen)
+        changes: dict[str, Any] = {path: ABSENT for path in self.base.values if path not in chosen.keys() & resolved}
+        for path, value in chosen.items():
+            if path in resolved and self.base.resolved.get(path, ABSENT) != value:
+                changes[path] = value
+        return set_values(self.base.source, changes)
+
+    def _schedule(self, chosen: dict[str, Any]) -> None:
+        """Write the steps of the schedule, so that it ends with the budget. A decay keeps its share of them."""
+        resolved: dict[str, Any] = resolve(chosen)
+        if resolved[KIND] not in DECAYING:
+            chosen.pop(STEPS, None)
+            return
+        num_steps, log_sd = self.plan(resolved)
+        steps = max(round(num_steps * math.exp(_BEYOND * log_sd)), LEAST_STEPS)
+        before: Any = self.base.get(STEPS)
+        if before and abs(math.log(steps / before)) < _SETTLED:
+            steps = before
+        shares = {path: (before and (self.base.get(path) or 0) / before) or share for path, share in _SHARES.items()}
+        chosen[STEPS], left = steps, steps - 1
+        if resolved[KIND] == "linear":
+            share = max(shares[DECAY], 1 - math.exp(-_BEGUN * log_sd))
+            chosen[DECAY] = min(max(round(share * steps), 2), left)
+            left -= chosen[DECAY]
+        chosen[WARMUP] = min(max(round(shares[WARMUP] * steps), 1), left)
+
+
+def _applies(dimension: Dimension, config: Config) -> bool:
+    return applies(dimension.key, dimension.name, config.resolved)
+
+
+# -- the steps of a run ------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """The steps that a run is expected to make in its budget, and the sd of their logarithm."""
+
+    num_steps: float
+    log_sd: float
+
+
+Planner = Callable[[Mapping[str, Value]], Plan]
+
+
+def planner(runs: Iterable[tuple[Config, Result]], budget_seconds: float) -> Planner:
+    """Return a function that predicts the steps of a run from the keys of its train.toml, fitted to runs.
+
+    The logarithm of the seconds per step is linear in what drives them. The slopes before the first run are those of
+    arithmetic on the embedded engine (benchmarks/slope.py). Their sd let a few runs teach another model and machine. A
+    run without a step does not count.
+    """
+    precision, pull = np.diag(_SDS**-2), _MEANS * _SDS**-2
+    for config, run in runs:
+        training, drivers = run.training, _drivers(config.resolved)
+        if training.training_seconds and training.num_steps:
+            # A run that trains longer spent the whole budget: CPU time passes more slowly than wall-clock time.
+            seconds = min(training.training_seconds, budget_seconds) / training.num_steps
+            precision += np.outer(drivers, drivers) / NOISE_SD**2
+            pull += drivers * math.log(seconds) / NOISE_SD**2
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ pull
+
+    def plan(resolved: Mapping[str, Value]) -> Plan:
+        drivers = _drivers(resolved)
+        log_sd = math.sqrt(float(drivers @ covariance @ drivers) + NOISE_SD**2)
+        return Plan(max(budget_seconds * math.exp(-float(drivers @ mean)), LEAST_STEPS), log_sd)
+
+    return plan
+
+
+def _drivers(resolved: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return what drives the seconds per step, each about 0 under the shipped train.toml."""
+    tokens = resolved.get("orchestrator.train.sampling.max_completion_tokens") or _TOKENS
+    batch = resolved.get("orchestrator.batch_size") or resolved["orchestrator.token_batch_size"] / tokens
+    is_whole = not resolved["orchestrator.train.filter_zero_advantages"]
+    return np.array([
+        1.0,
+        math.log(batch / 256),
+        0.0 if is_whole else math.log(resolved["orchestrator.group_size"] / 4),  # small groups are left out more often
+        float(is_whole),
+        (resolved["orchestrator.train.sampling.temperature"] or 1.0) - 1.0,
+        math.log(tokens / _TOKENS),
+        float(resolved["trainer.optim.type"] == "muon"),
+        math.log(resolved["trainer.optim.lr"] / 3e-6),
+    ])  # fmt: skip

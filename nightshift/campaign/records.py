@@ -440,6 +440,7 @@ class Request:
     again: bool = False
     baseline: bool = False  # run the campaign's baseline again, whatever train.toml holds
     run: Run | None = None  # None: what train.toml says
+    only: tuple[str, ...] = ()  # the scope of the direction: the keys and tables that may change; empty for all
     keep_all: bool = False
     detach: bool = False
     dry_run: bool = False

@@ -28,7 +28,7 @@ from nightshift.text import clean, escape_formula
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
     *("run", "parent", "eval_stderr", "effect_at_decision", "p_helps", "rider", "num_steps", "reward_mean"),
-    *("training_seconds", "total_seconds", "engine", "rules", "started", "now"),
+    *("training_seconds", "total_seconds", "engine", "rules", "started", "now", "proposer"),
 )
 UNDECIDED = "undecided"  # in place of a verdict: in flight, or cut off and not closed yet
 

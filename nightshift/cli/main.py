@@ -150,6 +150,11 @@ def history(as_json: bool) -> None:
     metavar="TEXT|FILE",
     help="What the agent is to try, at most 1,500 characters. Default: the section Direction of program.md.",
 )
+@click.option(
+    "--only",
+    metavar="KEYS",
+    help="Change only these keys and tables, such as trainer.scheduler,trainer.optim.lr. Others are rejected.",
+)
 @click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @click.option(
     "--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline and the last runs included."
@@ -172,8 +177,16 @@ def history(as_json: bool) -> None:
     "--fill/--no-fill",
     default=None,
     help="While the agent cannot be asked (usage limit, outage, login), run proposals of tpe. Default: --fill, but "
-    "--no-fill in a night with a direction, which tpe cannot read.",
+    "--no-fill in a night with a direction without --only, because tpe reads no text.",
 )
+@click.option(
+    "--until",
+    type=Finite(0, 1, min_open=True),
+    metavar="SCORE",
+    help="Stop when the lower bound of the incumbent's score (95 %) reaches it.",
+)
+@click.option("--agent-model", metavar="NAME", help="The model of claude, codex, gemini, opencode, pi or qwen.")
+@click.option("--agent-effort", metavar="LEVEL", help="The reasoning effort of claude, codex or opencode.")
 @click.option("--max-cost", type=Finite(0, 1e9, min_open=True), help="Stop at so many dollars, as agents tell them.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @GPUS

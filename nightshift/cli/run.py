@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nightshift.agents.direction import read_direction
 from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import DETACHED_NAME, Request
@@ -19,6 +20,7 @@ from nightshift.cli.progress import reporting
 from nightshift.cli.status import print_verdict
 from nightshift.config.allowlist import KEYS, describe_keys
 from nightshift.config.rules_toml import rules_here
+from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import load, parse
 from nightshift.engines.base import PrepareFlags, on_cards, open_engine, used_keys
 from nightshift.errors import ExitCode, Interrupted, UsageError
@@ -46,6 +48,7 @@ def run(root: Path, request: Request) -> int:
         from nightshift.executors.slurm import end_jobs
         from nightshift.experiment.experiment import open_controller
 
+        request = replace(request, only=scope_of(read_direction(root)))
         controller = open_controller(root, request, reporter, request.branch)
         if request.dry_run:
             print_text(*plan(request, controller))

@@ -26,6 +26,7 @@ from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.posterior import NIGHT_HOURS
 from nightshift.campaign.records import JOB_NAME, Failure, Job, Phase, Progress, Record, Request, Run
 from nightshift.config.allowlist import shorten
+from nightshift.config.scope import require_within
 from nightshift.config.train_toml import Config, diff, load
 from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
@@ -134,7 +135,9 @@ class Controller:
             run = Run(kept=campaign.kept, new=campaign.known(keys) if keys else None)
             if request.again and run.new and (run.new.experiment or run.new.commit):
                 run, before = Run(kept=run.changes), candidate  # the same changes, none of them new
-        changes = tuple(change.line for change in diff(before, candidate))
+        differences = diff(before, candidate)
+        changes = tuple(change.line for change in differences)
+        require_within(request.only, (change.key for change in differences), candidate)
         if not (is_baseline or request.again or (request.run and request.run.new is None)):
             if tried := already_tried(campaign.decided, run, candidate.hash):
                 effect = tried.decision and tried.decision.estimate

@@ -6,6 +6,7 @@ train.toml is the incumbent's all the time. A run is the incumbent with one new 
 night's last runs measure baseline and incumbent only. While the agent cannot be asked, the slots run proposals of tpe.
 """
 
+import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from msgspec import structs
 from nightshift.agents.agent import STOPPED, complete
 from nightshift.agents.base import Answer, Context, Proposer, Proposing
 from nightshift.agents.direction import read_direction
+from nightshift.agents.notebook import store_lessons
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.commits import change_keys
 from nightshift.campaign.cost import log_proposal
@@ -27,6 +29,7 @@ from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import STARTED, baseline_of, read_progress
 from nightshift.campaign.posterior import measuring_run, next_stage
 from nightshift.campaign.records import DIRECTION_NAME, Change, Cost, Failure, Record, Request, Run, Stage
+from nightshift.config.scope import scope_of
 from nightshift.config.train_toml import Config, load, parse, read_source
 from nightshift.engines.base import used_keys
 from nightshift.engines.prime_rl import remains
@@ -56,7 +59,7 @@ from nightshift.night.state import (
     unavailable_after,
 )
 from nightshift.night.summary import certified_line, message, write_summary
-from nightshift.report.slices import shown_examples
+from nightshift.report.slices import weakest
 
 
 def attempts(pending: Answer, own: Sequence[Record]) -> list[Record]:
@@ -435,15 +438,15 @@ class Night:
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
         """Prepare the next `num` proposals, which are changes of the incumbent of this moment."""
-        controller, state, queued, last = self._controller, self.state, self._not_started(), campaign.decided[-1]
+        controller, state, queued = self._controller, self.state, self._not_started()
         now, in_flight, plateau = controller.now(), controller.in_flight, state.request.plateau
         incumbent, rider = campaign.compose(campaign.kept), self._rider(campaign, queued)
         committed = controller.repo.config_at("HEAD")
         if committed is not None and parse(committed).hash == incumbent.hash:
             incumbent = parse(committed)  # with the user's comments
         controller.admit(incumbent, Request(again=True), campaign)  # no proposal is to blame for the set-up
-        parent = next((record for record in campaign.decided if record.number == last.parent), None)
-        flips = shown_examples(last.environments, self._bench.root).flips(last, parent) if parent else ()
+        run = campaign.incumbent_run or campaign.parent
+        left = runs_left(state, self._own(), len(self._runs()) + len(queued), controller)
         context = Context(
             number=self._ledger.next_number() + len(queued),
             source=incumbent.source,
@@ -455,9 +458,10 @@ class Night:
             refusals=self._fill_refusals if proposer is self._filler else state.refusals,
             in_flight=in_flight,
             waiting=tuple(queued),
-            flips=tuple(f"{f.name}: {f.fixed} fixed, {f.broken} broken of {f.num_examples}" for f in flips),
+            weakest=weakest(run, self._bench.root) if run else "",
             new_direction=plateau is not None and num_since_keep(self._own()) >= plateau,
             seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
+            runs_left=None if math.isinf(left) else max(int(left), 1),
             direction=self._direction(),
             num_proposals=num,
         )
@@ -474,7 +478,7 @@ class Night:
     def _direction(self) -> str:
         """Return the user's direction as it is now. One that cannot be read changes nothing."""
         try:
-            direction = read_direction(self._bench.root, self.state.request.direction)
+            direction = read_direction(self._bench.root, self.state.request.direction, self.state.request.only)
         except UsageError as error:
             self._note(f"the direction stays as it was: {error}")
             return self.state.direction
@@ -490,16 +494,13 @@ class Night:
 
     def _take(self, work: _Work, answers: Sequence[Answer], campaign: Campaign) -> None:
         """Add the proposals that can be run to the state; refuse the others."""
-        proposer, last = work.proposer, work.context.campaign.decided[-1]
+        proposer = work.proposer
         is_fill = proposer is self._filler
         name = FILL if is_fill else proposer.name
         answers = [answer.with_proposal(proposer=name, sandbox=proposer.sandbox) for answer in answers]
         if not is_fill:
             self._pay(answers[0])
-        for answer in answers:
-            if answer.lesson and (record := self._ledger.record(last.number)).proposal.lesson is None:
-                outcome = {"reported_outcome": answer.reported_outcome, "lesson": answer.lesson}
-                self._ledger.write(structs.replace(record, proposal=structs.replace(record.proposal, **outcome)))
+        store_lessons(self._ledger, work.context.campaign, answers[0].lessons)
         if STOPPED in (answers[0].cause or ""):
             return
         if answers[0].unavailable is not None:  # the user is notified; nothing is refused
@@ -546,7 +547,8 @@ class Night:
         number, direction = self._ledger.next_number(), context.direction
         answer = replace(answer, number=number, change=change, kept=context.campaign.kept, direction=direction)
         run = Run(kept=campaign.kept, new=change)
-        controller.admit(campaign.compose(run.changes), Request(run=run), campaign)
+        scope = scope_of(context.direction)
+        controller.admit(campaign.compose(run.changes), Request(run=run, only=scope), campaign)
         if any(change.keys == other.change.keys for other in waiting_answers if other.change):
             raise UsageError("this change waits for its turn already", "Change train.toml.")
         is_first = waiting_answers == self._not_started()

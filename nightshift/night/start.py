@@ -95,7 +95,7 @@ def ask_before(proposer: Proposer, controller: Controller) -> Unavailable | None
         folder.mkdir(parents=True, exist_ok=True)
         answer = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder)
         if answer.waits:
-            text = answer.text if agent.name == proposer.name else f"{agent.name}: {answer.text}"
+            text = answer.text if agent.title == proposer.name else f"{agent.name}: {answer.text}"
             unavailable = unavailable_after(replace(answer, text=text), None, controller.now())
             controller.reporter.note(unavailable.describe(proposer.name, fills=False))
         elif answer.meaning is not Meaning.OK:
@@ -167,8 +167,8 @@ def open_night(
     controller.bench.require_ready(controller.bench.executor.free_slots)
     proposer = proposer_of(request, controller)
     if request.agent in SEARCHES and request.direction is not None:
-        raise UsageError(f"--direction: {request.agent} reads no text", "Leave --direction out, or name an agent.")
-    return controller, proposer, read_direction(root, request.direction)
+        raise UsageError(f"--direction: {request.agent} reads no text", "Write --only KEYS, or name an agent.")
+    return controller, proposer, read_direction(root, request.direction, request.only)
 
 
 def _require_switch(repo: Repo, head: Head, branch: str) -> None:
@@ -191,7 +191,8 @@ def create_branch(root: Path, request: NightRequest, reporter: Reporter, branch:
 
 def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
     """Return True if `request` resumes the night: it was cut off, and its hours have not passed."""
-    is_same = replace(old.request, direction=request.direction) == request  # another direction is no other night
+    # Another direction is no other night.
+    is_same = replace(old.request, direction=request.direction, only=request.only) == request
     return old.cause is None and is_same and (old.deadline is None or now < old.deadline)
 
 
@@ -223,13 +224,17 @@ def search_of(name: str, request: NightRequest) -> Proposer:
 def proposer_of(request: NightRequest, controller: Controller) -> Proposer:
     """Return the proposer that --agent names. UsageError for a program that is not there."""
     if request.agent in SEARCHES:
+        if request.agent_model or request.agent_effort:
+            raise UsageError(f"--agent {request.agent} has no model and no effort", "Leave both flags out.")
         return search_of(request.agent, request)
     clone, environ, seconds = Clone(controller.repo), dict(os.environ), request.agent_timeout_seconds
     is_team = request.agent.startswith(PREFIX)
     names = members(request.agent) if is_team else [request.agent]
     access = (request.agent_env, request.agent_sees)
+    settings = (request.agent_model, request.agent_effort)
     opened = (
-        open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *access) for name in names
+        open_agent(name, request.sandbox, controller.bench.root, environ, seconds, clone, *access, *settings)
+        for name in names
     )
     agents = tuple(replace(agent, clock=controller.clock) for agent in opened)
     notes = [note for agent in agents for note in (agent.sandbox.warning, agent.sandbox.summary(agent.name)) if note]

@@ -21,7 +21,18 @@ from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import NIGHT_NAME, NOTHING, Cost, Failure, NightStatus, Record, Request, Unavailable
+from nightshift.campaign.records import (
+    NIGHT_NAME,
+    NOTHING,
+    Z95,
+    Cost,
+    Failure,
+    NightStatus,
+    Record,
+    Request,
+    Unavailable,
+)
+from nightshift.config.scope import scope_of
 from nightshift.experiment.experiment import Controller
 from nightshift.files import read_json, write_json
 
@@ -49,6 +60,10 @@ class NightRequest:
     riders: Literal[0, 1] = 1  # discarded changes that each run measures once more
     max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents tell them
     direction: str | None = None  # a text, or the file that holds it
+    only: str | None = None  # the keys and tables that may change, separated by commas
+    until: Annotated[float, Meta(gt=0, le=1)] | None = None  # the score that ends the night
+    agent_model: str | None = None
+    agent_effort: str | None = None
     fill: bool | None = None  # proposals by tpe while the agent cannot be asked; None: if the night has no direction
     certify: Annotated[int, Meta(ge=1, le=100)] | None = None  # fresh runs of each side at the end
     agent_env: tuple[str, ...] = ()  # more variables that the agent gets
@@ -115,8 +130,9 @@ class NightState(NightStatus):
 
     @property
     def fills(self) -> bool:
-        """Whether tpe proposes while the agent cannot be asked. It reads no direction."""
-        return not self.direction if self.request.fill is None else self.request.fill
+        """Whether tpe proposes while the agent cannot be asked. Of a direction it reads the scope only."""
+        is_readable = not self.direction or bool(scope_of(self.direction))
+        return is_readable if self.request.fill is None else self.request.fill
 
     @property
     def deadline(self) -> datetime | None:
@@ -235,6 +251,11 @@ def stop_rule(
         )
     if request.plateau is not None and num_without > request.plateau:
         return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
+    standing = next((r.judgement.standing for r in reversed(own) if r.judgement and r.judgement.standing), None)
+    if request.until is not None and standing is not None:
+        bound = standing.incumbent - Z95 * standing.incumbent_sd
+        if bound >= request.until:
+            return Stop(f"--until {request.until:g}: the incumbent's score is at least {bound:.4f} (95 % interval)")
     if is_spent(state, cost) and not state.pending:  # what is paid for is run
         return Stop(f"--max-cost {request.max_cost:g}: its proposals cost {cost.dollars_text}")
     if num_crashes(own) >= MAX_CRASHES:

@@ -108,6 +108,8 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
             parts[-1] += f" (the last {num_last} of them measure baseline and incumbent)"
     if request.plateau is not None:
         parts.append(f"after {max(request.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+    if request.until is not None:
+        parts.append(f"when the score is at least {request.until:g} (lower bound of its 95 % interval)")
     if request.max_cost is not None:
         parts.append(f"at ${request.max_cost:,.2f} of the agents' own figures")
     return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])

@@ -22,7 +22,7 @@ import numpy as np
 from markupsafe import Markup
 
 from nightshift.agents.history import load_configs
-from nightshift.agents.notebook import belied, compare_prediction, notebook
+from nightshift.agents.notebook import compare_prediction, notebook
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import PAGE_NAME, PICTURE_NAME, SUMMARY_NAME
 from nightshift.config.train_toml import spelled
@@ -240,7 +240,7 @@ def _environment() -> jinja2.Environment:
         "besides", "local", "half", "certificate_line", "elsewhere_lines",
     )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}
-    environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "belied": belied, "counted": counted}
+    environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "counted": counted}
     environment.filters |= {"decided_by_user": decided_by_user, "compare_prediction": compare_prediction}
     return environment
 

@@ -20,6 +20,8 @@ from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.evaluation.evaluate import examples_digest
 
 MOST_VALUES = 12  # of one quantity: more are no groups
+LEAST_EXAMPLES = 20  # of a slice that is called the weakest: the mean of fewer is noise
+_AGAINST = "against_"  # begins the name of a game's figure: the mean score against an opponent
 
 Posed = Sequence[tuple[Environment, Example]]
 
@@ -62,6 +64,31 @@ class SelectionSet:
         if record.evaluation is None or record.evaluation.examples_sha256 != self.digest:
             return None
         return record.evaluation.example_scores
+
+
+def weakest(record: Record, root: Path) -> str:
+    """Describe where the policy of a run is weakest: of a game the opponent that wins most, else the slice of the
+    validation split with the lowest mean score. Returns "" if that was not measured."""
+    if record.evaluation is None:
+        return ""
+    against = [
+        (score, name.removeprefix(_AGAINST), environment)
+        for environment, figures in record.evaluation.figures.items()
+        for name, score in figures.items()
+        if name.startswith(_AGAINST)
+    ]
+    if against:
+        score, opponent, environment = min(against)
+        return f"In {environment} the opponent {opponent} wins most: the mean score against it is {100 * score:.1f} %."
+    examples = shown_examples(record.environments, root)
+    scores = np.array(examples.scores(record) or ())
+    slices = {name: places for name, places in examples.members.items() if len(places) >= LEAST_EXAMPLES}
+    if not scores.size or not slices:
+        return ""
+    means = {name: float(scores[places].mean()) for name, places in slices.items()}
+    name = min(means, key=means.__getitem__)
+    num = len(slices[name])
+    return f"The {num} examples of {name} have the lowest mean score, {100 * means[name]:.1f} %."
 
 
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment

@@ -106,6 +106,12 @@ def test_experiments_by_the_letter(agent: Shell) -> None:
     code = agent.run(dry_run)
     assert (code, does[code]) == (2, "correct what the line names")
     agent.edit("3e-6")
+    guide = agent.root / "program.md"
+    text = guide.read_text()
+    for scope, expected in (("trainer.scheduler", 2), ("trainer.optim.lr", 0)):  # the user's direction is enforced
+        guide.write_text(f"## Direction\nOnly: {scope}\n")
+        assert (agent.run(dry_run), scope) == (expected, scope)
+    guide.write_text(text)
     assert agent.run(dry_run) == 0
     assert re.search(r"^takes: +at most \d+ (s|min|h)", agent.said, re.MULTILINE)
     code = agent.run(run.replace(HYPOTHESIS, '"rate five times as high: expect +5 pp, faster"'))

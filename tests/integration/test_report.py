@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from nightshift.campaign.ledger import Ledger
@@ -16,6 +17,7 @@ from nightshift.campaign.records import Judgement
 from nightshift.cli import output
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
+from nightshift.report.slices import shown_examples, weakest
 from tests.campaigns import a_record, a_result, replace, stored
 from tests.conftest import git
 from tests.night_checkout import nightshift
@@ -191,6 +193,17 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
             parts = [each for name, each in found.items() if f", {what}: " in name]
             sums = [sum(getattr(each, n) for each in parts) for n in ("num_examples", "fixed", "broken")]
             assert (len(parts), sums) == (count, [500, whole.fixed, whole.broken])
+    record = rows[0].record
+    scores, members = np.array(record.evaluation.example_scores), shown_examples(("arithmetic",), tmp_path).members
+    worst = min((name for name in members if len(members[name]) >= 20), key=lambda name: scores[members[name]].mean())
+    text = f"The {len(members[worst])} examples of {worst} have the lowest mean score"
+    assert weakest(record, tmp_path).startswith(f"{text}, {100 * scores[members[worst]].mean():.1f} %.")
+    assert weakest(replace(record, result=None), tmp_path) == ""
+    figures = {"tictactoe": {"elo": 3.0, "against_minimax": 0.25, "against_random": 0.9}}
+    game = replace(record, result=replace(record.result, evaluation=replace(record.evaluation, figures=figures)))
+    assert (
+        weakest(game, tmp_path) == "In tictactoe the opponent minimax wins most: the mean score against it is 25.0 %."
+    )
     names = [each.name.rpartition(": ")[2] for each in rows[0].slices[1:4]]
     assert [name.split()[0] for name in names] == ["up", "up", "longer"]
     assert f"<td>{rows[0].slices[0].name}</td><td>500</td><td>{rows[0].slices[0].fixed}</td>" in before

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agents.notebook import belied
 from nightshift.night.state import FILL
 from tests.night_checkout import good_night, records, whole_night
 
@@ -31,7 +30,7 @@ def test_what_the_strategist_asks_for_is_implemented_and_what_came_is_told_in_a_
         proposal = record.proposal
         assert "trainer.optim." in record.diff[0]
         assert proposal.description.startswith("set trainer.optim.")
-        assert re.fullmatch(r"larger steps, of [1-9]\d* files of evidence", proposal.mechanism or "")
+        assert re.fullmatch(r"larger steps, of [1-9]\d* files of logs", proposal.mechanism or "")
         assert (proposal.prediction or "+1.0 pp", proposal.falsifier) == ("+1.0 pp", "a lower score")
     # The lesson comes in a call of its own, when the numbers are there.
     taught = [record for record in ours if record.proposal.lesson]
@@ -53,12 +52,10 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
     lied = [record for record in records(root) if record.proposal.reported_outcome]
     assert len(lied) > 1
     assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}
-    num_off = sum(bool(belied(record)) for record in lied)
-    assert num_off > 0
     notebook = (root / "runs" / "notebook.md").read_text()
-    assert notebook.count("  BUT measured ") == num_off
+    assert notebook.count("pp\n  reported outcome: better, +9.0 pp, confirmed\n") == len(lied), "below the measured one"
     page = (root / "runs" / "report.html").read_text()
-    assert page.count("the reported outcome was not measured") == 2 * num_off  # in its row, and in the notebook
+    assert page.count("Outcome, as told") == len(lied)
 
 
 @pytest.mark.slow

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents import clone as module
-from nightshift.agents.agent import agent_environment, parse_answer
+from nightshift.agents.agent import agent_environment, complete, open_agent, parse_answer
+from nightshift.agents.brief import notes_path
 from nightshift.agents.clone import Clone
 from nightshift.agents.presets import command_of
 from nightshift.campaign.git import Repo
+from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.experiment.branch import checked_head
+from tests.campaigns import context_of
 from tests.conftest import git
 
 
@@ -22,7 +25,7 @@ from tests.conftest import git
     ("text", "answer"),
     [
         ("", {}),
-        ("HYPOTHESIS: a\nPREDICTION: b\nLESSON: c\n", {"description": "a", "prediction": "b", "lesson": "c"}),
+        ("HYPOTHESIS: a\nPREDICTION: b\nLESSON 0002: c\n", {"description": "a", "prediction": "b"}),
         ("HYPOTHESIS: a: b PREDICTION: +1 pp", {"description": "a: b", "prediction": "+1 pp"}),
         ("**HYPOTHESIS:** a\n- **PREDICTION**: b", {"description": "a", "prediction": "b"}),
         ("HYPOTHESIS: <what you change>\nPREDICTION: <the effect>", {}),
@@ -80,9 +83,9 @@ def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, clone: Clo
     assert git(checkout, "status", "--porcelain") == ""
 
 
-def test_evidence_is_read_only_and_proposals_are_no_other_files(clone: Clone) -> None:
-    clone.open(b"lr = 7\n", {"0001-steps.csv": b"step\n"})
-    assert stat.S_IMODE((clone.path / "evidence" / "0001-steps.csv").stat().st_mode) == 0o444
+def test_logs_are_read_only_and_proposals_are_no_other_files(clone: Clone) -> None:
+    clone.open(b"lr = 7\n", {"0001-curves.tsv": b"step\n"})
+    assert stat.S_IMODE((clone.path / "logs" / "0001-curves.tsv").stat().st_mode) == 0o444
     assert module.proposal_files(1) == [("train.toml", "hypothesis.txt")]
     for names in module.proposal_files(2):
         for name in names:
@@ -138,3 +141,73 @@ def test_files_that_cannot_be_read_stay_in_the_clone_and_what_refuses_to_go_is_o
         clone.clear()
     monkeypatch.undo()
     clone.clear()
+
+
+def test_notes_are_no_changed_file_and_a_branch_has_none(checkout: Path, clone: Clone) -> None:
+    (checkout / "notes.md").write_text("of the user\n")
+    git(checkout, "add", "notes.md")
+    git(checkout, "commit", "-qm", "notes")
+    clone.open(b"lr = 7\n")
+    assert not (clone.path / "notes.md").exists()
+    (clone.path / "notes.md").write_text("of the agent\n")
+    assert clone.changes() == ()
+
+
+MODEL = {"model": "opus 5", "effort": "high"}
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ("claude", ("--model", "opus 5", "--effort", "high")),
+        ("codex", ("--model", "opus 5", "-c", "model_reasoning_effort=high")),
+        ("opencode", ("--model", "opus 5", "--variant", "high")),
+    ],
+)
+def test_a_preset_gets_model_and_effort(agent, words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / agent).write_text("#!/bin/sh\n")
+    (tmp_path / agent).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command_of(agent, **MODEL)[-4:] == words
+    assert command_of(agent, is_contained=True, **MODEL)[-4:] == words
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "flag"),
+    [("gemini", {"effort": "high"}, "effort"), ("sh -c x", {"model": "m"}, "model"), ("sh", {"effort": "x"}, "effort")],
+)
+def test_an_option_that_a_program_lacks_is_refused(agent, settings, flag) -> None:
+    with pytest.raises(UsageError, match=f"--agent-{flag}: Nightshift knows no such option of {agent}. Write it into"):
+        command_of(agent, **settings)
+
+
+GRID = r"""
+number=1
+for lr in 1e-6 6e-6; do
+  for batch in 128 512; do
+    sed -e "s/^lr = .*/lr = $lr/" -e "s/^batch_size = .*/batch_size = $batch/" train.toml > proposal-$number.toml
+    printf 'HYPOTHESIS: corner %s\n' "$number" > proposal-$number.txt
+    number=$((number + 1))
+  done
+done
+printf 'LESSON 0002: rates\n' >> proposal-1.txt
+echo 'next: the schedule' > notes.md
+"""
+
+
+def test_an_agent_answers_with_a_grid_lessons_and_notes(checkout: Path, clone: Clone, tmp_path: Path) -> None:
+    script = tmp_path / "grid.sh"
+    script.write_text(GRID)
+    agent = open_agent(f"sh {script}", "none", checkout, dict(os.environ), 60.0, clone)
+    context = context_of(tmp_path / "campaign", ["3e-6"], num_proposals=2)
+    answers = complete(agent.ask("a prompt", context, {}))
+    assert [answer.proposal.description for answer in answers] == [f"corner {n}" for n in range(1, 5)]
+    values = {
+        (parse(a.source).get("trainer.optim.lr"), parse(a.source).get("orchestrator.batch_size")) for a in answers
+    }
+    assert values == {(rate, batch) for rate in (1e-6, 6e-6) for batch in (128, 512)}
+    assert answers[0].lessons == {2: {"lesson": "rates"}}
+    assert answers[0].proposal.notes == ()
+    assert notes_path(context).read_text() == "next: the schedule"
+    script.write_text(GRID.replace("512; do", "512 64; do"))
+    assert len(complete(agent.ask("a prompt", context, {}))) == 2, "three values of a key are no 2 x 2 grid"

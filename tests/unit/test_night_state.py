@@ -57,6 +57,18 @@ def test_the_stop_rules(records: list[Record], flags: dict[str, object], cause: 
     assert stop is None or (stop.cause.startswith(str(cause)) and stop.is_planned)
 
 
+def test_a_score_ends_the_night_once_the_lower_bound_reaches_it(records: list[Record]) -> None:
+    standing = records[-1].judgement.standing
+    bound = standing.incumbent - 1.96 * standing.incumbent_sd
+    for until, is_over in ((bound + 0.001, False), (bound - 0.001, True), (standing.incumbent, False)):
+        stop = stop_rule(state_of(until=until), records, NOW, run_seconds=75)
+        assert (stop is not None) == is_over
+    stop = stop_rule(state_of(until=0.1), records, NOW, run_seconds=75)
+    assert stop.is_planned
+    assert stop.cause == f"--until 0.1: the incumbent's score is at least {bound:.4f} (95 % interval)"
+    assert stop_rule(state_of(until=0.1), [], NOW, run_seconds=75) is None
+
+
 def test_one_slow_run_does_not_begin_the_last_runs(records: list[Record]) -> None:
     slow = replace(records[-1], result=replace(records[-1].result, total_seconds=900.0))
     assert [states.run_seconds(own, 60.0) for own in ([], records, [*records, slow], [*records, slow, slow])] == [

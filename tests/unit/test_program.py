@@ -96,7 +96,7 @@ def test_all_are_made_of_one() -> None:
 def test_a_nights_brief_goes_before_them(page: str, tmp_path: Path) -> None:
     text = " ".join((ROOT / page).read_text().split())
     context = context_of(tmp_path, ["3e-6"])
-    last = reflection(context.campaign.decided[-1])
+    last = reflection(context.campaign.decided[-1:])
     prompts = (compose(context), strategy(context), implementation(context, Answer(None)), last)
     roles = [re.match(r"You are the (\w+) of an overnight campaign", prompt) for prompt in prompts]
     assert [found and found[1] for found in roles] == ["researcher", "strategist", "implementer", "strategist"]

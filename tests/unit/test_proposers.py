@@ -21,6 +21,7 @@ LR, GROUP = "trainer.optim.lr", "orchestrator.group_size"
 TEMPERATURE = "orchestrator.train.sampling.temperature"
 USED = frozenset({LR, GROUP, TEMPERATURE})
 NAMES = ["random", "tpe", "search"]
+LEAVES = ("type", "warmup_steps", "decay_steps", "min_lr")
 
 
 def context_of(root: Path, rates: list[str]) -> Context:
@@ -99,9 +100,14 @@ def test_tpe_and_search_learn_where_the_learning_rate_is_good_and_random_does_no
         tell(ledger, {LR: float(f"{rate:.2e}")}, 0.9 - abs(math.log10(rate / 3e-6)) / 2)
     context = context_after(ledger, used_keys=frozenset({LR}))
     for name in NAMES:
-        proposed = [parse(propose(SearchProposer(name, seed), context)).get(LR) for seed in range(6)]
-        good[name] = sum(abs(math.log10(rate / 3e-6)) < 0.25 for rate in proposed)
-    assert min(good["tpe"], good["search"]) > good["random"] + 2
+        good[name] = 0
+        for incumbent, is_low in ((1e-6, True), (9e-6, False)):
+            seen = replace(context, source=set_values(context.source, {LR: incumbent}))
+            rates = [parse(propose(SearchProposer(name, seed), seen)).get(LR) for seed in range(8)]
+            assert all(0.3 < rate / incumbent < 3.1 for rate in rates)
+            good[name] += sum((rate > incumbent) == is_low for rate in rates)
+    assert min(good["tpe"], good["search"]) >= 14
+    assert good["random"] <= 12
 
 
 def test_what_the_engine_uses_is_asked_of_the_engine(tmp_path: Path) -> None:
@@ -120,18 +126,19 @@ def test_proposals_in_flight_or_waiting_give_other_proposals(name: str, rates: l
         proposed.append(propose(SearchProposer(name, 5), context))
         context = replace(context, waiting=(*context.waiting, Answer(proposed[-1], number=number)))
     running = replace(context, waiting=(), in_flight=context.campaign.decided[-1:])
-    assert len({*proposed, propose(SearchProposer(name, 5), running)}) == 4
+    assert len({*proposed}) == 3
+    assert parse(propose(SearchProposer(name, 5), running)).hash != context.configs[running.in_flight[0].number].hash
     empty = replace(context, waiting=(Answer(None),))
     assert propose(SearchProposer(name, 5), empty)
 
 
 def test_keys_that_do_not_agree_are_drawn_again(tmp_path: Path) -> None:
-    """The batch of this incumbent is divisible by few group sizes of the space."""
+    """The batch of this incumbent is divisible by one of the two steps."""
     context = context_of(tmp_path, [])
     source = set_values(context.source, {"orchestrator.batch_size": 66, GROUP: 6})
     context = replace(context, source=source, used_keys=frozenset({GROUP}))
     groups = {parse(propose(SearchProposer("random", seed), context)).get(GROUP) for seed in range(20)}
-    assert groups == {2}
+    assert groups == {3}
     stuck = replace(context, source=set_values(source, {"orchestrator.batch_size": 65, GROUP: 5}))
     assert "do not divide a batch of 65" in (SearchProposer("random", 0).answer(stuck).cause or "")
 
@@ -141,3 +148,25 @@ def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:
     assert propose(SearchProposer("tpe", 1), context) != propose(
         SearchProposer("tpe", 1), replace(context, new_direction=True)
     )
+
+
+@pytest.mark.parametrize("name", ["tpe", "random"])
+def test_a_search_stays_within_the_scope_of_the_direction(name: str, tmp_path: Path) -> None:
+    context = campaigns.context_of(
+        tmp_path, [f"{n}e-5" for n in range(1, 10)], direction="Only: trainer.scheduler, seq_len"
+    )
+    for attempt in range(12):
+        seen = replace(context, refusals=("refused",) * attempt)
+        changes = diff(parse(context.source), parse(propose(SearchProposer(name, 0), seen)))
+        assert {change.key for change in changes} <= {"max_steps", *(f"trainer.scheduler.{leaf}" for leaf in LEAVES)}
+    nothing = SearchProposer(name, 0).answer(replace(context, direction="Only: seq_len"))
+    assert nothing.cause == "the search has no key to change within seq_len. Name searched keys, or ask an agent."
+
+
+def test_a_search_says_when_every_step_was_tried(tmp_path: Path) -> None:
+    context = campaigns.context_of(tmp_path, [], used_keys=frozenset({GROUP}))
+    for value in (2, 8):
+        assert SearchProposer("random", 0).answer(context).source
+        tell(context.ledger, {GROUP: value}, 0.2)
+        context = replace(context_after(context.ledger), used_keys=frozenset({GROUP}))
+    assert SearchProposer("random", 0).answer(context).cause == "no change by one step is left to try"

@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nightshift.agents.space import DECAY, KIND, MAX_KEYS, STEPS, WARMUP, Dimension, SearchSpace
-from nightshift.agents.throughput import Plan, Throughput
+from nightshift.agents.search import (
+    DECAY,
+    FACTORS,
+    KIND,
+    MAX_KEYS,
+    STEPS,
+    WARMUP,
+    Dimension,
+    Plan,
+    SearchSpace,
+    planner,
+)
 from nightshift.campaign.records import Result
 from nightshift.config.allowlist import KEYS, accept, uses
 from nightshift.config.train_toml import ABSENT, Config, changed_keys, parse, set_values
@@ -54,11 +64,11 @@ def space(
     def plan(resolved: Mapping[str, Any]) -> Plan:
         return Plan(num_steps * 256 / (resolved.get("orchestrator.batch_size") or 256), log_sd)
 
-    return SearchSpace.for_engine(used, incumbent(name), plan)
+    return SearchSpace.of(used, incumbent(name), plan)
 
 
-def change(found: SearchSpace, seed: int) -> dict[str, float]:
-    """Places by chance, as the proposer `random` draws them."""
+def change(found: SearchSpace, seed: int) -> dict[str, Any]:
+    """Steps by chance, as the proposer `random` draws them."""
     rng = random.Random(seed)
     return found.change(rng, {dimension.name: rng.random() for dimension in found.dimensions})
 
@@ -70,8 +80,7 @@ def dimension(path: str, name: str = "shipped") -> Dimension:
 def built(found: SearchSpace, **values: Any) -> Config:
     """The config with the values of batch, type, lr."""
     paths = {"batch": "orchestrator.batch_size", "type": KIND, "lr": LR}
-    dimensions = {each.name: each for each in found.dimensions}
-    return parse(found.build({paths[name]: dimensions[paths[name]].place(value) for name, value in values.items()}))
+    return parse(found.build({paths[name]: value for name, value in values.items()}))
 
 
 @pytest.mark.slow
@@ -81,12 +90,12 @@ def test_every_change_is_a_valid_config_of_few_keys(name: str, used: frozenset[s
     found, num_valid = space(used, name, num_steps), 0
     assert all(0 <= place <= 1 for place in found.places(found.base).values())
     for seed in range(10):  # 390 in all
-        places = change(found, seed)
-        assert 1 <= len(places) <= MAX_KEYS
+        values = change(found, seed)
+        assert 1 <= len(values) <= MAX_KEYS
         with suppress(ConfigError):  # keys that do not agree: search.py draws again
-            candidate = parse(found.build(places))
+            candidate = parse(found.build(values))
             touched = set(changed_keys(found.base, candidate))
-            drawn = {d.key.path for d in found.dimensions if d.name in places}
+            drawn = {d.key.path for d in found.dimensions if d.name in values}
             gone = {path for path in found.base.values if path not in candidate.resolved}
             assert touched <= drawn | gone | {STEPS, WARMUP, DECAY}
             if used is not None:
@@ -95,34 +104,57 @@ def test_every_change_is_a_valid_config_of_few_keys(name: str, used: frozenset[s
     assert num_valid >= 6
 
 
-def test_every_place_of_the_cube_lies_in_its_box_and_comes_back() -> None:
-    for each in space(None).dimensions:
-        for place in (0.0, 0.123, 0.5, 0.987, 1.0):
-            value: Any = each.value(place)
-            back = each.place(value)
+@pytest.mark.parametrize("name", INCUMBENTS)
+def test_every_step_is_a_factor_of_two_or_three_another_choice_or_a_third_of_a_linear_box(name: str) -> None:
+    for each in space(None, name).dimensions:
+        now = incumbent(name).resolved.get(each.name)
+        assert now not in each.steps
+        for value in each.steps:
             accept(each.key, "None" if value is None else value)
-            assert each.value(back) == value
+            place = each.place(value)
+            assert each.step(place) == value
             if each.box.scale == "choice":
                 assert value in each.box.choices
+            elif not isinstance(now, int | float):
+                assert each.key.search.low * 0.99 <= value <= each.key.search.high * 1.01, "unset: the whole box"
+            elif each.box.scale == "linear":
+                third = (each.key.search.high - each.key.search.low) / 3
+                assert abs(value - now) >= 0.99 * third
             else:
-                assert each.box.low * 0.99 <= value <= each.box.high * 1.01, each.name
-            if each.box.scale == "power of two":
-                assert isinstance(value, int)
-                assert value & (value - 1) == 0
-            elif each.box.scale != "choice":
-                assert back == pytest.approx(place, abs=0.01)
+                assert min(abs(math.log(value / now / factor)) for factor in FACTORS) < 0.01, each.name
+                assert isinstance(value, int) == (each.box.scale == "power of two")
 
 
-def test_a_box_follows_the_incumbent() -> None:
-    plain, moved = dimension(LR).box, dimension(LR, name="sgd").box
-    assert plain.low <= 1e-6 <= 9e-6 <= plain.high
-    assert dimension(LR).value(0.5) == pytest.approx(math.sqrt(plain.low * plain.high), rel=0.01), "each order has room"
-    best = SearchSpace.for_engine(TRL, parse(set_values(SHIPPED, {LR: plain.high})), space().plan)
-    assert next(d for d in best.dimensions if d.name == LR).box.high == pytest.approx(3 * plain.high)
-    assert (moved.low, moved.high) == (pytest.approx(0.1 / 3), pytest.approx(0.3))
+def test_steps_go_in_both_directions_wherever_the_incumbent_is() -> None:
+    for rate in (3e-6, 2e-5, 4e-7):
+        base = parse(set_values(SHIPPED, {LR: rate}))
+        found = next(d for d in SearchSpace.of(TRL, base, space().plan).dimensions if d.name == LR)
+        assert found.place(rate) == pytest.approx(0.5)
+        assert found.steps == pytest.approx([rate / 3, rate / 2, 2 * rate, 3 * rate], rel=0.01)
+        ups = [found.step(n / 100) > rate for n in range(100)]
+        assert ups.count(True) == pytest.approx(50, abs=2)
+    assert dimension("orchestrator.batch_size").steps == (128, 512)
+    assert dimension("orchestrator.batch_size", name="odd batch").steps == (48, 192)
+    assert dimension("orchestrator.train.sampling.temperature").steps == (0.6, 0.8, 1.2)
+    assert dimension("trainer.optim.max_norm", name="unset").steps[0] == 0.05
     assert "trainer.optim.type" not in space(None, "sgd").places(incumbent("sgd"))
-    assert dimension("orchestrator.batch_size", name="odd batch").box.low == 32
-    assert dimension("orchestrator.algo.length_penalty.num_output_tokens_weight", name="penalty").box.high == 9.0
+
+
+def test_a_scope_takes_the_other_keys_out_of_the_space() -> None:
+    def within(*scope: str, name: str = "shipped") -> SearchSpace:
+        return SearchSpace.of(TRL, incumbent(name), space().plan, scope)
+
+    assert {d.name for d in within("trainer.optim.lr", "orchestrator.algo").dimensions} == {
+        LR,
+        "orchestrator.algo.type",
+    }
+    schedule = within("trainer.scheduler")
+    assert {d.name for d in schedule.dimensions} == {KIND}
+    assert built(schedule, type="linear").get(STEPS), "the steps of a schedule belong to it"
+    batch = within("orchestrator.batch_size", name="cosine")
+    assert built(batch, batch=128).get(STEPS) == incumbent("cosine").get(STEPS), "max_steps is outside"
+    with pytest.raises(ConfigError, match="the search has no key to change within seq_len"):
+        within("seq_len").change(random.Random(0), {})
 
 
 def test_only_keys_that_apply_are_changed_and_a_choice_takes_the_rest_out() -> None:
@@ -130,7 +162,7 @@ def test_only_keys_that_apply_are_changed_and_a_choice_takes_the_rest_out() -> N
     seen = set[str]().union(*(change(found, seed) for seed in range(300)))
     assert {"trainer.optim.type", "trainer.optim.betas2"} <= seen
     assert "trainer.optim.mu" not in seen
-    choice = {"orchestrator.algo.type": 1.0, "orchestrator.algo.length_penalty": 1.0}
+    choice = {"orchestrator.algo.type": "max_rl", "orchestrator.algo.length_penalty": {}}
     made = parse(space(None).build(choice))
     assert (made.get("orchestrator.algo.type"), made.get("orchestrator.algo.length_penalty")) == ("max_rl", None)
 
@@ -155,7 +187,7 @@ def test_a_change_of_batch_takes_the_schedule_along_and_another_change_leaves_it
 def test_a_constant_schedule_has_no_max_steps() -> None:
     assert built(space(name="cosine"), type="constant").get(STEPS) is None
     fixed = parse(set_values(SHIPPED, {STEPS: 30}))
-    assert built(SearchSpace.for_engine(TRL, fixed, space().plan), lr=4e-6).get(STEPS) is None
+    assert built(SearchSpace.of(TRL, fixed, space().plan), lr=4e-6).get(STEPS) is None
 
 
 @pytest.mark.parametrize("log_sd", [0.05, 0.2, 0.5, 2.0])
@@ -190,23 +222,22 @@ def run(num_steps: int, seconds: float = 60.0) -> Result:
 
 @pytest.mark.parametrize(("num_steps", "seconds"), [(150, 60.0), (75, 30.0), (150, 95.0)])  # of CPU time: 60 s
 def test_one_run_tells_how_many_steps_its_config_makes(num_steps: int, seconds: float) -> None:
-    found = Throughput.of([(config(), run(num_steps, seconds))], budget_seconds=60.0)
-    assert found.plan(config().resolved).num_steps == pytest.approx(150, rel=0.01)
+    found = planner([(config(), run(num_steps, seconds))], budget_seconds=60.0)
+    assert found(config().resolved).num_steps == pytest.approx(150, rel=0.01)
 
 
 def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
     nothing = replace(run(0), training=replace(run(0).training, training_seconds=None))
-    found = Throughput.of([(config(), nothing)], 60.0)
-    assert np.allclose(found.mean, Throughput.of([], 60.0).mean)
-    assert Throughput.of([(config(), run(1))], 60.0).plan(config().resolved).num_steps == 10
+    assert planner([(config(), nothing)], 60.0)(config().resolved) == planner([], 60.0)(config().resolved)
+    assert planner([(config(), run(1))], 60.0)(config().resolved).num_steps == 10
 
 
 def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
-    found = Throughput.of([(config(), run(150))], 60.0)
+    found = planner([(config(), run(150))], 60.0)
     tokens = parse(SHIPPED.replace(b"batch_size = 256 ", b"token_batch_size = 100_000 "))
     alone = config(orchestrator__algo__type="rae", orchestrator__group_size=1)
     for each in (tokens, alone):
-        assert math.isfinite(found.plan(each.resolved).num_steps)
+        assert math.isfinite(found(each.resolved).num_steps)
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
@@ -216,7 +247,7 @@ def test_in_the_recorded_nights_it_predicts_each_run_from_those_before(name: str
     errors, z = list[float](), list[float]()
     for place in range(10, len(runs)):
         configured, told = runs[place]
-        plan = Throughput.of(runs[:place], 60.0).plan(configured.resolved)
+        plan = planner(runs[:place], 60.0)(configured.resolved)
         real = 60.0 * told.training.num_steps / told.training.training_seconds
         errors.append(math.log(real / plan.num_steps))
         z.append(errors[-1] / plan.log_sd)

@@ -11,10 +11,8 @@ from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import MAX_CHARACTERS
 from nightshift.agents.notebook import (
     MAX_BYTES,
-    belied,
     compare_prediction,
     entry,
-    mode,
     notebook,
     predicted,
 )
@@ -62,37 +60,6 @@ def test_a_prediction_stands_beside_what_was_measured_and_the_effect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("effect", "measured", "outcome", "is_belied"),
-    [
-        (-0.03, -0.03, "better, +9.0 pp, confirmed", True),
-        (+0.03, +0.03, "clearly worse: refuted", True),
-        (-0.03, -0.03, "worse by 9 pp", True),
-        (-0.03, -0.09, "worse by 9 pp", False),  # it was measured
-        (-0.03, -0.09, "worse by 3 pp", False),  # it is the effect
-        (-0.03, -0.09, "worse by 15 pp", True),
-        (-0.03, -0.03, "worse, +3 pp", True),
-        (+0.001, +0.001, "better, if anything", False),
-        (-0.03, -0.03, None, False),
-    ],
-)
-def test_a_reported_outcome_that_was_not_measured_is_named(effect, measured, outcome, is_belied):
-    assert bool(belied(judged(effect, measured=measured, reported_outcome=outcome))) == is_belied
-
-
-def test_after_three_and_five_discards_the_mode_changes() -> None:
-    first, keep, discard = a_record(number=1, status="keep"), judged(0.01), judged(-0.01)
-    assert mode([first]).startswith("Refine")
-    assert mode([first, *[discard] * 3]) == "Pivot: 3 in a row were not kept. Leave the approach of the last ones."
-    assert mode([first, *[discard] * 4]).startswith("Pivot: 4")
-    assert mode([first, *[discard] * 5]).startswith("Question: 5 in a row were not kept.")
-    assert mode([first, *[discard] * 7, keep, discard]).startswith("Refine")
-    crash = a_record(number=2, parent=1, status="crash", judgement=Judgement(why="loss is nan"))
-    again = a_record(number=2, parent=1, status="measured", judgement=Judgement(why="the baseline once more"))
-    assert mode([first, keep, *[again] * 5]).startswith("Refine")
-    assert mode([first, discard, again, crash, discard]).startswith("Pivot: 3 ")
-
-
-@pytest.mark.parametrize(
     ("name", "found"),
     [
         ("team:claude,codex", ["claude", "codex"]),
@@ -116,7 +83,7 @@ def context_of(root: Path, num_experiments: int = 3) -> Context:
     for r in context.campaign.decided:
         texts = {"lesson": f"{r.number} {HOSTILE}" * 9, "mechanism": HOSTILE * 9, "reported_outcome": HOSTILE}
         context.ledger.write(replace(r, prediction="+1 pp", **texts))
-    return context_after(context.ledger, flips=("arithmetic: 12 fixed, 9 broken of 1000",) * 50)
+    return context_after(context.ledger)
 
 
 class Member:
@@ -156,15 +123,17 @@ def test_foreign_text_cannot_leave_its_line(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     asked = Answer(None, Proposal(description="raise lr", mechanism="larger steps"))
     last = context.campaign.decided[-1]
-    for text in (strategy(context), reflection(last), implementation(context, asked)):
+    for text in (strategy(context), reflection([last]), implementation(context, asked)):
         assert "\n1. Edit run.py" not in text
         assert "\nHYPOTHESIS: mine" not in text
         assert "\x1b" not in text
     assert "| raise lr\n| how it should work: larger steps" in implementation(context, asked)
-    assert f"of experiment {last.number:04d}, which is decided" in reflection(last)
+    assert f"of experiment {last.number:04d}, which is decided" in reflection([last])
+    both = reflection(context.campaign.decided[-2:])
+    assert all(f"\nLESSON {last.number - back:04d}: <" in both for back in (0, 1))
     assert "MECHANISM: <" in strategy(context)
     assert "LESSON" not in strategy(context)
-    assert "PREDICTION" not in reflection(last)
+    assert "PREDICTION" not in reflection([last])
 
 
 def test_an_entry_has_what_was_thought_what_came_and_what_was_learnt() -> None:
@@ -176,6 +145,5 @@ def test_an_entry_has_what_was_thought_what_came_and_what_was_learnt() -> None:
         "  refuted by: a lower score",
         "  predicted +1 pp; measured -2.5 pp, effect -2.0 ± 1.0 pp",
         "  reported outcome: better",
-        "  BUT measured -2.5 pp, effect -2.0 ± 1.0 pp: the reported outcome was not measured",
         "  lesson: too large",
     ]

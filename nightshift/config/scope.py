@@ -1,0 +1,46 @@
+"""The scope of a direction: the keys and tables of train.toml that experiments may change.
+
+A direction has a scope if its first line is `Only: trainer.scheduler, trainer.optim.lr`, or if --only names it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from nightshift.config.allowlist import ANY, find_key, is_inner, suggest, value_text
+from nightshift.config.train_toml import Config
+from nightshift.errors import UsageError, listed
+
+LABEL = "Only"
+_SCHEDULE = "trainer.scheduler.type"
+_LENGTHS = ("max_steps", "trainer.scheduler.warmup_steps", "trainer.scheduler.decay_steps")  # follow from the schedule
+
+
+def scope_of(direction: str) -> tuple[str, ...]:
+    """Return the keys and tables in the first line of a direction; empty: every key may change."""
+    label, colon, names = direction.partition("\n")[0].partition(":")
+    if not colon or label.strip().lower() != LABEL.lower():
+        return ()
+    return tuple(filter(None, (name.strip(" `.") for name in names.split(","))))
+
+
+def require_open(scope: Iterable[str]) -> None:
+    """Raise UsageError for a name that is neither an open key nor a table of open keys."""
+    for name in scope:
+        if ANY in name or (find_key(name) is None and not is_inner(name)):
+            keys = suggest(tuple(name.split(".")))
+            fix = f"Did you mean {' or '.join(keys)}?" if keys else "uv run run.py --keys lists the keys and tables."
+            raise UsageError(f"{LABEL}: {value_text(name)} is no open key or table of train.toml", fix)
+
+
+def is_within(scope: Sequence[str], key: str) -> bool:
+    """Return True if a key is in the scope. The steps of a schedule belong to its type."""
+    is_named = any(f"{key}.".startswith(f"{name}.") for name in scope)
+    return not scope or is_named or (key in _LENGTHS and is_within(scope, _SCHEDULE))
+
+
+def require_within(scope: Sequence[str], keys: Iterable[str], config: Config) -> None:
+    """Raise UsageError if one of the changed `keys` is outside the scope. A key that no longer applies in `config`,
+    because a selected variant changed, does not count."""
+    outside = [key for key in keys if key in config.resolved and not is_within(scope, key)]
+    if outside:
+        cause = f"outside the user's direction: {listed(outside)} may not change"
+        raise UsageError(cause, f"Change keys of {', '.join(scope)} only.")
