@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import socket
-import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -273,7 +272,8 @@ class Ledger:
     def sync_tsv(self) -> None:
         """Write results.tsv from runs/. A link in its place is replaced, not followed."""
         try:
-            mode = stat.S_IMODE(self.runs_dir.stat().st_mode) & 0o666  # as private as runs/
+            place = self.runs_dir if self.runs_dir.is_dir() else self.tsv_path.parent
+            mode = place.stat().st_mode & 0o666  # as private as runs/
             write_atomically(self.tsv_path, results_tsv(self.records()).encode(), mode=mode)
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from nightshift.agents.search import (
     DECAY,
@@ -217,7 +218,7 @@ def config(**values: object) -> Config:
 
 def run(num_steps: int, seconds: float = 60.0) -> Result:
     made = a_result()
-    return replace(made, training=replace(made.training, num_steps=num_steps, training_seconds=seconds))
+    return structs.replace(made, training=replace(made.training, num_steps=num_steps, training_seconds=seconds))
 
 
 @pytest.mark.parametrize(("num_steps", "seconds"), [(150, 60.0), (75, 30.0), (150, 95.0)])  # of CPU time: 60 s
@@ -227,7 +228,7 @@ def test_one_run_tells_how_many_steps_its_config_makes(num_steps: int, seconds: 
 
 
 def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
-    nothing = replace(run(0), training=replace(run(0).training, training_seconds=None))
+    nothing = structs.replace(run(0), training=replace(run(0).training, training_seconds=None))
     assert planner([(config(), nothing)], 60.0)(config().resolved) == planner([], 60.0)(config().resolved)
     assert planner([(config(), run(1))], 60.0)(config().resolved).num_steps == 10
 
