@@ -64,6 +64,11 @@ class Login:
         patterns = " ".join((_VARIABLES, self.variables, *more)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
+    def files(self, environ: Mapping[str, str]) -> tuple[Path, ...]:
+        """Return where your credential and settings are, whether they exist or not."""
+        names = (*self.credential.split(), *self.settings.split())
+        return tuple(self._source(name, environ) for name in names)
+
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
         """Copy the files that exist below the new `home`; returns the credential."""
         copied = dict[str, bytes]()

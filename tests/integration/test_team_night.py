@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.notebook import belied
-from nightshift.night.state import FILL
+from nightshift.campaign.waits import FILL
 from tests.night_checkout import good_night, records, whole_night
 
 CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()

@@ -15,12 +15,14 @@ from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import compose
 from nightshift.campaign.records import Cost, Failure, Job, Outcome, Proposal, Record, Result, Training
+from nightshift.campaign.waits import FILL
 from nightshift.config.train_toml import parse, set_values
 from nightshift.experiment.experiment import Controller
-from nightshift.night import loop
-from nightshift.night.loop import MAX_REFUSALS, Night, undecided
+from nightshift.night import loop, summary
+from nightshift.night.loop import Night
+from nightshift.night.proposals import MAX_REFUSALS, undecided
 from nightshift.night.start import begin
-from nightshift.night.state import FILL, NightRequest, NightState, Stop, Unavailable, load
+from nightshift.night.state import NightRequest, NightState, Stop, load
 from tests.campaigns import a_result, replace
 from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
@@ -114,7 +116,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
-    monkeypatch.setattr(loop, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")  # a page for each takes a second
     made = make_poor(checkout, RULES, monkeypatch)
     return replace(made, clock=clock, now=lambda: START + timedelta(seconds=clock.now))
 
@@ -280,7 +282,7 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
         clock.now += 70.0
         return ""
 
-    monkeypatch.setattr(loop, "write_summary", write_slowly)
+    monkeypatch.setattr(summary, "write_summary", write_slowly)
     monkeypatch.setattr(loop, "_LOOK_SECONDS", 600.0)
     controller, sent = with_bench(controller, executor=Timed(1, clock, 150.0)), Sent()
     away, asks_at = Availability(Meaning.LIMIT, "a limit"), START + timedelta(seconds=200)
@@ -361,7 +363,7 @@ def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock)
     proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock, 60.0)
     controller = with_bench(controller, executor=executor)
     state = NightState(
-        NightRequest("thinker", hours=0.1), controller.bench.rules_hash, START.isoformat(), 1, branch=CAMPAIGN
+        NightRequest("thinker", hours=0.1), controller.bench.rules_hash, started=START.isoformat(), first=1, branch=CAMPAIGN
     )
     filler = Repeats(clock)
     night = Night(state, controller, proposer, lambda text: None, notifier=Sent(), filler=filler)

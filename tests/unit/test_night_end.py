@@ -16,7 +16,7 @@ from nightshift.campaign.records import NIGHT_NAME, Phase, Progress, Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_json
-from nightshift.night import loop
+from nightshift.night import desk, summary
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
 from nightshift.night.state import NightRequest, NightState
@@ -56,17 +56,17 @@ class Acting(StandInProposer):
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(loop, "write_summary", lambda state, controller: "the summary")  # a page takes a second
+    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "the summary")  # a page takes a second
     made = make_poor(checkout, RULES, monkeypatch)
     return with_bench(made, executor=AnyOrder(num_slots=1, seed=0))
 
 
 def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Told, list[str]]:
     state = NightState(
-        NightRequest("acting"), controller.bench.rules_hash, controller.now().isoformat(), 1, branch=CAMPAIGN
+        NightRequest("acting"), controller.bench.rules_hash, started=controller.now().isoformat(), first=1, branch=CAMPAIGN
     )
     told, said = Told(), list[str]()
-    return Night(state, controller, Acting(act), said.append, pauses=(0.0, 0.0, 0.0), notifier=told), told, said
+    return Night(state, controller, Acting(act), said.append, notifier=told), told, said
 
 
 def refuse_the_state(controller: Controller) -> None:
@@ -114,8 +114,8 @@ def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(contro
     state = NightState(
         NightRequest("rates", experiments=6),
         controller.bench.rules_hash,
-        controller.now().isoformat(),
-        1,
+        started=controller.now().isoformat(),
+        first=1,
         branch=CAMPAIGN,
     )
     try:
@@ -142,7 +142,7 @@ def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(controller, mo
     def refused(state: NightState, controller: Controller) -> str:
         raise OSError(28, "No space left on device")
 
-    made, told, _ = night(controller, lambda: monkeypatch.setattr(loop, "write_summary", refused))
+    made, told, _ = night(controller, lambda: monkeypatch.setattr(summary, "write_summary", refused))
     stop = made.run()
     assert told.events == [("end", stop.cause)]
     assert controller.reporter.notes[-1].endswith("No space left on device")
