@@ -182,14 +182,15 @@ class Night:
         return False
 
     def _is_branch_switched(self) -> bool:
-        """Return True if another branch is checked out, at once or a moment after measuring files changed."""
+        """Return True if another branch is checked out, at once or a moment after measuring files changed, and the
+        night's branch still exists."""
         ends_at = self._controller.clock() + _SWITCH_SECONDS
         while self._controller.repo.head().branch == self.state.branch:
             if self._controller.clock() >= ends_at:
                 return False
             self._controller.wait()
             time.sleep(0.05)  # `wait` returns at once if a run has ended
-        return True
+        return self.state.branch in self._controller.repo.branches()
 
     def _hold(self, seconds: float) -> None:
         """Wait for a moment. The agent works on; a result that comes in waits in its folder."""

@@ -18,7 +18,7 @@ from nightshift.campaign.records import Cost, Failure, Job, Outcome, Proposal, R
 from nightshift.campaign.waits import FILL
 from nightshift.config.train_toml import parse, set_values
 from nightshift.experiment.experiment import Controller
-from nightshift.night import loop, summary
+from nightshift.night import summary
 from nightshift.night.loop import Night
 from nightshift.night.proposals import MAX_REFUSALS, undecided
 from nightshift.night.start import begin
@@ -69,8 +69,8 @@ class Level(Timed):
 
 
 class Thinker(StandInProposer):
-    """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by hour, why it
-    cannot be asked then; a text is an answer without an edit."""
+    """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by second, why it
+    cannot be asked then; a text is why its edit is refused."""
 
     name, is_instant = "thinker", False
 
@@ -91,7 +91,7 @@ class Thinker(StandInProposer):
             case Availability() as found:
                 return (Answer(None, cause=found.text, unavailable=found),)
             case str(text):
-                return (Answer(None, cause=text),)
+                return (Answer(context.source + b"x = ", cause=text),)
         return tuple(self.answer(context) for _ in range(context.num_proposals))
 
     def answer(self, context: Context) -> Answer:
@@ -237,7 +237,7 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(control
     def says(now: float) -> Availability | str | None:
         for number, (begins, ends) in enumerate(((0.4, 0.8), (1.2, 1.4))):
             if begins <= hours(now) < ends:
-                return Availability(Meaning.LIMIT, f"limit {number}", START + timedelta(hours=ends))
+                return Availability(Meaning.LIMIT, f"limit {number}, which ends at {ends} h")
         if 0.85 <= hours(now) < 1.1:
             return Availability(Meaning.LOGIN, "Not logged in")
         if hours(now) >= 1.5 and not was_nonsense:
@@ -256,15 +256,15 @@ def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(control
     assert 1.3 < max(begins) < 1.45
     assert busy_share(ours, executor, 300.0) > 0.97
     waits = [why for event, why in sent.events if event == "agent unavailable"]
-    assert [why.split(";")[0] for why in waits] == [
-        "thinker: usage limit: limit 0",
+    assert [why.split(": ", 1)[1].split(";")[0] for why in waits] == [
+        "thinker: usage limit: limit 0, which ends at 0.8 h",
         "thinker: login: Not logged in",
-        "thinker: usage limit: limit 1",
+        "thinker: usage limit: limit 1, which ends at 1.4 h",
     ]
-    assert "asked again at" in waits[0]
-    assert "the slots run proposals of tpe meanwhile" in waits[0]
+    assert "next check at" in waits[0]
+    assert "TPE fills the free slots meanwhile" in waits[0]
     assert controller.reporter.notes.count("thinker answers again") >= 2
-    assert night.state.unavailable is None
+    assert all(wait.ended for wait in night.state.waits)
     refused = [note for note in controller.reporter.notes if note.startswith("proposal refused")]
     assert [note for note in refused if "nonsense" in note] == ["proposal refused: nonsense"]
     assert all("limit" not in note and "logged" not in note for note in refused)
@@ -283,21 +283,17 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
         return ""
 
     monkeypatch.setattr(summary, "write_summary", write_slowly)
-    monkeypatch.setattr(loop, "_LOOK_SECONDS", 600.0)
     controller, sent = with_bench(controller, executor=Timed(1, clock, 150.0)), Sent()
-    away, asks_at = Availability(Meaning.LIMIT, "a limit"), START + timedelta(seconds=200)
-    unavailable = Unavailable(away.meaning, away.text, START.isoformat(), asks_at.isoformat())
-    state = replace(begin(NightRequest("thinker", hours=0.5, max_cost=9.0), controller), unavailable=unavailable)
+    away = Availability(Meaning.LIMIT, "a limit")
+    state = begin(NightRequest("thinker", hours=0.5, max_cost=9.0), controller)
     proposer = Priced(clock, 15.0, lambda now: away if hours(now) < 0.2 else None)
-    night = Night(state, controller, proposer, lambda text: None, notifier=sent, filler=Filler(clock))
+    night = Night(state, controller, proposer, lambda text: None, sent, Filler(clock), away)
     assert night.run().is_planned
-    assert [why.split(";")[0] for event, why in sent.events if event == "agent unavailable"] == [
-        "thinker: usage limit: a limit"
-    ]
-    assert 200.0 <= proposer.asked_at[0] < 290.0  # while the run that began at 150 s trains
-    assert [
-        note for note in controller.reporter.notes if "dollars" in note
-    ] == []  # of tpe, or of an agent that was away
+    [why] = [why for event, why in sent.events if event == "agent unavailable"]
+    assert why.startswith("waiting since 2026-11-25 01:00 UTC: thinker: usage limit: a limit; ends when thinker answers")
+    assert 150.0 <= proposer.asked_at[0] < 240.0  # while the run that began at 150 s trains
+    dollars = [note for note in controller.reporter.notes if "dollars" in note]
+    assert dollars == []  # of tpe, or of an agent that was away
 
 
 @pytest.mark.parametrize("fills", [pytest.param(True, marks=pytest.mark.slow), False])
@@ -310,7 +306,7 @@ def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(
     assert " hours are over" in stop.cause, stop  # the experiments of tpe count for no plateau
     num_fills = sum(record.proposal.proposer == FILL for record in controller.ledger.records())
     assert num_fills > 5 if fills else num_fills == 0
-    assert len(proposer.asked_at) < 2 * 4 + 5  # every 15 minutes
+    assert len(proposer.asked_at) < 5 + 6 + 1.5 * 4  # soon at first, then every 15 minutes
 
 
 @pytest.mark.slow
