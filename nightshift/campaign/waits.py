@@ -13,6 +13,7 @@ from nightshift.waiting import lasted
 FILL = "fill: tpe"  # the proposer of experiments that run while the agent is unavailable
 CHECK_SECONDS = 10.0  # between two looks at a disk, a branch, a credential file
 LONG_SECONDS = 3600.0  # without an answer: the user is notified, and the night was TPE's
+WaitKind = Literal["agent", "branch", "disk", "machine", "run"]  # run: one that infrastructure lost
 _MAX_LINES = 8  # of earlier waits
 _MAX_TEXT = 400
 
@@ -21,7 +22,7 @@ _MAX_TEXT = 400
 class Wait:
     """A condition that a night waits for, or waited for. Times are ISO 8601, UTC."""
 
-    kind: Literal["agent", "branch", "disk", "machine", "run"]
+    kind: WaitKind
     cause: str  # one line
     ends_when: str  # the condition, in words
     since: str

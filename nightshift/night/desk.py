@@ -5,13 +5,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from nightshift.agents.base import Answer
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.posterior import next_stage
 from nightshift.campaign.records import Cost, Record, Stage
-from nightshift.campaign.waits import FILL, Wait, parse_time
+from nightshift.campaign.waits import FILL, Wait, WaitKind, parse_time
 from nightshift.errors import EngineError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
@@ -67,38 +67,35 @@ class Desk:
         return next((wait for wait in self.state.waits if wait.kind == kind and wait.ended is None), None)
 
     def begin_wait(
-        self,
-        kind: Literal["agent", "branch", "disk", "machine", "run"],
-        cause: str,
-        ends_when: str,
-        is_looked_at: bool = False,
-        tries_at_once: bool = False,
-        meaning: str = "",
-        meanwhile: str = "",
+        self, kind: WaitKind, cause: str, ends_when: str, seconds: float | None, meaning: str = "", meanwhile: str = ""
     ) -> None:
-        """Begin a wait, or note that it was in vain once more.
-
-        `is_looked_at`: its condition is checked every few seconds. Else it ends by another try, the later the more
-        tries were in vain; the first at once if `tries_at_once`.
-        """
+        """Begin a wait, or note that it was in vain once more. `seconds`: until the next try; None: its condition is
+        looked at every few seconds."""
         now, before = self.controller.now(), self.wait_for_kind(kind)
-        if before is not None and is_looked_at:
+        if before is not None and seconds is None:
             return
-        num = before.num_checks + self.is_due(kind) if before else 1  # several runs may be lost at once
-        seconds = FIRST_SECONDS * 2 ** min(num - 1 - tries_at_once, 10) if num > tries_at_once else 0.0
-        next_try = (now + timedelta(seconds=min(seconds, MAX_SECONDS))).isoformat(timespec="seconds")
         wait = Wait(
             kind=kind,
             cause=cause,
             ends_when=ends_when,
             since=before.since if before else now.isoformat(timespec="seconds"),
-            checks_at=None if is_looked_at else next_try,
-            num_checks=num,
+            checks_at=None if seconds is None else (now + timedelta(seconds=seconds)).isoformat(timespec="seconds"),
+            num_checks=self._num_tries(kind),
             meaning=meaning,
             meanwhile=meanwhile,
         )
         self._set_waits([*(other for other in self.state.waits if other is not before), wait])
         self.note(wait.describe())
+
+    def pause_seconds(self, kind: str, at_once: bool = False) -> float:
+        """Return the seconds until the next try: after each try in vain twice as many. `at_once`: 0 for the first."""
+        num = self._num_tries(kind) - at_once
+        return min(FIRST_SECONDS * 2 ** min(num - 1, 10), MAX_SECONDS) if num else 0.0
+
+    def _num_tries(self, kind: str) -> int:
+        """Return how many tries were in vain, this one included. Several runs that are lost at once count as one."""
+        before = self.wait_for_kind(kind)
+        return before.num_checks + self.is_due(kind) if before else 1
 
     def end_wait(self, *kinds: str) -> None:
         """End the waits of these kinds that have not ended."""
@@ -130,8 +127,8 @@ class Desk:
         try:
             write_atomically(path, bytes(_PROBE_BYTES))
             path.unlink()
-        except (EngineError, OSError) as error:
-            return str(error)
+        except OSError as error:
+            return f"cannot write to {path.parent}: {error.strerror or error}"
         return None
 
     # What the night has done, from its records

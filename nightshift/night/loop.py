@@ -152,10 +152,10 @@ class Night:
                 raise
         except (EngineError, OSError) as error:
             if problem := desk.disk_problem():
-                desk.begin_wait("disk", problem, "runs/ can be written", is_looked_at=True)
+                desk.begin_wait("disk", problem, "runs/ can be written", None)
             else:
-                desk.begin_wait("machine", str(error), "this machine is ready")
-                self._hold(min(desk.seconds_until("machine"), _LOOK_SECONDS))
+                desk.begin_wait("machine", str(error), "this machine is ready", _LOOK_SECONDS)
+                self._hold(_LOOK_SECONDS)
         return None
 
     def _is_prevented(self) -> bool:
@@ -172,7 +172,7 @@ class Night:
                 "branch",
                 f"the checkout moved from {branch} to {now or 'a detached HEAD'}",
                 f"{branch} is checked out again",
-                is_looked_at=True,
+                None,
             )
             return True
         desk.end_wait("branch")
@@ -233,7 +233,7 @@ class Night:
         ends_at = controller.clock() + min([seconds for seconds in tries if seconds > 0.0] + [_LOOK_SECONDS])
         desk.emit(Kind.IDLE)
         due = [desk.ledger.run_dir(number) for number in desk.bench.in_flight]
-        while self._signs == before:
+        while self._signs == before and (desk.over is None or due):
             controller.wait()
             is_queued = is_stopping and not all(map(executor.has_begun, executor.in_flight()))
             is_over = controller.clock() >= ends_at or any(map(executor.is_over, due))

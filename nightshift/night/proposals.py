@@ -298,7 +298,7 @@ class Proposals:
             "agent",
             f"{self._proposer.name}: {unavailable.meaning}: {unavailable.text}",
             f"{self._proposer.name} answers",
-            tries_at_once=not unavailable.is_away,
+            self._desk.pause_seconds("agent", at_once=not unavailable.is_away),
             meaning=unavailable.meaning,
             meanwhile="TPE fills the free slots meanwhile" if self._fills else "",
         )

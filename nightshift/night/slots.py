@@ -17,7 +17,7 @@ from nightshift.campaign.posterior import measuring_run
 from nightshift.campaign.records import Failure, Record, Request, Run, Stage
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.prime_rl import remains
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.night.desk import Desk, Kind
 from nightshift.night.notify import is_second
 from nightshift.night.proposals import Proposals, attempts, undecided
@@ -35,7 +35,10 @@ class Slots:
 
     def collect(self) -> bool:
         """Decide the first run that has ended. Returns False if all runs are under way."""
-        for number in self._desk.bench.in_flight:
+        desk = self._desk
+        for number in desk.bench.in_flight:
+            if desk.executor.is_over(desk.ledger.run_dir(number)) and (problem := desk.disk_problem()):
+                raise EngineError(problem)  # a result that waits in its folder is not lost
             if (record := self._controller.collect(number)) is not None:
                 self.conclude(record)
                 return True
@@ -120,7 +123,8 @@ class Slots:
             if record in tries and sum(r.failure is Failure.MACHINERY for r in tries) >= MAX_TRIES:
                 cause = f"infrastructure lost its run {MAX_TRIES} times: {record.why}"
                 self._proposals.drop(pending, cause, is_refused=False)
-        desk.begin_wait("run", f"experiment {record.number:04d} was lost: {record.why}", "a run comes to its end")
+        cause = f"experiment {record.number:04d} was lost: {record.why}"
+        desk.begin_wait("run", cause, "a run comes to its end", desk.pause_seconds("run"))
 
     def _is_hopeless(self, record: Record, own: Sequence[Record]) -> bool:
         """Return True if the night's last two runs were lost for the same cause, and no run ever trained. Two tries of

@@ -25,7 +25,7 @@ from nightshift.campaign.records import (
     Stage,
 )
 from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
-from nightshift.errors import Interrupted, NightshiftError
+from nightshift.errors import EngineError, Interrupted, NightshiftError
 from nightshift.experiment.estimate import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
@@ -62,18 +62,27 @@ class Page:
     """An observer that writes the summary and the page, and prints the summary after an experiment."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._has_news, self._has_verdict = tell, False, False
+        self._tell, self._has_news, self._has_verdict, self._problem = tell, False, False, ""
 
     def __call__(self, desk: Desk, event: Event) -> None:
         """Write when nothing else is left to do: a page takes a second."""
         self._has_verdict |= event.kind is Kind.CLOSED
         self._has_news |= event.kind in (Kind.CLOSED, Kind.WAITING)
         is_last = event.kind is Kind.STOPPED
-        if is_last or (event.kind is Kind.IDLE and self._has_news):
+        if not is_last and (event.kind is not Kind.IDLE or not self._has_news):
+            return
+        try:
             text = write_summary(desk.state, desk.controller)
-            if is_last or self._has_verdict:
-                self._tell(text)
-            self._has_news = self._has_verdict = False
+        except (EngineError, OSError) as error:
+            if is_last:
+                raise
+            if self._problem != (problem := f"the summary cannot be written: {error}"):
+                desk.note(problem)  # and is written once it can be
+            self._problem = problem
+            return
+        if is_last or self._has_verdict:
+            self._tell(text)
+        self._has_news = self._has_verdict = False
 
 
 def summary(

@@ -69,8 +69,8 @@ class Level(Timed):
 
 
 class Thinker(StandInProposer):
-    """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by second, why it
-    cannot be asked then; a text is why its edit is refused."""
+    """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by second,
+    why it cannot be asked then; a text is why its edit is refused."""
 
     name, is_instant = "thinker", False
 
@@ -290,7 +290,9 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
     night = Night(state, controller, proposer, lambda text: None, sent, Filler(clock), away)
     assert night.run().is_planned
     [why] = [why for event, why in sent.events if event == "agent unavailable"]
-    assert why.startswith("waiting since 2026-11-25 01:00 UTC: thinker: usage limit: a limit; ends when thinker answers")
+    assert why.startswith(
+        "waiting since 2026-11-25 01:00 UTC: thinker: usage limit: a limit; ends when thinker answers"
+    )
     assert 150.0 <= proposer.asked_at[0] < 240.0  # while the run that began at 150 s trains
     dollars = [note for note in controller.reporter.notes if "dollars" in note]
     assert dollars == []  # of tpe, or of an agent that was away
@@ -359,7 +361,11 @@ def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock)
     proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock, 60.0)
     controller = with_bench(controller, executor=executor)
     state = NightState(
-        NightRequest("thinker", hours=0.1), controller.bench.rules_hash, started=START.isoformat(), first=1, branch=CAMPAIGN
+        NightRequest("thinker", hours=0.1),
+        controller.bench.rules_hash,
+        started=START.isoformat(),
+        first=1,
+        branch=CAMPAIGN,
     )
     filler = Repeats(clock)
     night = Night(state, controller, proposer, lambda text: None, notifier=Sent(), filler=filler)
