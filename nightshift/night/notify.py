@@ -30,7 +30,7 @@ _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
 class Notifier:
-    """Sends the notifications of one night, inside of `running`."""
+    """Runs the command for each notification, inside of `running`."""
 
     def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = 30.0) -> None:
         """`command` None: nothing is sent. `note` prints a line. UsageError if the program does not exist."""
@@ -95,17 +95,17 @@ class Notifications:
         self._waits = set[tuple[str, str]]()  # of which the user was notified
 
     def __call__(self, desk: Desk, event: Event) -> None:
-        if event.kind is Kind.OVER and not self._is_end_sent:
-            self._send(desk, END, event.why)
-            self._is_end_sent = True
-        elif event.record is not None and (name := event_of(event.record, desk.own())):
+        name = END if event.kind is Kind.OVER and not self._is_end_sent else None
+        if event.record is not None:
+            name = event_of(event.record, desk.own())
+        if name is not None:
             self._send(desk, name, event.why, event.record)
-        elif event.kind in (Kind.WAITING, Kind.IDLE):
-            waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
-            self._waits &= waits.keys()
-            for key in [key for key, wait in waits.items() if key not in self._waits and _is_news(wait, desk)]:
-                self._waits.add(key)
-                self._send(desk, AGENT if key[0] == "agent" else PAUSED, waits[key].describe())
+            self._is_end_sent |= name == END
+        waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
+        self._waits &= waits.keys()
+        for key in [key for key, wait in waits.items() if key not in self._waits and _is_news(wait, desk)]:
+            self._waits.add(key)
+            self._send(desk, AGENT if key[0] == "agent" else PAUSED, waits[key].describe())
 
     def _send(self, desk: Desk, name: str, why: str, record: Record | None = None) -> None:
         self._notifier.send(name, message(name, desk.state, desk.controller, why, record))
@@ -118,8 +118,7 @@ def _is_news(wait: Wait, desk: Desk) -> bool:
 
 
 def event_of(record: Record, own: Sequence[Record]) -> str | None:
-    """Return the event of a closed experiment: KEEP, REPEATED_CRASH, or None. `own`: the closed experiments of the
-    night."""
+    """Return KEEP, REPEATED_CRASH, or None for a closed experiment. `own`: the night's closed experiments."""
     if record.is_keep:
         return KEEP if record.parent is not None else None
     ended = by_end(own)[-3:]
