@@ -195,8 +195,7 @@ class Night:
     def _hold(self, seconds: float) -> None:
         """Wait for a moment. The agent works on; a result that comes in waits in its folder."""
         before, ends_at = self._signs, self._controller.clock() + seconds
-        with suppress(EngineError, OSError):  # what cannot be written now is written after the wait
-            self.desk.emit(Kind.IDLE)
+        self.desk.emit(Kind.IDLE)
         while self._controller.clock() < ends_at and self._signs == before:
             with suppress(EngineError):  # of the agent's sandbox: it is asked again
                 self._proposals.advance()

@@ -105,10 +105,7 @@ class Proposals:
             self._work = self._open(self._proposer, campaign, num)
             self._desk.note(f"{self._proposer.name} proposes experiment {self._work.context.number:04d}")
             self.advance()
-        if self.is_ready:
-            self._take(campaign)
-            return True
-        return self._fill(campaign)
+        return self._take_ready(campaign) or self._fill(campaign)
 
     def advance(self, is_stopping: bool = False) -> bool:
         """Let the work on proposals go on for a moment. Returns True once its answers are there."""
@@ -128,8 +125,7 @@ class Proposals:
         """Take the answers that are ready, for another night; stop an agent that works."""
         if self._work is not None and not self.is_ready:
             self.advance(is_stopping=True)
-        if self.is_ready:
-            self._take(campaign)
+        self._take_ready(campaign)
         self.close()
 
     def close(self) -> None:
@@ -182,7 +178,7 @@ class Proposals:
         assert self._filler is not None
         work = self._open(self._filler, campaign, 1)
         work.answers = complete(work.proposing)
-        self._take_of(work, campaign)
+        self._take(work, campaign)
         return True
 
     def _open(self, proposer: Proposer, campaign: Campaign, num: int) -> _Work:
@@ -243,12 +239,14 @@ class Proposals:
             desk.update(directions=(*desk.state.directions, (ledger.next_number(), direction)))
         return direction
 
-    def _take(self, campaign: Campaign) -> None:
+    def _take_ready(self, campaign: Campaign) -> bool:
+        if self._work is None or self._work.answers is None:
+            return False
         work, self._work = self._work, None
-        assert work is not None
-        self._take_of(work, campaign)
+        self._take(work, campaign)
+        return True
 
-    def _take_of(self, work: _Work, campaign: Campaign) -> None:
+    def _take(self, work: _Work, campaign: Campaign) -> None:
         """Queue the proposals that can be run; refuse the others; wait for an agent that made none."""
         desk, proposer, is_fill = self._desk, work.proposer, work.proposer is self._filler
         name = FILL if is_fill else proposer.name

@@ -3,7 +3,6 @@
 A run is the incumbent with one new change and at most one rider; the night's last runs measure baseline and incumbent.
 """
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from msgspec import structs
@@ -12,16 +11,15 @@ from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.finish import crash
 from nightshift.campaign.git import CONFIG_NAME
-from nightshift.campaign.ledger import STARTED, read_progress
+from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.posterior import measuring_run
 from nightshift.campaign.records import Failure, Record, Request, Run, Stage
 from nightshift.config.train_toml import Config, load
 from nightshift.engines.prime_rl import remains
 from nightshift.errors import EngineError, UsageError
 from nightshift.night.desk import Desk, Kind
-from nightshift.night.notify import is_second
 from nightshift.night.proposals import Proposals, attempts, undecided
-from nightshift.night.state import Stop, by_end
+from nightshift.night.state import Stop
 
 MAX_TRIES = 3  # of one config whose runs infrastructure ends
 _BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
@@ -75,7 +73,8 @@ class Slots:
         if self._desk.executor.in_flight():
             return False
         if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
-            self._desk.over = Stop(f"the baseline crashed: {failed[-1].why}", is_planned=False)
+            cause = "; ".join([f"the baseline crashed: {failed[-1].why}", *self._desk.bench.warnings()])
+            self._desk.over = Stop(cause, is_planned=False)
             return False
         self._launch(Request(), load(self._desk.bench.root / CONFIG_NAME), campaign)
         return True
@@ -114,10 +113,6 @@ class Slots:
         if not is_lost:
             return
         own = desk.own()
-        if self._is_hopeless(record, own):
-            cause = "; ".join([f"two starts in a row failed: {record.why}", *desk.bench.warnings()])
-            desk.over = Stop(cause, is_planned=False)
-            return
         for pending in undecided(desk.state, own):
             tries = attempts(pending, own)
             if record in tries and sum(r.failure is Failure.MACHINERY for r in tries) >= MAX_TRIES:
@@ -125,15 +120,6 @@ class Slots:
                 self._proposals.drop(pending, cause, is_refused=False)
         cause = f"experiment {record.number:04d} was lost: {record.why}"
         desk.begin_wait("run", cause, "a run comes to its end", desk.pause_seconds("run"))
-
-    def _is_hopeless(self, record: Record, own: Sequence[Record]) -> bool:
-        """Return True if the night's last two runs were lost for the same cause, and no run ever trained. Two tries of
-        one proposal in a row do not count: MAX_TRIES drops it."""
-        last = by_end(own)[-2:]
-        causes = [r.why if r.failure is Failure.MACHINERY else None for r in last]
-        is_retry = last[0].run.new is not None and last[0].config_hash == last[-1].config_hash
-        readings = [read_progress(self._desk.ledger.run_dir(r.number)) for r in own]
-        return is_second(causes) and not is_retry and not any(reading and reading.num_steps for reading in readings)
 
     def take_back(self, cause: str) -> None:
         """Cancel the jobs that still wait on a cluster: they would begin when the night is over."""

@@ -113,22 +113,14 @@ def inhibit_sleep(note: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     # `cat` ends with this process, however that ends: its stdin is closed then.
-    child = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
-    )
-    assert child.stdin is not None
-    assert child.stderr is not None
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(_INHIBIT_SECONDS)
-        cause = child.stderr.read(1000).decode(errors="replace").strip() or f"exit code {child.returncode}"
-        note(f"this machine may fall asleep: {words[0]}: {clean(cause)}")
-    try:
-        yield
-    finally:
-        child.stdin.close()
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=pipe, stdout=null, stderr=pipe, process_group=0) as child:
         with suppress(subprocess.TimeoutExpired):
             child.wait(_INHIBIT_SECONDS)
-        child.stderr.close()
+            assert child.stderr is not None
+            cause = child.stderr.read(1000).decode(errors="replace").strip() or f"exit code {child.returncode}"
+            note(f"this machine may fall asleep: {words[0]}: {clean(cause)}")
+        yield
 
 
 def stop_night(root: Path) -> str:

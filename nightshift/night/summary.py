@@ -62,27 +62,20 @@ class Page:
     """An observer that writes the summary and the page, and prints the summary after an experiment."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._has_news, self._has_verdict, self._problem = tell, False, False, ""
+        self._tell, self._has_news, self._has_verdict = tell, False, False
 
     def __call__(self, desk: Desk, event: Event) -> None:
         """Write when nothing else is left to do: a page takes a second."""
-        self._has_verdict |= event.kind is Kind.CLOSED
-        self._has_news |= event.kind in (Kind.CLOSED, Kind.WAITING)
-        is_last = event.kind is Kind.STOPPED
-        if not is_last and (event.kind is not Kind.IDLE or not self._has_news):
-            return
-        try:
-            text = write_summary(desk.state, desk.controller)
-        except (EngineError, OSError) as error:
-            if is_last:
-                raise
-            if self._problem != (problem := f"the summary cannot be written: {error}"):
-                desk.note(problem)  # and is written once it can be
-            self._problem = problem
-            return
-        if is_last or self._has_verdict:
-            self._tell(text)
-        self._has_news = self._has_verdict = False
+        self._has_verdict |= event.kind in (Kind.CLOSED, Kind.STOPPED)
+        self._has_news |= event.kind is Kind.WAITING or self._has_verdict
+        if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._has_news):
+            try:
+                text = write_summary(desk.state, desk.controller)
+                if self._has_verdict:
+                    self._tell(text)
+            except (EngineError, OSError) as error:
+                desk.note(f"the summary cannot be written: {error}")
+            self._has_news = self._has_verdict = False
 
 
 def summary(
