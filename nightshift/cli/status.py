@@ -202,7 +202,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     next_stop: str | None
     left: dict[str, str]
     direction: str
-    waiting: tuple[str, ...]  # a sentence for each: why, since when, what ends it, when that is checked next
+    waiting: str | None  # what the night waits for, since when, what ends the wait, when that is checked next
     notes: tuple[str, ...]  # on the agent, TPE, pauses and directions
     certificate: str | None
 
@@ -282,7 +282,7 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
                 words = f"was cut off: run the same command again to resume{how}"
             rows += [("certificate", night.certificate)]
             rows += [("left", f"{number} is the job {name} in SLURM") for number, name in night.left.items()]
-            rows += [("night", f"{night.agent} {words}"), *(("waiting", wait) for wait in night.waiting)]
+            rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
             rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
         return [f"{name + ':':9} {value}" for name, value in rows if value]
@@ -337,7 +337,6 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.night.summary import next_stop
 
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
-    waiting = state.waiting if is_on else ()
     left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
@@ -349,7 +348,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         next_stop=next_stop(state, state.own(records), now) if is_on else None,
         left={folder.name: job.name for folder, job in sorted(left.items())},
         direction=state.direction,
-        waiting=waiting,
+        waiting=" And ".join(state.waiting) or None if is_on else None,
         notes=tuple(line for line in state.morning(records, now) if line not in state.waiting),
         certificate=state.certificate,
     )
