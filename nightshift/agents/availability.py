@@ -97,8 +97,6 @@ def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) 
         result = _of_lines(lines)
     if result is not None:
         return result
-    if _is_rejected(rows):
-        return Availability(Meaning.LIMIT, words)
     if exit_code is None and not is_working:
         return Availability(Meaning.NETWORK, "the model did not answer before the time limit")
     # A report of no tokens at all: the model was not reached.
@@ -132,12 +130,6 @@ def classify(text: str, status: int | None = None) -> Availability | None:
         number = status or (int(match[1]) if match else 0)
         meaning = Meaning.OVERLOADED if number >= 500 else _STATUSES.get(number)
     return Availability(meaning, clean(text[:_MAX_TEXT], MAX_SHOWN)) if meaning else None
-
-
-def _is_rejected(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if the last `rate_limit_info` of Claude Code says that the request was rejected."""
-    infos = [mapping(row.get("rate_limit_info")) for row in rows if row.get("type") == "rate_limit_event"]
-    return bool(infos) and infos[-1].get("status") == "rejected"
 
 
 @cache

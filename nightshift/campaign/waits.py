@@ -74,14 +74,19 @@ class NightStatus:
         """A sentence for each wait that has not ended; none once the night is over."""
         return tuple(wait.describe() for wait in self.waits if wait.ended is None and self.cause is None)
 
+    def headline(self, now: datetime) -> str | None:
+        """Return the line for a night whose agent gave no answer for an hour or more while TPE proposed."""
+        waits = [wait for wait in self.waits if wait.kind == "agent" and wait.meanwhile]
+        seconds = [wait.seconds(now) for wait in waits]
+        if max(seconds, default=0.0) < LONG_SECONDS:
+            return None
+        return f"This was TPE's night: the agent gave no answer for {lasted(sum(seconds))}"
+
     def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
         """Return the lines on the agent, TPE, pauses and directions of the night. `records`: of its campaign."""
         own = [record for record in records if record.number >= self.first and record.run.new is not None]
         num_fills = sum(record.proposal.proposer == FILL for record in own)
-        seconds = [wait.seconds(now) for wait in self.waits if wait.kind == "agent"]
-        lines = list(self.waiting)
-        if num_fills and max(seconds, default=0.0) >= LONG_SECONDS:
-            lines.insert(0, f"This was TPE's night: the agent gave no answer for {lasted(sum(seconds))}")
+        lines = [line for line in (self.headline(now), *self.waiting) if line]
         if num_fills:
             lines.append(f"Proposals: {len(own) - num_fills} by the agent, {num_fills} by TPE (agent unavailable)")
         ended = [wait for wait in self.waits if wait.ended is not None or self.cause is not None]

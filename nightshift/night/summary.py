@@ -86,6 +86,7 @@ def summary(
     table = campaign.rows(own)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
+        *([headline] if (headline := state.headline(now)) else []),
         f"night:        {state.request.agent} on {state.branch}",
         f"since:        {local(datetime.fromisoformat(state.started))} ({hours:.1f} h)",
         *([f"agent:        {NOT_ISOLATED}"] if state.sandbox == NO_SANDBOX else []),
@@ -99,7 +100,7 @@ def summary(
     if missing := uncommitted(records, state.branch):
         lines.append(f"git:          {clean(missing, 500)}")
     lines += [f"git:          {clean(campaign.unread, 500)}"] if campaign.unread else []
-    lines += [f"note:         {line}" for line in state.morning(records, now)]
+    lines += [f"note:         {line}" for line in state.morning(records, now) if line != headline]
     lines += [f"certificate:  {state.certificate}"] if state.certificate else []
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     lines += [stop, *map(one_line, table[-_NUM_SHOWN:])]

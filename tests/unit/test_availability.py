@@ -101,13 +101,6 @@ def test_of_a_stack_trace_the_line_with_the_error_is_shown() -> None:
     assert read_ending(trace, 1) == Availability(Meaning.PROGRAM, "Error: Cannot find module 'x'")
 
 
-def test_a_rejected_request_of_claude_code_is_a_limit_whatever_its_words() -> None:
-    output = row("rate_limit_event", rate_limit_info={"status": "rejected"})
-    output += row("result", is_error=True, result="No response requested.", usage={})
-    assert read_ending(output, 1) == Availability(Meaning.LIMIT, "No response requested.")
-    assert read_ending(output.replace("rejected", "allowed"), 1).meaning is Meaning.NO_EDIT
-
-
 BOMBS = {
     "deep": '{"error":' * 100_000,
     "one line": "retry after limit: " * 40_000,
