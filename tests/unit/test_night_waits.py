@@ -14,8 +14,9 @@ import pytest
 
 from nightshift.agents.agent import AgentProposer
 from nightshift.agents.availability import Availability, Meaning
+from nightshift.agents.base import Context, Proposing
 from nightshift.campaign.git import Repo
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import Cost, Record
 from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
 from nightshift.experiment.experiment import Controller
@@ -267,3 +268,19 @@ def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(
     assert any(line.startswith("Agent unavailable: 2026-11-25 01:") and away.text[:40] in line for line in lines)
     if num_fills:
         assert f"{num_fills} by TPE (agent unavailable)" in "\n".join(lines)
+
+
+def test_words_that_cost_tokens_count_for_max_cost(controller: Controller, clock: Clock) -> None:
+    class Talker(Thinker):
+        """A stand-in for an agent that talks in place of editing, for a dollar each time."""
+
+        def propose(self, context: Context) -> Proposing:
+            [answer] = yield from super().propose(context)
+            return (answer.with_proposal(cost=Cost(1, 1, 1.0)),)
+
+    proposer = Talker(clock, 15.0, lambda now: QUESTION)
+    night, stop, _ = a_night(controller, Timed(1, clock), proposer, fills=False, hours=9.0, max_cost=2.5)
+    assert stop.cause == "--max-cost 2.5: its proposals cost $3.00"
+    assert len(proposer.asked_at) == 3
+    assert "Which file do you mean?" in proposer.contexts[1].refusals[0], "nobody told the agent that nobody answers"
+    assert night.state.refusals == ()
