@@ -208,8 +208,7 @@ class Night:
         if self._slots.collect():
             return None
         if stop := self._why_stop():
-            if self._proposals.is_under_way:
-                self._proposals.stop(controller.campaign())
+            self._proposals.stop()
             if not executor.in_flight():
                 return stop
             self._slots.take_back(stop.cause)

@@ -93,10 +93,6 @@ class Proposals:
                 running.remove(record)
         return queue
 
-    def num_wanted(self) -> int:
-        """Return how many proposals to ask the agent for: for the free slots, and for those that are free next."""
-        return self._num_missing(self._num_ahead())
-
     def act(self, campaign: Campaign) -> bool:
         """Ask for the next proposals, or take those that are ready. Returns True if some were taken."""
         if campaign.baseline is None:
@@ -121,11 +117,10 @@ class Proposals:
             raise
         return work.answers is not None
 
-    def stop(self, campaign: Campaign) -> None:
+    def stop(self) -> None:
         """Take the answers that are ready, for another night; stop an agent that works."""
-        if self._work is not None and not self.is_ready:
-            self.advance(is_stopping=True)
-        self._take_ready(campaign)
+        if self.advance(is_stopping=True):
+            self._take_ready(self._controller.campaign())
         self.close()
 
     def close(self) -> None:
@@ -160,8 +155,10 @@ class Proposals:
         ages = [(now - datetime.fromisoformat(record.started)).total_seconds() for record in self._controller.in_flight]
         return max(sum(seconds - age < 2 * self._answer_seconds for age in ages), 1)
 
-    def _num_missing(self, num_ahead: int) -> int:
-        """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next."""
+    def num_wanted(self, num_ahead: int | None = None) -> int:
+        """Return how many proposals are missing for the free slots, and for the `num_ahead` that are free next (None:
+        as many as to ask an agent for)."""
+        num_ahead = self._num_ahead() if num_ahead is None else num_ahead
         desk, num_queued, most = self._desk, len(self.queue()), self._desk.state.request.experiments
         num = min(desk.num_free() + num_ahead - num_queued, desk.executor.num_slots)
         if most is not None:
@@ -173,7 +170,7 @@ class Proposals:
     def _fill(self, campaign: Campaign) -> bool:
         """Have TPE propose for a free slot while the agent is unavailable. Returns True if it was asked."""
         wait, now = self._desk.wait_for_kind("agent"), self._controller.clock()
-        if wait is None or not self._fills or now < self._fills_at or not self._num_missing(0):
+        if wait is None or not self._fills or now < self._fills_at or not self.num_wanted(0):
             return False
         assert self._filler is not None
         work = self._open(self._filler, campaign, 1)

@@ -116,8 +116,7 @@ class Slots:
         for pending in undecided(desk.state, own):
             tries = attempts(pending, own)
             if record in tries and sum(r.failure is Failure.MACHINERY for r in tries) >= MAX_TRIES:
-                cause = f"infrastructure lost its run {MAX_TRIES} times: {record.why}"
-                self._proposals.drop(pending, cause, is_refused=False)
+                self._proposals.drop(pending, f"infrastructure lost its run {MAX_TRIES} times: {record.why}")
         cause = f"experiment {record.number:04d} was lost: {record.why}"
         desk.begin_wait("run", cause, "a run comes to its end", desk.pause_seconds("run"))
 

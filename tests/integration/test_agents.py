@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_the_night_goes_on_whatever_the_agent_edits(root: Path) -> None:
     ]
     _, stderr = drive(root, steps, experiments=4, fill=False)
     assert "changed files other than train.toml: new\\u001b[2J.py, rules.toml: dropped" in notes(root, 2)
-    assert [line.split(":")[0] for line in notes(root, 3).splitlines()] == [f"proposal {n} refused" for n in (1, 2, 3)]
+    assert [bool(re.match(r"proposal \d refused: ", line)) for line in notes(root, 3).splitlines()] == [True] * 3
     assert "is not TOML" in notes(root, 3)
     assert 'model.name = "mine" is locked' in notes(root, 3)
     assert "already tried in experiment 0002" in notes(root, 3)
@@ -120,7 +121,7 @@ def test_the_night_goes_on_whatever_the_agent_leaves_in_its_clone(root: Path) ->
         ["edit", "exit 1"],  # 0005
     ]
     main = git(root, "rev-parse", "main")
-    _, stderr = drive(root, steps, experiments=5)
+    _, stderr = drive(root, steps, experiments=5, fill=False)
     assert git(root, "rev-parse", "main") == main
     assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
     log = root / "runs" / "agent" / "0002-1.log"
