@@ -197,8 +197,10 @@ class Night:
         before, ends_at = self._signs, self._controller.clock() + seconds
         self.desk.emit(Kind.IDLE)
         while self._controller.clock() < ends_at and self._signs == before:
-            with suppress(EngineError):  # of the agent's sandbox: it is asked again
-                self._proposals.advance()
+            try:
+                self._proposals.advance()  # its time is bounded all the same
+            except (EngineError, OSError) as error:
+                self._note(str(error))
             self._controller.wait()
 
     def _act(self) -> Stop | None:
