@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import get_args
 
 from nightshift.agents.availability import Availability
 from nightshift.agents.base import Proposer
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.ledger import baseline_of
-from nightshift.campaign.waits import CHECK_SECONDS
+from nightshift.campaign.waits import CHECK_SECONDS, WaitKind
 from nightshift.config.train_toml import read_source
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.executors.process import interruptible
@@ -34,7 +35,7 @@ from nightshift.night.state import STOP_NAME, NightState, Stop, stop_rule
 from nightshift.night.summary import Page, certified_line
 
 _LOOK_SECONDS = 30.0  # between two looks at what a night has to do
-_SWITCH_SECONDS = 5.0  # git switch writes the files first and HEAD last
+_SWITCH_SECONDS = 2.0  # git switch writes the files first and HEAD last
 
 
 class Night:
@@ -148,7 +149,9 @@ class Night:
                 return stop
             self._hold(CHECK_SECONDS)
         except IntegrityError:
-            if not self._is_branch_switched():
+            time.sleep(_SWITCH_SECONDS)
+            repo = self._controller.repo
+            if repo.head().branch == self.state.branch or self.state.branch not in repo.branches():
                 raise
         except (EngineError, OSError) as error:
             if problem := desk.disk_problem():
@@ -168,29 +171,12 @@ class Night:
         if (now := repo.head().branch) != branch:
             if branch not in repo.branches():
                 raise IntegrityError(f"the night's branch {branch} was deleted or renamed", "Start another night.")
-            desk.begin_wait(
-                "branch",
-                f"the checkout moved from {branch} to {now or 'a detached HEAD'}",
-                f"{branch} is checked out again",
-                None,
-            )
+            cause = f"the checkout moved from {branch} to {now or 'a detached HEAD'}"
+            desk.begin_wait("branch", cause, f"{branch} is checked out again", None)
             return True
-        desk.end_wait("branch")
-        if desk.wait_for_kind("disk") and desk.disk_problem():
-            return True
-        desk.end_wait("disk")
-        return False
-
-    def _is_branch_switched(self) -> bool:
-        """Return True if another branch is checked out, at once or a moment after measuring files changed, and the
-        night's branch still exists."""
-        ends_at = self._controller.clock() + _SWITCH_SECONDS
-        while self._controller.repo.head().branch == self.state.branch:
-            if self._controller.clock() >= ends_at:
-                return False
-            self._controller.wait()
-            time.sleep(0.05)  # `wait` returns at once if a run has ended
-        return self.state.branch in self._controller.repo.branches()
+        is_full = desk.wait_for_kind("disk") is not None and desk.disk_problem() is not None
+        desk.end_wait("branch", *([] if is_full else ["disk"]))
+        return is_full
 
     def _hold(self, seconds: float) -> None:
         """Wait for a moment. The agent works on; a result that comes in waits in its folder."""
@@ -214,16 +200,12 @@ class Night:
             if not executor.in_flight():
                 return stop
             self._slots.take_back(stop.cause)
-        elif self.desk.is_due("run") and self._has_something_to_do():
+        elif self.desk.is_due("run") and (self.desk.num_free() or self._proposals.has_something_to_do()):
             campaign = controller.campaign()
             if self._slots.begin(campaign) or self._proposals.act(campaign):
                 return None
         self._wait(before, is_stopping=stop is not None)
         return None
-
-    def _has_something_to_do(self) -> bool:
-        """Return True if a slot is free, answers are there, or proposals are missing: then git is read."""
-        return self._proposals.is_ready or self.desk.num_free() > 0 or self._proposals.num_wanted() > 0
 
     def _wait(self, before: tuple[str, bool], is_stopping: bool) -> None:
         """Wait until a run has ended, an answer is there, a try is due, the user wants to stop, or a job still waits
@@ -282,9 +264,8 @@ class Night:
                 self._controller.interrupt(cut_off)
         finally:
             desk, cause = self.desk, None if stop is None else stop.cause
-            is_planned = stop is None or stop.is_planned
-            write_state = partial(desk.update, cause=cause, is_planned=is_planned)
-            end_waits = partial(desk.end_wait, "agent", "branch", "disk", "machine", "run")
+            end_waits = partial(desk.end_wait, *get_args(WaitKind))
+            write_state = partial(desk.update, cause=cause, is_planned=stop is None or stop.is_planned)
             write_page = partial(desk.emit, Kind.STOPPED)
             for write in (end_waits, write_state, self._tidy, write_page):
                 try:

@@ -73,10 +73,9 @@ class Proposals:
     def is_under_way(self) -> bool:
         return self._work is not None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether answers wait to be taken."""
-        return self._work is not None and self._work.answers is not None
+    def has_something_to_do(self) -> bool:
+        """Return True if answers wait to be taken, or proposals are missing."""
+        return self.num_wanted() > 0 or (self._work is not None and self._work.answers is not None)
 
     @property
     def _fills(self) -> bool:

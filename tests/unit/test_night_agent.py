@@ -70,13 +70,11 @@ class Level(Timed):
 
 class Thinker(StandInProposer):
     """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by second,
-    why it cannot be asked then; a text is why its edit is refused."""
+    why it is unavailable then."""
 
     name, is_instant = "thinker", False
 
-    def __init__(
-        self, clock: Clock, seconds: float, says: Callable[[float], Availability | str | None] = lambda t: None
-    ):
+    def __init__(self, clock: Clock, seconds: float, says: Callable[[float], Availability | None] = lambda t: None):
         self.clock, self.seconds, self.says, self.num = clock, seconds, says, 0
         self.contexts, self.asked_at = list[Context](), list[float]()
 
@@ -90,8 +88,6 @@ class Thinker(StandInProposer):
         match self.says(self.clock.now):
             case Availability() as found:
                 return (Answer(None, cause=found.text, unavailable=found),)
-            case str(text):
-                return (Answer(context.source + b"x = ", cause=text),)
         return tuple(self.answer(context) for _ in range(context.num_proposals))
 
     def answer(self, context: Context) -> Answer:
@@ -228,46 +224,6 @@ def test_what_was_proposed_and_not_run_is_run_by_the_next_night(controller: Cont
 
 def hours(clock_seconds: float) -> float:
     return clock_seconds / 3600
-
-
-@pytest.mark.slow
-def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(controller: Controller, clock: Clock) -> None:
-    was_nonsense = list[float]()
-
-    def says(now: float) -> Availability | str | None:
-        for number, (begins, ends) in enumerate(((0.4, 0.8), (1.2, 1.4))):
-            if begins <= hours(now) < ends:
-                return Availability(Meaning.LIMIT, f"limit {number}, which ends at {ends} h")
-        if 0.85 <= hours(now) < 1.1:
-            return Availability(Meaning.LOGIN, "Not logged in")
-        if hours(now) >= 1.5 and not was_nonsense:
-            was_nonsense.append(now)
-            return "nonsense"
-        return None
-
-    proposer, executor = Thinker(clock, 15.0, says), Timed(1, clock, 300.0)
-    night, stop, sent = a_night(controller, executor, proposer, hours=2.0, plateau=1000)
-    assert stop.is_planned, stop
-    ours = controller.ledger.records()
-    fills = [record for record in ours if record.proposal.proposer == FILL]
-    begins = [hours(executor.begins[controller.ledger.run_dir(record.number)]) for record in fills]
-    assert len(fills) > 5
-    assert 0.4 < min(begins) < 0.57
-    assert 1.3 < max(begins) < 1.45
-    assert busy_share(ours, executor, 300.0) > 0.97
-    waits = [why for event, why in sent.events if event == "agent unavailable"]
-    assert [why.split(": ", 1)[1].split(";")[0] for why in waits] == [
-        "thinker: usage limit: limit 0, which ends at 0.8 h",
-        "thinker: login: Not logged in",
-        "thinker: usage limit: limit 1, which ends at 1.4 h",
-    ]
-    assert "next check at" in waits[0]
-    assert "TPE fills the free slots meanwhile" in waits[0]
-    assert controller.reporter.notes.count("thinker answers again") >= 2
-    assert all(wait.ended for wait in night.state.waits)
-    refused = [note for note in controller.reporter.notes if note.startswith("proposal refused")]
-    assert [note for note in refused if "nonsense" in note] == ["proposal refused: nonsense"]
-    assert all("limit" not in note and "logged" not in note for note in refused)
 
 
 @pytest.mark.slow

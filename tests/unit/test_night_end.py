@@ -1,8 +1,6 @@
 """However a night ends, who sleeps is told so: on a disk that takes nothing, with damaged records, by a bug."""
 
 import json
-import math
-import resource
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -25,7 +23,7 @@ from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
 from tests.unit.test_night_agent import START
-from tests.unit.test_parallel import RULES, AnyOrder, Rates
+from tests.unit.test_parallel import RULES, AnyOrder
 from tests.waiting import Clock
 
 
@@ -121,38 +119,6 @@ def test_a_state_that_cannot_be_written_pauses_the_night_and_the_user_is_notifie
     assert end == ("end", stop.cause)
     assert said == ["the summary", "the summary"]
     assert [wait.kind for wait in made.state.waits] == ["machine"]
-
-
-def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(controller: Controller) -> None:
-    limit, (soft, hard), clock = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE), Clock()
-    full_at = math.inf
-
-    class Executor(Clocked):
-        def result(self, folder: Path) -> Result:
-            nonlocal full_at
-            if folder.name == "0004" and full_at == math.inf:
-                full_at = clock.now
-                resource.setrlimit(limit, (0, hard))
-            return super().result(folder)
-
-    def empty() -> None:
-        if clock.now > full_at + 30.0:
-            resource.setrlimit(limit, (soft, hard))
-
-    controller = clocked(controller, Executor(2, clock, empty), clock)
-    request = NightRequest("rates", experiments=6)
-    state = NightState(
-        request, controller.bench.rules_hash, branch=CAMPAIGN, first=1, started=controller.now().isoformat()
-    )
-    try:
-        made = Night(state, controller, Rates(0), lambda text: None, Told())
-        stop = made.run()
-    finally:
-        resource.setrlimit(limit, (soft, hard))
-    assert stop.cause == "6 experiments are done"
-    [wait] = [wait for wait in made.state.waits if wait.kind == "disk"]
-    assert wait.seconds(controller.now()) <= 30.0 + 10.0
-    assert [r.number for r in controller.ledger.records() if r.failure] == [4], "another run was lost"
 
 
 def test_a_night_that_cannot_write_from_the_start_says_so(controller: Controller) -> None:

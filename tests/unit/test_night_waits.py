@@ -88,10 +88,10 @@ def a_locked_night(controller: Controller, *arguments: Any, **asked: object) -> 
 
 @contextmanager
 def shown(what: str, controller: Controller, executor: Watched) -> Iterator[None]:
-    """Print what is lost and what is said, for `pytest -s`."""
+    """Print what is lost and what is said in the morning, for `pytest -s`."""
     yield
-    lost = idle_seconds(controller.ledger.records(), executor)
-    morning = load(controller.ledger).morning(controller.ledger.records(), controller.now())
+    records = controller.ledger.records()
+    lost, morning = idle_seconds(records, executor), load(controller.ledger).morning(records, controller.now())
     print(f"\n{what}: {lost:.0f} s lost", *waited(controller)[:3], "morning:", *morning, sep="\n    ")
 
 
