@@ -154,6 +154,8 @@ class Night:
             if repo.head().branch == self.state.branch or self.state.branch not in repo.branches():
                 raise
         except (EngineError, OSError) as error:
+            if any(self._signs) and not self._executor.in_flight():
+                return self._why_stop()
             if problem := desk.disk_problem():
                 desk.begin_wait("disk", problem, "runs/ can be written", None)
             else:

@@ -112,7 +112,12 @@ def clock() -> Clock:
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
-    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    return timed(checkout, monkeypatch, clock)
+
+
+def timed(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
+    """A controller whose times are those of `clock`, and which writes no page: each takes a second."""
+    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")
     made = make_poor(checkout, RULES, monkeypatch)
     return replace(made, clock=clock, now=lambda: START + timedelta(seconds=clock.now))
 

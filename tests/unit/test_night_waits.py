@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +19,11 @@ from nightshift.campaign.records import Cost, Record
 from nightshift.campaign.waits import FILL
 from nightshift.cli.status import Status
 from nightshift.experiment.experiment import Controller
-from nightshift.night import summary
 from nightshift.night.loop import Night
 from nightshift.night.state import Stop, load
 from nightshift.report.data import gather
-from tests.campaigns import replace
 from tests.conftest import CAMPAIGN, git
-from tests.stand_in_controller import make_poor
-from tests.unit.test_night_agent import START, Rates, Sent, Thinker, Timed, a_night, busy_share
-from tests.unit.test_parallel import RULES
+from tests.unit.test_night_agent import Rates, Sent, Thinker, Timed, a_night, busy_share, timed
 from tests.waiting import Clock
 
 RUN_SECONDS = 300.0
@@ -42,9 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
-    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")  # a page for each takes a second
-    made = make_poor(checkout, RULES, monkeypatch)
-    return replace(made, clock=clock, now=lambda: START + timedelta(seconds=clock.now))
+    return timed(checkout, monkeypatch, clock)
 
 
 class Watched(Timed):
