@@ -135,8 +135,7 @@ class Ending:
         availability = self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
         if availability.is_away and (self.live or self.exit_code is not None):
             return availability
-        missing = f"ended without an edit of {CONFIG_NAME}; its last words: {self.words or 'none'}"
-        return replace(availability, text=self.cause or missing)
+        return replace(availability, text=self.cause or f"its last words: {self.words or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def test_a_program_that_asks_or_fails_in_any_language_or_is_killed_is_asked_agai
     assert state(root)["refusals"] == []
     assert "proposal refused" not in stderr
     question, german = (wait["cause"] for wait in state(root)["waits"])
-    words = "ended without an edit of train.toml; its last words: Which of the two files do you mean?"
+    words = "its last words: Which of the two files do you mean?"
     assert question == f"python: no proposal: {words}"
     assert words in kept_by_agent(root, 1, "brief"), "nobody told the agent that nobody answers"
     assert "exit code 137" in german

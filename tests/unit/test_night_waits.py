@@ -208,7 +208,7 @@ def test_a_logout_ends_with_the_login(controller: Controller, clock: Clock, tmp_
     assert [event for event, _ in sent.events if event == "agent unavailable"] == ["agent unavailable"]
 
 
-QUESTION = Availability(Meaning.NO_EDIT, "ended without an edit of train.toml; its last words: Which file do you mean?")
+QUESTION = Availability(Meaning.NO_EDIT, "its last words: Which file do you mean?")
 GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; its last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
 LIMIT = Availability(Meaning.LIMIT, "You've hit your session limit · resets 5:07am (UTC)")
 
