@@ -73,13 +73,8 @@ _ATTEMPT = re.compile(r"^Attempt (\d{1,3}) failed", re.MULTILINE)  # Gemini CLI
 
 
 def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) -> Availability:
-    """Say why a process left no acceptable proposal.
-
-    Args:
-        output: stdout and stderr in one text, as the log holds them.
-        exit_code: None if nightshift stopped the process.
-        is_edited: the process changed train.toml.
-    """
+    """Say why a process left no acceptable proposal. `output`: stdout and stderr in one text. `exit_code`: None if
+    nightshift stopped the process. `is_edited`: the process changed train.toml."""
     (rows, lines), (words, cost) = read_output(output), summary_of(output)
     is_working, error = _read_course(rows)
     if exit_code in (126, 127):

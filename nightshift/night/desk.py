@@ -60,8 +60,6 @@ class Desk:
         for observer in self.observers:
             observer(self, Event(kind, why, record, answer))
 
-    # The table of waits
-
     def wait_for_kind(self, kind: str) -> Wait | None:
         """Return the wait of this kind that has not ended."""
         return next((wait for wait in self.state.waits if wait.kind == kind and wait.ended is None), None)
@@ -74,16 +72,9 @@ class Desk:
         now, before = self.controller.now(), self.wait_for_kind(kind)
         if before is not None and seconds is None:
             return
-        wait = Wait(
-            kind=kind,
-            cause=cause,
-            ends_when=ends_when,
-            since=before.since if before else now.isoformat(timespec="seconds"),
-            checks_at=None if seconds is None else (now + timedelta(seconds=seconds)).isoformat(timespec="seconds"),
-            num_checks=self._num_tries(kind),
-            meaning=meaning,
-            meanwhile=meanwhile,
-        )
+        since = before.since if before else now.isoformat(timespec="seconds")
+        checks_at = None if seconds is None else (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+        wait = Wait(kind, cause, ends_when, since, checks_at, self._num_tries(kind), meaning, meanwhile)
         self._set_waits([*(other for other in self.state.waits if other is not before), wait])
         self.note(wait.describe())
 
@@ -116,10 +107,8 @@ class Desk:
 
     def seconds_until(self, kind: str) -> float:
         """Return the seconds until the next try; 0 without a wait of this kind."""
-        wait = self.wait_for_kind(kind)
-        if wait is None or wait.checks_at is None:
-            return 0.0
-        return (parse_time(wait.checks_at) - self.controller.now()).total_seconds()
+        wait, now = self.wait_for_kind(kind), self.controller.now()
+        return (parse_time(wait.checks_at) - now).total_seconds() if wait and wait.checks_at else 0.0
 
     def disk_problem(self) -> str | None:
         """Return why runs/ cannot be written; None if it can."""
@@ -130,8 +119,6 @@ class Desk:
         except OSError as error:
             return f"cannot write to {path.parent}: {error.strerror or error}"
         return None
-
-    # What the night has done, from its records
 
     def own(self) -> list[Record]:
         """Return the night's closed experiments."""

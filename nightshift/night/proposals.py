@@ -288,14 +288,11 @@ class Proposals:
     def begin_wait(self, unavailable: Availability) -> None:
         """Wait for the agent. If the model was reached and proposed nothing, the agent is asked again at once."""
         self._logins = self._login_times()
-        self._desk.begin_wait(
-            "agent",
-            f"{self._proposer.name}: {unavailable.meaning}: {unavailable.text}",
-            f"{self._proposer.name} answers",
-            self._desk.pause_seconds("agent", at_once=not unavailable.is_away),
-            meaning=unavailable.meaning,
-            meanwhile="TPE fills the free slots meanwhile" if self._fills else "",
-        )
+        name, meaning = self._proposer.name, unavailable.meaning
+        seconds = self._desk.pause_seconds("agent", at_once=not unavailable.is_away)
+        meanwhile = "TPE fills the free slots meanwhile" if self._fills else ""
+        cause = f"{name}: {meaning}: {unavailable.text}"
+        self._desk.begin_wait("agent", cause, f"{name} answers", seconds, meaning, meanwhile)
 
     def _accept(self, work: _Work, answer: Answer, queue: Sequence[Answer], campaign: Campaign) -> Answer:
         """Return a proposal as a change of the incumbent, with its rider. UsageError if it cannot be run."""
