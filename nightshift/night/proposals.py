@@ -20,7 +20,7 @@ from nightshift.campaign.records import DIRECTION_NAME, Change, Record, Request,
 from nightshift.campaign.waits import FILL
 from nightshift.config.train_toml import parse
 from nightshift.engines.base import used_keys
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.files import read_file, write_atomically
 from nightshift.night.desk import Desk, Kind
 from nightshift.night.state import NightState, Stop, decided, is_spent, num_since_keep
@@ -238,6 +238,8 @@ class Proposals:
     def _take_ready(self, campaign: Campaign) -> bool:
         if self._work is None or self._work.answers is None:
             return False
+        if problem := self._desk.disk_problem():
+            raise EngineError(problem)  # answers that wait in memory are not lost
         work, self._work = self._work, None
         self._take(work, campaign)
         return True
