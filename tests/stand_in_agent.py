@@ -80,6 +80,10 @@ def actions(hangs: Path) -> dict[str, Callable[[], object]]:
         "repeat": lambda: edit(rate(0)),
         "hang": lambda: hang(hangs),
         "exit 1": lambda: sys.exit("stand-in: cannot go on"),
+        "question": lambda: print("Which of the two files do you mean?"),
+        "german": lambda: sys.exit("Etwas ist schiefgelaufen: Nutzungslimit erreicht."),
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "exit 137": lambda: sys.exit(137),  # as bwrap ends when its program was killed
         "5 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(109)],
         "delete .git": lambda: subprocess.run(["rm", "-rf", ".git"], check=True),
         "link": lambda: replace_config(lambda: TRAIN.symlink_to("/etc/passwd")),

@@ -1,10 +1,10 @@
 """`nightshift night` for another checkout, with the stand-in trainer: `stand_in_night.py ROOT REQUEST`.
 
-REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
-to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
-agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `slots`: so many, however few cores there are.
-`notify`: as the flag. `waits`: seconds until an agent that could not be asked is asked again, whatever it says.
-`question`: the limit of the question before the night. `page`: true where the test reads the page.
+REQUEST is JSON: the fields of NightRequest, and `waits`: seconds from one try in vain to the next, 0.05 unless given.
+With `proposer` set to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other
+keys in turn. The agent's clock leaps an hour with each *.hangs-* in the folder `leaps`. `slots`: so many, however few
+cores there are. `notify`: as the flag. `question`: the limit of the question before the night. `page`: true where the
+test reads the page.
 With --detach after REQUEST it starts a night as that flag does.
 """
 
@@ -24,7 +24,7 @@ from nightshift.startup import begin  # noqa: E402
 
 begin()
 
-from nightshift.agents import agent, availability  # noqa: E402
+from nightshift.agents import agent  # noqa: E402
 from nightshift.agents.base import Answer, Context  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.records import Proposal  # noqa: E402
@@ -36,7 +36,7 @@ from nightshift.cli.status import is_under_way  # noqa: E402
 from nightshift.config.train_toml import set_values  # noqa: E402
 from nightshift.executors.local import own_cores  # noqa: E402
 from nightshift.experiment import bench  # noqa: E402
-from nightshift.night import start  # noqa: E402
+from nightshift.night import desk, start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from tests.stand_in_proposer import StandInProposer  # noqa: E402
 from tests.stand_ins import install, save_time  # noqa: E402
@@ -92,7 +92,7 @@ class LaterSearch(StandInProposer):
 
 def main() -> None:
     asked = json.loads(sys.argv[2])
-    pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
+    notify = asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
         start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
     if num_slots := asked.pop("slots", None):
@@ -102,8 +102,7 @@ def main() -> None:
         make, signs = start.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         start.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
-    if (seconds := asked.pop("waits", None)) is not None:
-        availability.SHORT_WAITS, availability.MAX_WAIT = (seconds,), seconds
+    desk.FIRST_SECONDS = desk.MAX_SECONDS = asked.pop("waits", 0.05)
     agent._QUESTION_SECONDS = asked.pop("question", agent._QUESTION_SECONDS)
     start.search_of = LaterSearch
     install("night")
@@ -115,7 +114,6 @@ def main() -> None:
             if code := exit_code_of(create):
                 sys.exit(code)
         sys.exit(start_detached(ledger, partial(is_under_way, ledger, time.time()), "nightshift wait --night"))
-    start.Night = partial(start.Night, pauses=tuple(pauses))
 
     def night() -> int:
         with closing(TerminalReporter()) as reporter:

@@ -4,7 +4,7 @@ Each proposal is a fresh process with a bounded brief, in a throw-away clone (cl
 has one (sandbox.py), as a process group that leaves nothing behind (executors/process.py). Taken over are its
 train.toml, if that is a regular file of sane size, a few lines of text (hypothesis, prediction, the lessons of decided
 experiments), and notes for its next call. Asked for several proposals it writes proposal-1.toml and proposal-1.txt, and
-so on. Whatever else it did in its clone is named in the notes. Only the sandbox keeps it in there.
+so on. Whatever else it did in its clone is named in the notes of the record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any
 
 from msgspec import structs
 
@@ -37,7 +37,7 @@ from nightshift.campaign.records import NO_SANDBOX, Cost, Proposal
 from nightshift.config.train_toml import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError
-from nightshift.executors.process import ProcessGroup
+from nightshift.executors.process import Child, ProcessGroup
 from nightshift.files import open_regular, write_atomically
 from nightshift.text import clean
 from nightshift.waiting import waiting
@@ -50,6 +50,26 @@ _LABELS = {
 }
 _MAX_ANSWER = 64 * 1024  # bytes that are read of an answer
 _ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
+_READY = re.compile(r"\bready\b", re.IGNORECASE)
+_QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
+_QUESTION_SECONDS = 240.0  # Claude Code tries a wrong key again for 175 s
+_TICK_SECONDS = 0.2  # between two looks at an agent that is asked one question
+GRACE_SECONDS = 5.0
+STOPPED = "stopped with the night"  # the cause of an answer that nobody waited for
+
+Work = Generator[None, bool | None, Any]  # as Proposing: yields while a program works; sending True stops it
+
+
+def complete(work: Work) -> Any:
+    """Run a generator of this module to its end, and wait meanwhile. Returns its value."""
+    try:
+        while True:
+            next(work)
+            time.sleep(_TICK_SECONDS)
+    except StopIteration as end:
+        return end.value
+    finally:
+        work.close()
 
 
 def parse_answer(text: str) -> dict[str, str]:
@@ -63,29 +83,6 @@ def parse_answer(text: str) -> dict[str, str]:
             if cleaned and not cleaned.startswith("<"):
                 texts[_LABELS[label]] = cleaned
     return texts
-
-
-GRACE_SECONDS = 5.0
-STOPPED = "stopped with the night"  # the cause of an answer that nobody waited for
-_TICK_SECONDS = 0.2  # between two looks at an agent that is asked one question
-_QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready\n"
-_QUESTION_SECONDS = 240.0  # Claude Code tries a wrong key again for 175 s
-
-T = TypeVar("T")
-Work = Generator[None, bool | None, T]  # as Proposing: yields while a program works; sending True stops it
-
-
-def complete(work: Work[T]) -> T:
-    """Run a generator of this module to its end, and wait meanwhile."""
-    try:
-        while True:
-            next(work)
-            time.sleep(_TICK_SECONDS)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        work.close()
 
 
 def open_agent(
@@ -109,8 +106,15 @@ def open_agent(
     contained = command_of(name, is_contained=True, model=model, effort=effort)
     chosen = choose(sandbox, contained, login, root, environ, clone)
     command = command_of(name, model=model, effort=effort) if chosen.name == NO_SANDBOX else contained
-    title = name if name in PRESETS else Path(command[0]).name
-    return Agent(title, command, timeout_seconds, clone, chosen, settings=tuple(filter(None, (model, effort))))
+    return Agent(
+        name if name in PRESETS else Path(command[0]).name,
+        command,
+        timeout_seconds,
+        clone,
+        chosen,
+        settings=tuple(filter(None, (model, effort))),
+        login_files=tuple(login.files(environ).values()),
+    )
 
 
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
@@ -124,7 +128,7 @@ def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
 class Ending:
     """How a process of an agent ended."""
 
-    cause: str | None  # what went wrong; None if nothing did
+    cause: str | None  # what went wrong, with the last words; None if nothing did
     exit_code: int | None  # None if it was stopped
     output: str  # the end of it
     words: str  # its last words
@@ -132,9 +136,17 @@ class Ending:
     notes: tuple[str, ...]
     live: Availability | None  # why it was stopped: it waited for something itself
 
+    @property
+    def is_killed(self) -> bool:
+        """True if nightshift or a signal ended it: bwrap and shells end with 128 + the signal."""
+        return self.cause is not None and (self.exit_code is None or not 0 < self.exit_code <= 128)
+
     def availability(self, *, is_edited: bool = False) -> Availability:
-        """Return whether the agent can be asked again, by the end of the process."""
-        return self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
+        """Return why the process left no proposal."""
+        availability = self.live or read_ending(self.output, self.exit_code, is_edited=is_edited)
+        if availability.is_away and (self.live or self.exit_code is not None):
+            return availability
+        return replace(availability, text=self.cause or f"its last words: {self.words or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,48 +160,28 @@ class Agent:
     sandbox: Sandbox
     clock: Callable[[], float] = time.monotonic
     settings: tuple[str, ...] = ()  # model and effort
+    login_files: tuple[Path, ...] = ()  # the user's: a change of them may end a wait
 
     @property
     def title(self) -> str:
         """Its name with its model and effort: `claude (opus, high)`."""
         return self.name + (f" ({', '.join(self.settings)})" if self.settings else "")
 
-    def run(
-        self,
-        source: bytes,
-        prompt: str,
-        log_path: Path,
-        seconds_left: float | None = None,
-        logs: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> Work[Ending]:
-        """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of
-        `logs`. The caller clears the clone."""
+    def run(self, source: bytes, prompt: str, log_path: Path, logs: Mapping[str, bytes] = MappingProxyType({})) -> Work:
+        """Run one process from start to end, in a fresh clone with `source` as its train.toml and the files of `logs`.
+        The caller clears the clone. Returns the Ending."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
-        timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
-        prompt_path = self.clone.folder / "prompt.txt"
-        credential, notes, cause, live = None, tuple[str, ...](), None, None
+        began, credential, notes, cause, live = self.clock(), None, tuple[str, ...](), None, None
         with ExitStack() as files:
             try:
                 self.clone.open(source, logs)
-                write_atomically(prompt_path, prompt.encode())
-                words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
-                stdin = files.enter_context(prompt_path.open("rb")) if words == list(self.command) else None
                 credential = self.sandbox.furnish(self.clone)
-                words, environment = self.sandbox.enclose(words, self.clone, prompt_path)
-                log_path.unlink(missing_ok=True)
-                log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
-                log = Log(files.enter_context(log_path.open("r+b")))
-                environment = agent_environment(environment, self.clone.path)
-                began = self.clock()
-                child = group.start(
-                    "agent", words, log_path=log_path, env=environment, cwd=self.clone.path, stdin=stdin
-                )
+                child, log = self._start(group, prompt, log_path, files)
                 while child.poll() is None and cause is None:
-                    left = began + timeout - self.clock()
                     if (yield):
                         cause = STOPPED
-                    elif left <= 0.0:
-                        cause = f"no end after {timeout:g} s: stopped"
+                    elif self.clock() - began >= self.timeout_seconds:
+                        cause = f"no end after {self.timeout_seconds:g} s: stopped"
                     elif live is not None:
                         cause = f"stopped: {live.text}"
                     group.check()
@@ -200,25 +192,41 @@ class Agent:
                 if not survivors:  # also when the night is stopped now: a token may be renewed
                     notes = self.sandbox.take_back(self.clone, credential)
             log.cut()
-        last_words, cost = summary_of(log.end)
+        words, cost = summary_of(log.end)
         exit_code = None if cause or survivors else child.poll()
         if survivors:
             cause = f"could not be stopped: {', '.join(survivors)}"
-        elif cause is not None or exit_code != 0:
-            cause = (cause or child.exit_cause()) + (f"; its last words: {last_words}" if last_words else "")
+        elif exit_code != 0:
+            cause = (cause or child.exit_cause()) + (f"; its last words: {words}" if words else "")
         cost = structs.replace(cost, seconds=max(self.clock() - began, 0.0))
-        return Ending(cause, exit_code, log.end, last_words, cost, notes, live)
+        return Ending(cause, exit_code, log.end, words, cost, notes, live)
 
-    def ask(self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = "") -> Work[tuple[Answer, ...]]:
+    def _start(self, group: ProcessGroup, prompt: str, log_path: Path, files: ExitStack) -> tuple[Child, Log]:
+        """Start the program, with the prompt on stdin or in a file. Returns the process and the end of its output."""
+        path = self.clone.folder / "prompt.txt"
+        write_atomically(path, prompt.encode())
+        words = [word.replace(PROMPT_FILE, str(path)) for word in self.command]
+        stdin = files.enter_context(path.open("rb")) if words == list(self.command) else None
+        words, environment = self.sandbox.enclose(words, self.clone, path)
+        environment = agent_environment(environment, self.clone.path)
+        log_path.unlink(missing_ok=True)
+        log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
+        log = Log(files.enter_context(log_path.open("r+b")))
+        child = group.start("agent", words, log_path=log_path, env=environment, cwd=self.clone.path, stdin=stdin)
+        return child, log
+
+    def ask(
+        self, prompt: str, context: Context, logs: Mapping[str, bytes], role: str = ""
+    ) -> Generator[None, bool | None, tuple[Answer, ...]]:
         """Let the agent work once, with `logs` to read. Return what `_take_over` takes; in a `role` no edits."""
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
-        left = context.seconds_left
+        seconds = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
+        agent = replace(self, timeout_seconds=seconds)
         try:
-            at_most = min(self.timeout_seconds, left or self.timeout_seconds)
-            with waiting(f"{self.name} is at work on experiment {context.number:04d}", at_most):
-                ending = yield from self.run(context.source, prompt, folder / f"{name}.log", left, logs)
+            with waiting(f"{self.name} is at work on experiment {context.number:04d}", seconds):
+                ending = yield from agent.run(context.source, prompt, folder / f"{name}.log", logs)
             first, *others = self._take_over(context, ending, edits=not role)
             save_notes(context, self.clone.path)
         finally:
@@ -234,72 +242,48 @@ class Agent:
         agent = replace(self, timeout_seconds=_QUESTION_SECONDS)
         try:
             with waiting(f"asking {self.name} whether it can be reached", _QUESTION_SECONDS):
-                ending = complete(agent.run(source, _QUESTION, folder / "question.log"))
+                ending: Ending = complete(agent.run(source, _QUESTION, folder / "question.log"))
         finally:
             self.clone.clear()
-        is_answered = re.search(r"\bready\b", ending.words, re.IGNORECASE) is not None
-        if ending.cause is None and (is_answered or self.name not in PRESETS):
+        if ending.cause is None and (self.name not in PRESETS or _READY.search(ending.words)):
             return Availability(Meaning.OK, ending.words)
-        availability = ending.availability()
-        if availability.waits or availability.needs_user:
-            return availability
+        availability = ending.live or read_ending(ending.output, ending.exit_code)
         cause = ending.cause or f"it did not answer the question; its last words: {ending.words or 'none'}"
-        return Availability(Meaning.PROGRAM, cause)
+        return availability if availability.is_away else Availability(Meaning.PROGRAM, cause)
 
     def _take_over(self, context: Context, ending: Ending, edits: bool) -> tuple[Answer, ...]:
-        """Return the agent's answers and, where it `edits`, the train.toml of each; one answer without a train.toml if
-        there is none. A process that did not end well leaves only what it finished. A clone that cannot be read is a
-        refused proposal."""
-        files = [(CONFIG_NAME, ANSWER_NAME)]
-        if edits and context.num_proposals > 1:
-            files += proposal_files(max(context.num_proposals, MAX_GRID))
-        texts, unread, lessons = list[dict[str, str]](), list[str](), dict[int, dict[str, str]]()
+        """Return the agent's proposals, or one answer without a train.toml that says why there is none.
+
+        Without `edits` the answer is a text. A file that cannot be read is a proposal that is refused. A program that
+        ended without an edit, or was killed, is asked again: `unavailable` is set.
+        """
+        path, num_files = self.clone.path, max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1
+        names = [(CONFIG_NAME, ANSWER_NAME), *(proposal_files(num_files) if num_files > 1 else [])]
+        names = [pair for pair in names if pair[0] == CONFIG_NAME or os.path.lexists(path / pair[0])]
+        notes, text, texts = tuple[str, ...](), "", dict[bytes, str]()
         try:
-            notes = self.clone.changes(max(context.num_proposals, MAX_GRID) if context.num_proposals > 1 else 1)
-            for _, answer_name in files:
-                try:
-                    answer_text = _read_answer(self.clone.path / answer_name)
-                    texts.append(parse_answer(answer_text))
-                    lessons |= read_lessons(answer_text)
-                except ConfigError as error:
-                    if len(files) == 1:
-                        raise
-                    texts.append({})
-                    unread.append(str(error))
+            notes, text = self.clone.changes(num_files), _read_answer(path / ANSWER_NAME)
+            texts = {read_source(path / config): _read_answer(path / answer) for config, answer in names if edits}
         except ConfigError as error:
-            return (Answer(b"", cause=f"{self.name}: {error}"),)
-        answers, problem = list[Answer](), ""
-        for (config_name, _), text in zip(files, texts, strict=True) if edits else ():
-            try:
-                source = read_source(self.clone.path / config_name)
-            except ConfigError as error:
-                if config_name == CONFIG_NAME or os.path.lexists(self.clone.path / config_name):
-                    problem = f"{error.cause}: it must stay a regular file"
-                continue
-            if source != context.source and all(source != other.source for other in answers):
-                answers.append(Answer(source, Proposal(**text), lessons))  # type: ignore[arg-type]
-        answers = answers[: most_answers(context, [answer.source or b"" for answer in answers])]
-        ended = f"{self.name}: {ending.cause}" if ending.cause else None
-        bare = Answer(None, Proposal(notes=notes, **texts[0]), lessons, cause=ended)  # type: ignore[arg-type]
-        is_complete = (
-            all(answer.proposal.description for answer in answers) if answers else not edits and (texts[0] or lessons)
-        )
-        if ending.cause is not None or not is_complete:
-            availability = ending.availability(is_edited=bool(answers))
-            is_away = availability.waits or availability.needs_user
-            if self.name not in PRESETS and ending.exit_code is None and ending.live is None:
-                # A command of your own may take its time and print nothing.
-                is_away = is_away and availability.meaning is not Meaning.NETWORK
-            if is_away and STOPPED not in (ending.cause or ""):
-                return (replace(bare, cause=f"{self.name}: {availability.text}", unavailable=availability),)
-        is_cut_off = ending.cause is not None and (ending.exit_code or -1) < 0  # stopped in the middle of its work
-        if not edits or (answers and is_cut_off):
-            return (bare,)
+            if ending.cause is None:
+                return (Answer(b"", cause=f"{self.name}: {error}"),)
+        texts.pop(context.source, None)
+        lessons = read_lessons("\n".join((text, *texts.values())))
+        bare = Answer(None, Proposal(notes=notes, **parse_answer(text)), lessons)  # type: ignore[arg-type]
+        if STOPPED in (ending.cause or ""):
+            return (replace(bare, cause=f"{self.name}: {ending.cause}"),)
+        taken = list(texts.items())[: most_answers(context, list(texts))]
+        answers = [Answer(source, Proposal(**parse_answer(each)), lessons) for source, each in taken]  # type: ignore[arg-type]
+        is_whole = all(answer.proposal.description for answer in answers)
         if not answers:
-            missing = f"{self.name} ended without an edit of {CONFIG_NAME}"
-            missing += f"; its last words: {ending.words}" if ending.words else ""
-            return (replace(bare, source=b"" if problem else None, cause=problem or ended or missing),)
-        notes = (*notes, *unread, *filter(None, (ended, problem)))
+            is_whole = not edits and bool(lessons or bare.proposal.description)
+        if ending.cause is not None or not is_whole:
+            availability = ending.availability(is_edited=bool(answers))
+            if ending.is_killed or availability.is_away or not (answers or is_whole):
+                return (replace(bare, cause=f"{self.name}: {availability.text}", unavailable=availability),)
+            notes = (*notes, *([f"{self.name}: {ending.cause}"] if ending.cause else []))
+        if not answers:
+            return (bare,)
         return answers[0].with_proposal(notes=notes), *answers[1:]
 
 

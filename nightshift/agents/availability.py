@@ -1,16 +1,15 @@
-"""Decides from an agent program's output why it left no proposal, and when to ask it again.
+"""Decides from an agent program's output why it left no proposal.
 
 Exit codes separate nothing: Claude Code ends every error with 1, pi and Qwen Code end a wrong key with 0, Gemini CLI
 ends with the HTTP status modulo 256. So the errors in the JSON output are read first, then, if the program failed, the
 lines that it printed. The answer of a model that ended ordinarily is not read as an error, whatever it says. The output
-is hostile: a forged error costs a wait of at most MAX_WAIT, or a needless call of the user, and no more.
+is hostile: whatever it means, the night asks the agent again (night/waits.py).
 """
 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -25,41 +24,43 @@ _MAX_TEXT = 4_000  # characters of an error that are read
 _MAX_LINES = 40  # of the end of an output without JSON
 _LIVE_CHARACTERS = 64 * 1024
 
-SHORT_WAITS = (60.0, 300.0, 900.0)  # seconds, by the number of failures in a row: a refused question costs no tokens
-MAX_WAIT = 1800.0  # seconds until a reported end of a limit is asked about: the end may be forged
-
 
 class Meaning(StrEnum):
+    """Why an agent left no proposal, in a user's words. OK: it left one."""
+
     OK = "ok"
     LIMIT = "usage limit"
     LOGIN = "login"
     BILLING = "billing"
     MODEL = "model"
     OVERLOADED = "overloaded"
-    NETWORK = "network"
+    NETWORK = "no answer"
     PROGRAM = "program"
     CONTEXT = "context too long"
     REFUSED = "refused"
-    NO_EDIT = "no edit"
+    NO_EDIT = "no proposal"
+
+
+_ENDS_BY_ITSELF = (Meaning.LIMIT, Meaning.OVERLOADED, Meaning.NETWORK)
+AWAY = (*_ENDS_BY_ITSELF, Meaning.LOGIN, Meaning.BILLING, Meaning.MODEL, Meaning.PROGRAM)  # the others need the user
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What the end of an agent's process means."""
+    """What the end of an agent's process means. `text`: one clean line, the program's own words."""
 
     meaning: Meaning
-    text: str  # one clean line, the program's own words
-    ends_at: datetime | None = None  # UTC; the end of a limit, if the program reports it as a number
+    text: str
 
     @property
     def waits(self) -> bool:
         """True if asking again later helps."""
-        return self.meaning in (Meaning.LIMIT, Meaning.OVERLOADED, Meaning.NETWORK)
+        return self.meaning in _ENDS_BY_ITSELF
 
     @property
-    def needs_user(self) -> bool:
-        """True if only the user can help."""
-        return self.meaning in (Meaning.LOGIN, Meaning.BILLING, Meaning.MODEL, Meaning.PROGRAM)
+    def is_away(self) -> bool:
+        """True if the model was not reached, so that an edit is not its proposal."""
+        return self.meaning in AWAY
 
 
 _STATUSES = {401: Meaning.LOGIN, 402: Meaning.BILLING, 403: Meaning.LOGIN, 404: Meaning.MODEL, 408: Meaning.NETWORK}
@@ -72,13 +73,8 @@ _ATTEMPT = re.compile(r"^Attempt (\d{1,3}) failed", re.MULTILINE)  # Gemini CLI
 
 
 def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) -> Availability:
-    """Say why a process left no acceptable proposal.
-
-    Args:
-        output: stdout and stderr in one text, as the log holds them.
-        exit_code: None if nightshift stopped the process.
-        is_edited: the process changed train.toml.
-    """
+    """Say why a process left no acceptable proposal. `output`: stdout and stderr in one text. `exit_code`: None if
+    nightshift stopped the process. `is_edited`: the process changed train.toml."""
     (rows, lines), (words, cost) = read_output(output), summary_of(output)
     is_working, error = _read_course(rows)
     if exit_code in (126, 127):
@@ -89,21 +85,17 @@ def read_ending(output: str, exit_code: int | None, *, is_edited: bool = False) 
         if cost.tokens_out and not any(map(read_event, rows)):  # Codex, when the provider's filter steps in
             return Availability(Meaning.REFUSED, "the model ended without an answer")
         return Availability(Meaning.NO_EDIT, words)
-    result, rejection = None, _rejection(rows)
+    result = None
     if error is not None:
         result = classify(error.text, error.status)
     elif exit_code is not None or not is_working:
         result = _of_lines(lines)
-    if result is None and rejection:
-        result = Availability(Meaning.LIMIT, words)
-    if result is None and exit_code is None and not is_working:
+    if result is not None:
+        return result
+    if exit_code is None and not is_working:
         return Availability(Meaning.NETWORK, "the model did not answer before the time limit")
-    if result is None:  # a report of no tokens at all: the model was not reached
-        return Availability(Meaning.OVERLOADED if error and cost.tokens_out == 0 else Meaning.NO_EDIT, words)
-    reset = rejection.get("resetsAt")
-    if result.meaning is Meaning.LIMIT and error and type(reset) is int and 0 < reset < 2**32:
-        return replace(result, ends_at=datetime.fromtimestamp(reset, UTC))
-    return result
+    # A report of no tokens at all: the model was not reached.
+    return Availability(Meaning.OVERLOADED if error and cost.tokens_out == 0 else Meaning.NO_EDIT, words)
 
 
 def read_live(output: str) -> Availability | None:
@@ -120,18 +112,10 @@ def read_live(output: str) -> Availability | None:
     return None
 
 
-def next_question(availability: Availability, num_in_row: int, now: datetime) -> datetime:
-    """Return when to ask again an agent that was unavailable `num_in_row` times in a row. `now` has a zone."""
-    seconds = SHORT_WAITS[: max(num_in_row, 1)][-1]
-    if availability.ends_at is not None and availability.ends_at > now:
-        seconds = min((availability.ends_at - now).total_seconds() + SHORT_WAITS[0], MAX_WAIT)
-    return now + timedelta(seconds=seconds)
-
-
 def classify(text: str, status: int | None = None) -> Availability | None:
     """Say what the text of one error means; None if the text belongs to no family. `status`: HTTP."""
     plain, errors = " ".join(text[:_MAX_TEXT].replace("\u2019", "'").split()), _errors()
-    families = (Meaning(family["meaning"]) for family in errors["family"] if _matches(family["patterns"], plain))
+    families = (Meaning[family["meaning"]] for family in errors["family"] if _matches(family["patterns"], plain))
     meaning = next(families, None)
     ends = _matches(errors["limit_with_end"], plain) and not _matches(errors["money_without_end"], plain)
     if ends and meaning in (None, Meaning.BILLING):
@@ -141,12 +125,6 @@ def classify(text: str, status: int | None = None) -> Availability | None:
         number = status or (int(match[1]) if match else 0)
         meaning = Meaning.OVERLOADED if number >= 500 else _STATUSES.get(number)
     return Availability(meaning, clean(text[:_MAX_TEXT], MAX_SHOWN)) if meaning else None
-
-
-def _rejection(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the last `rate_limit_info` of Claude Code if it rejected the request, else an empty mapping."""
-    infos = [mapping(row.get("rate_limit_info")) for row in rows if row.get("type") == "rate_limit_event"]
-    return infos[-1] if infos and infos[-1].get("status") == "rejected" else {}
 
 
 @cache

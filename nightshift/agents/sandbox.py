@@ -64,15 +64,15 @@ class Login:
         patterns = " ".join((_VARIABLES, self.variables, *more)).split()
         return {name: value for name, value in environ.items() if any(fnmatchcase(name, p) for p in patterns)}
 
-    def files(self) -> list[str]:
-        """Return the files that go in where they exist, below HOME."""
-        return [*self.credential.split(), *self.settings.split()]
+    def files(self, environ: Mapping[str, str]) -> dict[str, Path]:
+        """Return where your credential and settings are, whether they exist or not, by their names below HOME."""
+        return {name: self._source(name, environ) for name in (*self.credential.split(), *self.settings.split())}
 
     def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
         """Copy the files that exist below the new `home`; returns the credential."""
         copied = dict[str, bytes]()
-        for name in self.files():
-            source, target = self._source(name, environ), home / name
+        for name, source in self.files(environ).items():
+            target = home / name
             if source.is_file() and source.stat().st_size <= MAX_BYTES:  # people link them from elsewhere
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 copied[name] = source.read_bytes()
@@ -316,7 +316,7 @@ class Sandbox:
         """Return one line about what the agent gets of yours; "" without a sandbox, where it gets everything."""
         if self.name == NO_SANDBOX:
             return ""
-        files = [f"~/{name}" for name in self.login.files() if (home_of(self.environ) / name).is_file()]
+        files = [os.fspath(path) for path in self.login.files(self.environ).values() if path.is_file()]
         given = [*sorted(self.login.chosen(self.environ)), *files, *self.login.sees]
         return f"{agent} gets of yours: {', '.join(given) or 'no variable and no file'}"
 

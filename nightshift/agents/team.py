@@ -63,7 +63,8 @@ class TeamProposer(AgentProposer):
         if records:
             answers += yield from strategist.ask(reflection(records), context, files, "outcome")
         answer = outcome = answers[0] if answers else Answer(None)
-        if outcome.unavailable is None and STOPPED not in (outcome.cause or ""):
+        is_away = outcome.unavailable is not None and outcome.unavailable.is_away
+        if not is_away and STOPPED not in (outcome.cause or ""):
             made_for, waiting = (context.direction, context.source), self._waiting
             if waiting is None or waiting[:2] != made_for:
                 answers += yield from strategist.ask(strategy(context), context, files, "hypothesis")
@@ -72,7 +73,7 @@ class TeamProposer(AgentProposer):
             if not answer.cause and answer.proposal.description:
                 answers += yield from implementer.ask(implementation(context, answer), context, {})
                 edit = answers[-1]
-                self._waiting = waiting if edit.unavailable else None
+                self._waiting = waiting if edit.unavailable and edit.unavailable.is_away else None
                 answer = replace(answer, source=edit.source, cause=edit.cause, unavailable=edit.unavailable)
             elif not answer.cause:
                 answer = replace(answer, cause=f"{strategist.name} gave no hypothesis")

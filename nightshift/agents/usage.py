@@ -1,13 +1,9 @@
 """Reads the output of a coding agent: its last words, and the tokens and dollars that it reports.
 
 Rows of JSON are recognised by their fields, whichever program prints them. Two kinds of rows report a cost, a running
-total that replaces an earlier one of the same conversation:
-
-    the end of a conversation   Claude Code and Gemini CLI (`result`), Codex (`turn.completed`)
-    `stats.models`              Gemini CLI and Qwen Code
-
-Other programs report no cost that is read. The output is hostile: a bounded end of it is read, only sane numbers are
-believed, and an absent figure is None.
+total of a conversation: its end (Claude Code, Gemini CLI: `result`, Codex: `turn.completed`), and `stats.models`
+(Gemini CLI, Qwen Code). Of other programs no cost is read. The output is hostile: a bounded end of it is read, only
+sane numbers are believed, and an absent figure is None.
 """
 
 import os
@@ -73,14 +69,14 @@ def read_output(output: str) -> tuple[list[Mapping[str, Any]], list[str]]:
     rows, lines = list[Mapping[str, Any]](), list[str]()
     output = f"\n{output[-MAX_LOG_BYTES:]}\n"
     for line in output.split("\n"):
-        value = decode(line) if line.lstrip().startswith(("{", "[")) else None
+        value = _decode(line) if line.lstrip().startswith(("{", "[")) else None
         objects = [row for row in (value if isinstance(value, list) else [value]) if isinstance(row, dict)]
         rows += [mapping(row.get("msg")) or row for row in objects]  # `msg`: Codex before 0.44
         text = ANSI.sub("", line).rstrip("\r").rpartition("\r")[2]
         if not objects and text.strip() and not _STACK.match(text):
             lines.append(text.strip())
     _, brace, rest = output.rpartition("\n{\n")
-    value = decode("{" + rest.partition("\n}\n")[0] + "}") if brace else None
+    value = _decode("{" + rest.partition("\n}\n")[0] + "}") if brace else None
     return [*rows, value] if isinstance(value, dict) else rows, lines
 
 
@@ -106,7 +102,7 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         error = {}
     data = mapping(error.get("data"))
     is_failure = row.get("is_error") is True or str(row.get("subtype")).startswith("error")
-    is_failure = is_failure or str(result).startswith("[API Error")  # Qwen Code
+    is_failure |= str(result).startswith("[API Error")  # Qwen Code
     text = _first_text(
         data.get("message"),
         error.get("message"),
@@ -121,6 +117,8 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         statuses = (row.get("api_error_status"), row.get("error_status"), data.get("statusCode"), error.get("code"))
         status = next((value for value in statuses if type(value) is int and 400 <= value < 600), None)
         return Event(_unwrapped(text), True, status)
+    content = message.get("content") if kind in ("assistant", "message_end") else None
+    texts = [mapping(piece).get("text") for piece in content] if isinstance(content, list) else []
     answer = _first_text(
         result if kind == "result" else None,
         row.get("response"),
@@ -128,12 +126,30 @@ def read_event(row: Mapping[str, Any]) -> Event | None:
         row.get("message") if kind == "agent_message" else None,
         part.get("text") if kind == "text" else None,
         row.get("content") if kind == "message" and row.get("role") == "assistant" else None,
-        _content(message) if message.get("role") == "assistant" and kind in ("assistant", "message_end") else None,
+        " ".join(t for t in texts if isinstance(t, str)) if message.get("role") == "assistant" else None,
     )
     return Event(answer, kind == "assistant" and isinstance(row.get("error"), str)) if answer else None
 
 
-def decode(text: str) -> Any:
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _read_cost(row: Mapping[str, Any]) -> Cost | None:
+    """Return the cost that a row reports; None for other rows."""
+    kind, stats = row.get("type"), mapping(row.get("stats"))
+    dollars: Any = row.get("total_cost_usd")
+    models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
+    if any(models) and kind in (None, "result"):
+        return Cost(_sum(models, "prompt", "tool"), _sum(models, "candidates", "thoughts"))
+    if kind not in ("result", "turn.completed"):
+        return None
+    usages = [mapping(row.get("usage")) or stats]
+    is_sane = type(dollars) in (int, float) and 0 <= dollars <= MAX_DOLLARS  # False for NaN
+    return Cost(_sum(usages, *_TOKENS_IN), _sum(usages, "output_tokens"), abs(float(dollars)) if is_sane else None)
+
+
+def _decode(text: str) -> Any:
     """Return the value of a JSON text; None for any other text."""
     try:
         return parse_json(text, object)
@@ -141,26 +157,12 @@ def decode(text: str) -> Any:
         return None
 
 
-def _read_cost(row: Mapping[str, Any]) -> Cost | None:
-    """Return the cost that a row reports; None for other rows."""
-    kind, stats = row.get("type"), mapping(row.get("stats"))
-    models = [mapping(mapping(model).get("tokens")) for model in mapping(stats.get("models")).values()]
-    if any(models) and kind in (None, "result"):
-        return Cost(_sum(models, "prompt", "tool"), _sum(models, "candidates", "thoughts"))
-    if kind not in ("result", "turn.completed"):
-        return None
-    usages = [mapping(row.get("usage")) or stats]
-    return Cost(_sum(usages, *_TOKENS_IN), _sum(usages, "output_tokens"), _dollars(row.get("total_cost_usd")))
-
-
 def _unwrapped(text: str) -> str:
     """Return an error message for people: the message in the JSON of a provider's error, if it holds one."""
     before, brace, rest = text.partition("{")
-    value = decode(brace + rest)
-    if isinstance(value, dict):
-        inner = _first_text(mapping(value.get("error")).get("message"), value.get("message"), value.get("detail"))
-        return f"{before}{inner}" if inner else text
-    return text
+    value = mapping(_decode(brace + rest))
+    inner = _first_text(mapping(value.get("error")).get("message"), value.get("message"), value.get("detail"))
+    return f"{before}{inner}" if inner else text
 
 
 def _first_text(*values: Any) -> str:
@@ -168,22 +170,7 @@ def _first_text(*values: Any) -> str:
     return next((value for value in values if isinstance(value, str) and value.strip()), "")
 
 
-def _content(message: Mapping[str, Any]) -> str:
-    parts = message.get("content")
-    texts = [mapping(part).get("text") for part in parts] if isinstance(parts, list) else []
-    return " ".join(text for text in texts if isinstance(text, str))
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _sum(usages: Iterable[Mapping[str, Any]], *names: str) -> int | None:
     values = [usage.get(name) for usage in usages for name in names]
     numbers = [value for value in values if type(value) is int and 0 <= value <= MAX_TOKENS]
     return sum(numbers) if numbers else None
-
-
-def _dollars(value: Any) -> float | None:
-    is_sane = type(value) in (int, float) and 0 <= value <= MAX_DOLLARS  # False for NaN
-    return abs(float(value)) if is_sane else None  # -0.0 becomes 0.0

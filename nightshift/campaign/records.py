@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from statistics import NormalDist, fmean, median
@@ -20,7 +19,7 @@ from msgspec.structs import force_setattr, replace
 
 from nightshift.config.rules import Fraction, RuleConstants, Rules, Scale
 from nightshift.files import Document
-from nightshift.text import clean, local
+from nightshift.text import clean
 
 JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
 ANSWERS_NAME, PAGE_NAME, SUMMARY_NAME, PICTURE_NAME = "evaluation.jsonl", "report.html", "report.md", "progress.svg"
@@ -483,31 +482,6 @@ class Judgement(Struct, frozen=True, kw_only=True):
     standing: Standing | None = None  # after the decisions
     steps: tuple[PlannedCommit, ...] = ()  # the commits that the decisions mean
     refused: tuple[Decision, ...] = ()  # not carried out: no train.toml that the engine runs would hold the rest
-
-
-class Unavailable(Struct, frozen=True):
-    """The agent of a night cannot be asked. Times are ISO 8601, UTC."""
-
-    meaning: str  # agents/availability.py
-    text: str  # the agent's own words
-    since: str
-    asks_at: str  # when it is asked again
-    num_times: int = 1  # that it was asked in vain
-
-    def describe(self, agent: str, fills: bool) -> str:
-        meanwhile = "; the slots run proposals of tpe meanwhile" if fills else ""
-        asks_at = local(datetime.fromisoformat(self.asks_at))
-        return f"{agent}: {self.meaning}: {self.text}; asked again at {asks_at}{meanwhile}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NightStatus:
-    """What the page shows of night.json. `cause` is set when the night is over."""
-
-    branch: str
-    direction: str = ""  # the user's, as the last proposal had it
-    unavailable: Unavailable | None = None
-    cause: str | None = None
 
 
 class Record(Document, frozen=True, kw_only=True, tag="experiment"):

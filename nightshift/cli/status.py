@@ -173,7 +173,7 @@ def is_under_way(ledger: Ledger, since: float) -> bool:
     from nightshift.night.state import load
 
     paths = [*ledger.runs_dir.glob(f"*/{METRICS_NAME}"), *ledger.runs_dir.glob(f"{CERTIFY_NAME}/*/*/{METRICS_NAME}")]
-    if (state := load(ledger)) and state.unavailable:
+    if (state := load(ledger)) and state.waiting:
         paths.append(ledger.runs_dir / NIGHT_NAME)
     return any(path.stat().st_mtime > since for path in paths)
 
@@ -202,7 +202,8 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     next_stop: str | None
     left: dict[str, str]
     direction: str
-    waiting: str | None  # why the agent cannot be asked, and until when
+    waiting: str | None  # what the night waits for, since when, what ends the wait, when that is checked next
+    notes: tuple[str, ...]  # on the agent, TPE, pauses and directions
     certificate: str | None
 
 
@@ -279,9 +280,10 @@ class Status(Document, frozen=True, kw_only=True, tag="status"):
             elif night.state == "cut off":
                 how = ", and takes the jobs over; nightshift night --stop cancels them" if night.left else ""
                 words = f"was cut off: run the same command again to resume{how}"
-            rows += [("direction", clean(night.direction, 400)), ("certificate", night.certificate)]
+            rows += [("certificate", night.certificate)]
             rows += [("left", f"{number} is the job {name} in SLURM") for number, name in night.left.items()]
-            rows += [("night", f"{night.agent} {words}"), ("waiting", clean(night.waiting or "", 400))]
+            rows += [("night", f"{night.agent} {words}"), ("waiting", night.waiting)]
+            rows += [("note", note) for note in night.notes]
             rows.append(("stops", night.next_stop))
         return [f"{name + ':':9} {value}" for name, value in rows if value]
 
@@ -335,7 +337,6 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     from nightshift.night.summary import next_stop
 
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
-    unavailable = state.unavailable if is_on else None
     left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
@@ -347,6 +348,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         next_stop=next_stop(state, state.own(records), now) if is_on else None,
         left={folder.name: job.name for folder, job in sorted(left.items())},
         direction=state.direction,
-        waiting=unavailable.describe(state.request.agent, state.fills) if unavailable else None,
+        waiting=" And ".join(state.waiting) or None if is_on else None,
+        notes=tuple(line for line in state.morning(records, now) if line not in state.waiting),
         certificate=state.certificate,
     )

@@ -12,21 +12,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from nightshift.agents.availability import AWAY
 from nightshift.agents.presets import program_words
 from nightshift.campaign.records import Record, Verdict
+from nightshift.campaign.waits import LONG_SECONDS, Wait
 from nightshift.errors import Interrupted
 from nightshift.executors.process import mark
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
+from nightshift.night.desk import Desk, Event, Kind
 from nightshift.night.state import by_end
+from nightshift.night.summary import message
 from nightshift.waiting import waiting
 
-KEEP, REPEATED_CRASH, AGENT, END = "keep", "repeated crash", "agent unavailable", "end"
+KEEP, REPEATED_CRASH, AGENT, PAUSED, END = "keep", "repeated crash", "agent unavailable", "paused", "end"
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
 class Notifier:
-    """Sends the notifications of one night, inside of `running`."""
+    """Runs the command for each notification, inside of `running`."""
 
     def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = 30.0) -> None:
         """`command` None: nothing is sent. `note` prints a line. UsageError if the program does not exist."""
@@ -83,9 +87,38 @@ class Notifier:
         self._processes = [(event, process) for event, process in self._processes if process.returncode is None]
 
 
+class Notifications:
+    """An observer that tells the user of keeps, repeated crashes, waits and the end of a night."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier, self._is_end_sent = notifier, False
+        self._waits = set[tuple[str, str]]()  # of which the user was notified
+
+    def __call__(self, desk: Desk, event: Event) -> None:
+        name = END if event.kind is Kind.OVER and not self._is_end_sent else None
+        if event.record is not None:
+            name = event_of(event.record, desk.own())
+        if name is not None:
+            self._send(desk, name, event.why, event.record)
+            self._is_end_sent |= name == END
+        waits = {(wait.kind, wait.meaning): wait for wait in desk.state.waits if wait.ended is None}
+        self._waits &= waits.keys()
+        for key in [key for key, wait in waits.items() if key not in self._waits and _is_news(wait, desk)]:
+            self._waits.add(key)
+            self._send(desk, AGENT if key[0] == "agent" else PAUSED, waits[key].describe())
+
+    def _send(self, desk: Desk, name: str, why: str, record: Record | None = None) -> None:
+        self._notifier.send(name, message(name, desk.state, desk.controller, why, record))
+
+
+def _is_news(wait: Wait, desk: Desk) -> bool:
+    """Return True if the user can end the wait, or if the wait is long."""
+    is_users = wait.kind == "disk" or wait.meaning in AWAY or (wait.kind == "machine" and wait.num_checks > 1)
+    return is_users or wait.seconds(desk.controller.now()) >= LONG_SECONDS
+
+
 def event_of(record: Record, own: Sequence[Record]) -> str | None:
-    """Return the event of a closed experiment: KEEP, REPEATED_CRASH, or None. `own`: the closed experiments of the
-    night."""
+    """Return KEEP, REPEATED_CRASH, or None for a closed experiment. `own`: the night's closed experiments."""
     if record.is_keep:
         return KEEP if record.parent is not None else None
     ended = by_end(own)[-3:]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nightshift.agents.agent import AgentProposer, open_agent
-from nightshift.agents.availability import Meaning
+from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
 from nightshift.agents.direction import read_direction
@@ -21,16 +21,16 @@ from nightshift.agents.team import PREFIX, TeamProposer, members
 from nightshift.campaign.finish import resume, uncommitted
 from nightshift.campaign.git import CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Unavailable
 from nightshift.config.train_toml import read_source
 from nightshift.errors import ExitCode, UsageError
 from nightshift.executors.process import end_leftovers
 from nightshift.executors.slurm import SlurmExecutor, end_jobs, jobs_left
 from nightshift.experiment.branch import checked_head
 from nightshift.experiment.experiment import Controller, Reporter, open_controller
-from nightshift.night.loop import Night, undecided
+from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
-from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save, unavailable_after
+from nightshift.night.proposals import undecided
+from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.text import clean
 
 _INHIBIT_SECONDS = 0.5  # systemd-inhibit says at once whether it can
@@ -66,9 +66,7 @@ def night(
         controller.bench.engine.prepare_at_start(reporter.note)
         unavailable = ask_before(proposer, controller)
         controller.begin(branch)
-        state = replace(
-            begin(request, controller), sandbox=proposer.sandbox, direction=direction, unavailable=unavailable
-        )
+        state = replace(begin(request, controller, direction), sandbox=proposer.sandbox)
         if old is None or state.started != old.started:
             end_jobs(ledger, reporter.note)
         elif isinstance(controller.bench.executor, SlurmExecutor) and (jobs := jobs_left(ledger, state.first)):
@@ -78,12 +76,12 @@ def night(
             reporter.note(f"took over the jobs of experiments that an earlier start of this night submitted: {numbers}")
         filler = search_of("tpe", request) if request.fill is not False and request.agent not in SEARCHES else None
         with nullcontext() if allow_sleep else inhibit_sleep(reporter.note):
-            stop = Night(state, controller, proposer, tell, notifier=notifier, filler=filler).run()
+            stop = Night(state, controller, proposer, tell, notifier, filler, unavailable).run()
         missing = uncommitted(controller.ledger.records(), state.branch)
     return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
 
 
-def ask_before(proposer: Proposer, controller: Controller) -> Unavailable | None:
+def ask_before(proposer: Proposer, controller: Controller) -> Availability | None:
     """Ask each agent that is known by name one question. Returns what is waited for first, None if all of them answer.
 
     A command of your own is not asked: it may take any prompt for a proposal. Raises UsageError with the remedy if an
@@ -96,8 +94,7 @@ def ask_before(proposer: Proposer, controller: Controller) -> Unavailable | None
         answer = agent.question(read_source(controller.bench.root / CONFIG_NAME), folder)
         if answer.waits:
             text = answer.text if agent.title == proposer.name else f"{agent.name}: {answer.text}"
-            unavailable = unavailable_after(replace(answer, text=text), None, controller.now())
-            controller.reporter.note(unavailable.describe(proposer.name, fills=False))
+            unavailable = replace(answer, text=text)
         elif answer.meaning is not Meaning.OK:
             fix = _REMEDIES.get(answer.meaning, "uv run nightshift doctor --agent NAME asks it again.")
             raise UsageError(f"{agent.name}: {answer.meaning}: {answer.text}", fix)
@@ -116,22 +113,14 @@ def inhibit_sleep(note: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     # `cat` ends with this process, however that ends: its stdin is closed then.
-    child = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
-    )
-    assert child.stdin is not None
-    assert child.stderr is not None
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(_INHIBIT_SECONDS)
-        cause = child.stderr.read(1000).decode(errors="replace").strip() or f"exit code {child.returncode}"
-        note(f"this machine may fall asleep: {words[0]}: {clean(cause)}")
-    try:
-        yield
-    finally:
-        child.stdin.close()
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=pipe, stdout=null, stderr=pipe, process_group=0) as child:
         with suppress(subprocess.TimeoutExpired):
             child.wait(_INHIBIT_SECONDS)
-        child.stderr.close()
+            assert child.stderr is not None
+            cause = child.stderr.read(1000).decode(errors="replace").strip() or f"exit code {child.returncode}"
+            note(f"this machine may fall asleep: {words[0]}: {clean(cause)}")
+        yield
 
 
 def stop_night(root: Path) -> str:
@@ -159,7 +148,7 @@ def open_night(
     repo, old = Repo(root), load(Ledger(root))
     head = checked_head(repo)
     is_away = old is not None and branch in (None, old.branch) and _is_same(old, request, datetime.now(UTC))
-    if old is not None and is_away and repo.is_default(head.branch) and old.branch in repo.branches():
+    if old is not None and is_away and head.branch != old.branch and old.branch in repo.branches():
         _require_switch(repo, head, old.branch)
         repo.switch(old.branch)
         reporter.note(f"switched from {head} back to {old.branch}, the branch of the night that was cut off")
@@ -196,22 +185,27 @@ def _is_same(old: NightState, request: NightRequest, now: datetime) -> bool:
     return old.cause is None and is_same and (old.deadline is None or now < old.deadline)
 
 
-def begin(request: NightRequest, controller: Controller) -> NightState:
+def begin(request: NightRequest, controller: Controller, direction: str = "") -> NightState:
     """Return the state of the cut-off night, or of a new one on the branch that is checked out."""
     old, now, branch = load(controller.ledger), controller.now(), controller.repo.head().branch
+    number, is_resumed = controller.ledger.next_number(), False
+    started = now.isoformat(timespec="seconds")
+    state = NightState(request, controller.bench.rules_hash, branch=branch, started=started, first=number)
     if old is not None and old.cause is None:
-        if _is_same(old, request, now) and (old.branch, old.rules_hash) == (branch, controller.bench.rules_hash):
+        is_same_campaign = (old.branch, old.rules_hash) == (branch, state.rules_hash)
+        if is_resumed := _is_same(old, request, now) and is_same_campaign:
             controller.reporter.note(f"going on with the night of {old.started}")
-            return replace(old, request=request, pid=os.getpid())
-        why = "this is another one, or its hours passed"
-        controller.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
+            state = replace(old, request=request, pid=os.getpid())
+        else:
+            why = "this is another one, or its hours passed"
+            controller.reporter.note(f"the night of {old.started} was cut off and is over: {why}")
     elif old is not None:
         controller.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
-    started = now.isoformat(timespec="seconds")
-    state = NightState(request, controller.bench.rules_hash, started, controller.ledger.next_number(), branch=branch)
-    if old is not None and (old.branch, old.rules_hash) == (state.branch, state.rules_hash):
+    if old is not None and not is_resumed and (old.branch, old.rules_hash) == (branch, state.rules_hash):
         answers = undecided(old, old.own(controller.ledger.records()))  # proposed, paid for, and never run
-        state = replace(state, pending=tuple(replace(answer, number=state.first) for answer in answers))
+        state = replace(state, pending=tuple(replace(answer, number=number) for answer in answers))
+    if direction != state.direction:
+        state = replace(state, directions=(*state.directions, (number, direction)))
     return state
 
 

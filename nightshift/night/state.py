@@ -16,29 +16,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from nightshift.agents.availability import Availability, next_question
 from nightshift.agents.base import Answer
 from nightshift.campaign import results
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import (
-    NIGHT_NAME,
-    NOTHING,
-    Z95,
-    Cost,
-    Failure,
-    NightStatus,
-    Record,
-    Request,
-    Unavailable,
-)
+from nightshift.campaign.records import NIGHT_NAME, NOTHING, Z95, Cost, Failure, Record, Request
+from nightshift.campaign.waits import FILL, NightStatus, parse_time
 from nightshift.config.scope import scope_of
 from nightshift.experiment.experiment import Controller
 from nightshift.files import read_json, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout's root
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by its user
-FILL = "fill: tpe"  # the proposer of experiments that are run while the agent cannot be asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +70,16 @@ class NightRequest:
         )
 
 
-def unavailable_after(availability: Availability, before: Unavailable | None, now: datetime) -> Unavailable:
-    """Return the new state after an answer. `before`: the state before the answer."""
-    num_times = 1 + (before.num_times if before else 0)
-    asks_at = next_question(availability, num_times, now)
-    since, again = (time.isoformat(timespec="seconds") for time in (now, asks_at))
-    return Unavailable(availability.meaning, availability.text, before.since if before else since, again, num_times)
-
-
-def parse_time(text: str) -> datetime:
-    """Read ISO 8601 with its zone. ValueError for anything else, and for a year that no clock shows: the file lies
-    where agents write."""
-    time = datetime.fromisoformat(text)
-    if time.tzinfo is None or not 2000 < time.year < 9000:
-        raise ValueError(f"{text[:40]!r} is no time with its zone")
-    return time
-
-
 @dataclass(frozen=True, slots=True)
 class NightState(NightStatus):
-    """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the controller's.
+    """`runs/night.json`. `pid` is the controller's.
 
     `pending`: the answers that were taken and are not decided yet. `refusals`: why those since the last one were not;
-    `notes`: what their proposers did besides. `direction`: the user's, as the last proposal had it. `certificate`: the
-    line with which the night ends (--certify).
+    `notes`: what their proposers did besides. `certificate`: the line with which the night ends (--certify).
     """
 
     request: NightRequest
     rules_hash: str
-    started: str
-    first: int  # number of the night's first experiment
     sandbox: str = ""  # in which its agents work; empty for a search
     pending: tuple[Answer, ...] = ()
     refusals: tuple[str, ...] = ()
@@ -118,13 +87,11 @@ class NightState(NightStatus):
     is_planned: bool = True  # a stop rule or the user ended it
     certificate: str | None = None
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
-    version: Literal[4] = 4
+    version: Literal[5] = 5
 
     def __post_init__(self) -> None:
         """Raise ValueError for a time that cannot be read, or an answer without a change."""
         parse_time(self.started)
-        if self.unavailable:
-            parse_time(self.unavailable.asks_at)
         if any(answer.change is None for answer in self.pending):
             raise ValueError("a pending answer has no change")
 

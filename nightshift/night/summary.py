@@ -1,6 +1,6 @@
 """A night in words: the summary after every experiment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,10 +25,11 @@ from nightshift.campaign.records import (
     Stage,
 )
 from nightshift.campaign.results import Counts, Row, last_scores, standing_text, verdict_of
-from nightshift.errors import Interrupted, NightshiftError
+from nightshift.errors import EngineError, Interrupted, NightshiftError
 from nightshift.experiment.estimate import p_value
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_atomically
+from nightshift.night.desk import Desk, Event, Kind
 from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
 from nightshift.text import clean, local
 
@@ -57,6 +58,26 @@ def write_summary(state: NightState, controller: Controller) -> str:
     return text
 
 
+class Page:
+    """An observer that writes the summary and the page, and prints the summary after an experiment."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell, self._has_news, self._has_verdict = tell, False, False
+
+    def __call__(self, desk: Desk, event: Event) -> None:
+        """Write when nothing else is left to do: a page takes a second."""
+        self._has_verdict |= event.kind in (Kind.CLOSED, Kind.STOPPED)
+        self._has_news |= event.kind is Kind.WAITING or self._has_verdict
+        if event.kind is Kind.STOPPED or (event.kind is Kind.IDLE and self._has_news):
+            try:
+                text = write_summary(desk.state, desk.controller)
+                if self._has_verdict:
+                    self._tell(text)
+            except (EngineError, OSError) as error:
+                desk.note(f"the summary cannot be written: {error}")
+            self._has_news = self._has_verdict = False
+
+
 def summary(
     state: NightState, records: Sequence[Record], campaign: Campaign, now: datetime, cost: Cost = NOTHING
 ) -> str:
@@ -65,6 +86,7 @@ def summary(
     table = campaign.rows(own)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
+        *([headline] if (headline := state.headline(now)) else []),
         f"night:        {state.request.agent} on {state.branch}",
         f"since:        {local(datetime.fromisoformat(state.started))} ({hours:.1f} h)",
         *([f"agent:        {NOT_ISOLATED}"] if state.sandbox == NO_SANDBOX else []),
@@ -78,9 +100,7 @@ def summary(
     if missing := uncommitted(records, state.branch):
         lines.append(f"git:          {clean(missing, 500)}")
     lines += [f"git:          {clean(campaign.unread, 500)}"] if campaign.unread else []
-    lines += [f"direction:    {clean(state.direction, 400)}"] if state.direction else []
-    if state.unavailable is not None and state.cause is None:
-        lines.append(f"waiting:      {clean(state.unavailable.describe(state.request.agent, state.fills), 500)}")
+    lines += [f"note:         {line}" for line in state.morning(records, now) if line != headline]
     lines += [f"certificate:  {state.certificate}"] if state.certificate else []
     stop = f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     lines += [stop, *map(one_line, table[-_NUM_SHOWN:])]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -41,7 +42,6 @@ from nightshift.campaign.records import (
     Decision,
     Effect,
     Job,
-    NightStatus,
     Record,
     Rollout,
     Stage,
@@ -49,6 +49,7 @@ from nightshift.campaign.records import (
     settings_of,
 )
 from nightshift.campaign.results import UNDECIDED, Counts, Row, last_scores, verdict_of
+from nightshift.campaign.waits import NightStatus
 from nightshift.config import train_toml
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, changes_of, diff
@@ -56,7 +57,6 @@ from nightshift.errors import UsageError
 from nightshift.files import read_json, read_rows
 from nightshift.report.slices import SelectionSet, Slice
 from nightshift.report.timing import Seconds, split_experiment
-from nightshift.text import clean
 
 MEASURED = ("baseline", "keep", "discard", "re-run")  # verdicts
 
@@ -282,24 +282,17 @@ def gather(ledger: Ledger, branch: str | None) -> Morning:
         obsolete,
         campaign_cost(ledger.runs_dir, story.records),
         tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == story.branch),
-        _night_lines(ledger, story.branch),
+        _night_lines(ledger, story.branch, story.records),
     )
 
 
-def _night_lines(ledger: Ledger, branch: str) -> tuple[str, ...]:
-    """The direction of the branch's last night; why its agent cannot be asked, while the night goes on."""
+def _night_lines(ledger: Ledger, branch: str, records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the lines on the waits, TPE and directions of the branch's last night."""
     try:
         night = read_json(ledger.runs_dir / NIGHT_NAME, NightStatus, "")
     except UsageError:  # `status` reports the damaged file
         return ()
-    if night is None or night.branch != branch:
-        return ()
-    lines = [f"Direction: {clean(night.direction, 1_500)}"] if night.direction else []
-    if night.unavailable is not None and night.cause is None:
-        away = night.unavailable
-        cause = f"{clean(away.meaning)}: {clean(away.text, 300)}"
-        lines.append(f"Waiting for the agent: {cause}; asked again at {clean(away.asks_at)}")
-    return tuple(lines)
+    return night.morning(records, datetime.now(UTC)) if night is not None and night.branch == branch else ()
 
 
 def counted(count: int, noun: str = "experiment") -> str:

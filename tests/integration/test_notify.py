@@ -105,7 +105,7 @@ def test_a_night_whose_command_is_missing_does_not_begin(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path, folder: Path) -> None:
-    good_night(root, agent="lr", proposer="lr", experiments=3, notify=command(folder, "works"), pauses=[0.05] * 3)
+    good_night(root, agent="lr", proposer="lr", experiments=3, notify=command(folder, "works"))
     messages, ours = [message for message, _ in heard(folder)], records(root)
     keeps = [record for record in ours if record.is_keep and record.parent is not None]
     assert keeps

@@ -145,7 +145,7 @@ class Setting:
     def night(self, sandbox: str) -> Iterator[subprocess.Popen[bytes]]:
         """A night of this program, as tests/stand_in_night.py starts it; it prints into the folder."""
         asked = {"agent": self.name, "sandbox": sandbox, "engine": "trl", "budget_seconds": 4.0, "fill": True}
-        asked |= {"experiments": 100, "max_cost": 100.0, "waits": 4.0, "pauses": [3.0] * 3, "question": 40.0}
+        asked |= {"experiments": 100, "max_cost": 100.0, "waits": 4.0, "question": 40.0}
         asked["agent_timeout_seconds"] = 120.0 if self.name == "opencode" else 40.0  # it starts slowly under load
         words = self.offline("stand_in_night.py", str(self.root), json.dumps(asked))
         environ = {**self.environ, "TMPDIR": str(self.folder / "temporary")}

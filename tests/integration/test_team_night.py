@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.night.state import FILL
-from tests.night_checkout import good_night, records, whole_night
+from nightshift.campaign.waits import FILL
+from tests.night_checkout import good_night, records
 
 CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()
 
@@ -60,7 +60,9 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_hypothesis_there_is_no_edit(root: Path) -> None:
-    exit_code, _, stderr = whole_night(root, agent="team:true,true", sandbox="none", experiments=3)
-    assert exit_code == 1
-    assert "gave no hypothesis" in stderr
-    assert {record.proposal.proposer for record in records(root)} <= {"", FILL}
+    _, stderr = good_night(root, agent="team:true,true", sandbox="none", experiments=3, waits=2.0)
+    assert "waiting since" in stderr
+    assert (
+        "team:true,true: no proposal: its last words: none; ends when team:true,true answers; next check at" in stderr
+    )
+    assert {record.proposal.proposer for record in records(root)[1:]} == {FILL}

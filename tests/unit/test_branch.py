@@ -228,7 +228,7 @@ def unfinished_night(controller: Controller) -> NightRequest:
     """A night on a campaign's branch that was killed; main is checked out again."""
     name, _, _ = begin(controller)
     request = NightRequest("tpe", engine="trl", budget_seconds=RULES.budget_seconds)
-    save(controller.ledger, NightState(request, "rules", controller.now().isoformat(), 1, branch=name))
+    save(controller.ledger, NightState(request, "rules", started=controller.now().isoformat(), first=1, branch=name))
     git(controller.bench.root, "switch", "--quiet", "main")
     return request
 

@@ -15,12 +15,14 @@ from nightshift.agents.availability import Availability, Meaning
 from nightshift.agents.base import Answer, Context, Proposing
 from nightshift.agents.brief import compose
 from nightshift.campaign.records import Cost, Failure, Job, Outcome, Proposal, Record, Result, Training
+from nightshift.campaign.waits import FILL
 from nightshift.config.train_toml import parse, set_values
 from nightshift.experiment.experiment import Controller
-from nightshift.night import loop
-from nightshift.night.loop import MAX_REFUSALS, Night, undecided
+from nightshift.night import summary
+from nightshift.night.loop import Night
+from nightshift.night.proposals import MAX_REFUSALS, undecided
 from nightshift.night.start import begin
-from nightshift.night.state import FILL, NightRequest, NightState, Stop, Unavailable, load
+from nightshift.night.state import NightRequest, NightState, Stop, load
 from tests.campaigns import a_result, replace
 from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
@@ -67,14 +69,12 @@ class Level(Timed):
 
 
 class Thinker(StandInProposer):
-    """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by hour, why it
-    cannot be asked then; a text is an answer without an edit."""
+    """A stand-in for an agent that thinks for `seconds`, then changes one key after the other. `says`: by second,
+    why it is unavailable then."""
 
     name, is_instant = "thinker", False
 
-    def __init__(
-        self, clock: Clock, seconds: float, says: Callable[[float], Availability | str | None] = lambda t: None
-    ):
+    def __init__(self, clock: Clock, seconds: float, says: Callable[[float], Availability | None] = lambda t: None):
         self.clock, self.seconds, self.says, self.num = clock, seconds, says, 0
         self.contexts, self.asked_at = list[Context](), list[float]()
 
@@ -88,8 +88,6 @@ class Thinker(StandInProposer):
         match self.says(self.clock.now):
             case Availability() as found:
                 return (Answer(None, cause=found.text, unavailable=found),)
-            case str(text):
-                return (Answer(None, cause=text),)
         return tuple(self.answer(context) for _ in range(context.num_proposals))
 
     def answer(self, context: Context) -> Answer:
@@ -114,7 +112,12 @@ def clock() -> Clock:
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
-    monkeypatch.setattr(loop, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    return timed(checkout, monkeypatch, clock)
+
+
+def timed(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
+    """A controller whose times are those of `clock`, and which writes no page: each takes a second."""
+    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")
     made = make_poor(checkout, RULES, monkeypatch)
     return replace(made, clock=clock, now=lambda: START + timedelta(seconds=clock.now))
 
@@ -229,46 +232,6 @@ def hours(clock_seconds: float) -> float:
 
 
 @pytest.mark.slow
-def test_a_night_of_an_agent_that_meets_two_limits_a_logout_and_nonsense(controller: Controller, clock: Clock) -> None:
-    was_nonsense = list[float]()
-
-    def says(now: float) -> Availability | str | None:
-        for number, (begins, ends) in enumerate(((0.4, 0.8), (1.2, 1.4))):
-            if begins <= hours(now) < ends:
-                return Availability(Meaning.LIMIT, f"limit {number}", START + timedelta(hours=ends))
-        if 0.85 <= hours(now) < 1.1:
-            return Availability(Meaning.LOGIN, "Not logged in")
-        if hours(now) >= 1.5 and not was_nonsense:
-            was_nonsense.append(now)
-            return "nonsense"
-        return None
-
-    proposer, executor = Thinker(clock, 15.0, says), Timed(1, clock, 300.0)
-    night, stop, sent = a_night(controller, executor, proposer, hours=2.0, plateau=1000)
-    assert stop.is_planned, stop
-    ours = controller.ledger.records()
-    fills = [record for record in ours if record.proposal.proposer == FILL]
-    begins = [hours(executor.begins[controller.ledger.run_dir(record.number)]) for record in fills]
-    assert len(fills) > 5
-    assert 0.4 < min(begins) < 0.57
-    assert 1.3 < max(begins) < 1.45
-    assert busy_share(ours, executor, 300.0) > 0.97
-    waits = [why for event, why in sent.events if event == "agent unavailable"]
-    assert [why.split(";")[0] for why in waits] == [
-        "thinker: usage limit: limit 0",
-        "thinker: login: Not logged in",
-        "thinker: usage limit: limit 1",
-    ]
-    assert "asked again at" in waits[0]
-    assert "the slots run proposals of tpe meanwhile" in waits[0]
-    assert controller.reporter.notes.count("thinker answers again") >= 2
-    assert night.state.unavailable is None
-    refused = [note for note in controller.reporter.notes if note.startswith("proposal refused")]
-    assert [note for note in refused if "nonsense" in note] == ["proposal refused: nonsense"]
-    assert all("limit" not in note and "logged" not in note for note in refused)
-
-
-@pytest.mark.slow
 def test_a_limit_before_the_night_is_notified_and_ends_in_time(
     controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,22 +243,20 @@ def test_a_limit_before_the_night_is_notified_and_ends_in_time(
         clock.now += 70.0
         return ""
 
-    monkeypatch.setattr(loop, "write_summary", write_slowly)
-    monkeypatch.setattr(loop, "_LOOK_SECONDS", 600.0)
+    monkeypatch.setattr(summary, "write_summary", write_slowly)
     controller, sent = with_bench(controller, executor=Timed(1, clock, 150.0)), Sent()
-    away, asks_at = Availability(Meaning.LIMIT, "a limit"), START + timedelta(seconds=200)
-    unavailable = Unavailable(away.meaning, away.text, START.isoformat(), asks_at.isoformat())
-    state = replace(begin(NightRequest("thinker", hours=0.5, max_cost=9.0), controller), unavailable=unavailable)
+    away = Availability(Meaning.LIMIT, "a limit")
+    state = begin(NightRequest("thinker", hours=0.5, max_cost=9.0), controller)
     proposer = Priced(clock, 15.0, lambda now: away if hours(now) < 0.2 else None)
-    night = Night(state, controller, proposer, lambda text: None, notifier=sent, filler=Filler(clock))
+    night = Night(state, controller, proposer, lambda text: None, sent, Filler(clock), away)
     assert night.run().is_planned
-    assert [why.split(";")[0] for event, why in sent.events if event == "agent unavailable"] == [
-        "thinker: usage limit: a limit"
-    ]
-    assert 200.0 <= proposer.asked_at[0] < 290.0  # while the run that began at 150 s trains
-    assert [
-        note for note in controller.reporter.notes if "dollars" in note
-    ] == []  # of tpe, or of an agent that was away
+    [why] = [why for event, why in sent.events if event == "agent unavailable"]
+    assert why.startswith(
+        "waiting since 2026-11-25 01:00 UTC: thinker: usage limit: a limit; ends when thinker answers"
+    )
+    assert 150.0 <= proposer.asked_at[0] < 240.0  # while the run that began at 150 s trains
+    dollars = [note for note in controller.reporter.notes if "dollars" in note]
+    assert dollars == []  # of tpe, or of an agent that was away
 
 
 @pytest.mark.parametrize("fills", [pytest.param(True, marks=pytest.mark.slow), False])
@@ -308,7 +269,7 @@ def test_without_fill_the_slots_wait_and_nothing_is_a_refusal(
     assert " hours are over" in stop.cause, stop  # the experiments of tpe count for no plateau
     num_fills = sum(record.proposal.proposer == FILL for record in controller.ledger.records())
     assert num_fills > 5 if fills else num_fills == 0
-    assert len(proposer.asked_at) < 2 * 4 + 5  # every 15 minutes
+    assert len(proposer.asked_at) < 5 + 6 + 1.5 * 4  # soon at first, then every 15 minutes
 
 
 @pytest.mark.slow
@@ -361,7 +322,11 @@ def test_refusals_of_a_filler_end_no_night(controller: Controller, clock: Clock)
     proposer, executor = Thinker(clock, 15.0, lambda now: away), Timed(1, clock, 60.0)
     controller = with_bench(controller, executor=executor)
     state = NightState(
-        NightRequest("thinker", hours=0.1), controller.bench.rules_hash, START.isoformat(), 1, branch=CAMPAIGN
+        NightRequest("thinker", hours=0.1),
+        controller.bench.rules_hash,
+        started=START.isoformat(),
+        first=1,
+        branch=CAMPAIGN,
     )
     filler = Repeats(clock)
     night = Night(state, controller, proposer, lambda text: None, notifier=Sent(), filler=filler)

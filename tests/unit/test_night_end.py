@@ -1,10 +1,9 @@
 """However a night ends, who sleeps is told so: on a disk that takes nothing, with damaged records, by a bug."""
 
 import json
-import math
-import resource
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from nightshift.campaign.records import NIGHT_NAME, Phase, Progress, Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.experiment import Controller
 from nightshift.files import write_json
-from nightshift.night import loop
+from nightshift.night import desk, summary
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
-from nightshift.night.state import NightRequest, NightState
+from nightshift.night.state import STOP_NAME, NightRequest, NightState, Stop
 from tests.conftest import CAMPAIGN
 from tests.stand_in_controller import make_poor, with_bench
 from tests.stand_in_proposer import StandInProposer
-from tests.unit.test_parallel import RULES, AnyOrder, Rates
+from tests.unit.test_night_agent import START
+from tests.unit.test_parallel import RULES, AnyOrder
 from tests.waiting import Clock
 
 
@@ -56,17 +56,22 @@ class Acting(StandInProposer):
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(loop, "write_summary", lambda state, controller: "the summary")  # a page takes a second
+    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "the summary")  # a page takes a second
+    monkeypatch.setattr(desk, "FIRST_SECONDS", 0.0)
     made = make_poor(checkout, RULES, monkeypatch)
     return with_bench(made, executor=AnyOrder(num_slots=1, seed=0))
 
 
 def night(controller: Controller, act: Callable[[], object]) -> tuple[Night, Told, list[str]]:
     state = NightState(
-        NightRequest("acting"), controller.bench.rules_hash, controller.now().isoformat(), 1, branch=CAMPAIGN
+        NightRequest("acting"),
+        controller.bench.rules_hash,
+        started=controller.now().isoformat(),
+        first=1,
+        branch=CAMPAIGN,
     )
     told, said = Told(), list[str]()
-    return Night(state, controller, Acting(act), said.append, pauses=(0.0, 0.0, 0.0), notifier=told), told, said
+    return Night(state, controller, Acting(act), said.append, notifier=told), told, said
 
 
 def refuse_the_state(controller: Controller) -> None:
@@ -77,54 +82,43 @@ def refuse_the_state(controller: Controller) -> None:
         path.mkdir()
 
 
-def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same(controller: Controller) -> None:
-    made, told, said = night(controller, lambda: refuse_the_state(controller))
+class Clocked(AnyOrder):
+    """A stand-in for an executor whose waits take a second of a clock; `act` is called after each."""
+
+    def __init__(self, num_slots: int, clock: Clock, act: Callable[[], object]) -> None:
+        super().__init__(num_slots, seed=0)
+        self.clock, self.act = clock, act
+
+    def wait(self, timeout_seconds: float) -> None:
+        super().wait(timeout_seconds)
+        self.clock.now += 1.0
+        self.act()
+
+
+def clocked(controller: Controller, executor: AnyOrder, clock: Clock) -> Controller:
+    controller = replace(with_bench(controller, executor=executor), clock=clock)
+    return replace(controller, now=lambda: START + timedelta(seconds=clock.now))
+
+
+def test_a_state_that_cannot_be_written_pauses_the_night_and_the_user_is_notified(controller, monkeypatch):
+    monkeypatch.setattr(desk, "FIRST_SECONDS", 30.0)
+    clock, path = Clock(), controller.ledger.runs_dir / NIGHT_NAME
+
+    def mend() -> None:
+        if clock.now > 100.0 and path.is_dir():
+            path.rmdir()
+            (controller.bench.root / STOP_NAME).touch()
+
+    made, told, said = night(clocked(controller, Clocked(1, clock, mend), clock), lambda: refuse_the_state(controller))
     stop = made.run()
-    cause = f"cannot write {controller.ledger.runs_dir / NIGHT_NAME}: "
-    assert stop.cause.startswith(f"4 infrastructure failures in a row: {cause}")
-    (crash, why), end = told.events
-    assert crash == "repeated crash"
-    assert why.startswith(cause)
+    assert stop.cause == f"file {STOP_NAME} found"
+    (event, why), end = told.events
+    assert event == "paused"
+    assert f": cannot write {path}: " in why
+    assert "; ends when this machine is ready; next check at " in why
     assert end == ("end", stop.cause)
-    assert told.messages[-1]["counts"]["verdict"] == {"baseline": 1}
-    assert said == ["the summary"]
-    assert [
-        note for note in controller.reporter.notes if note.startswith(f"the night's last traces are not whole: {cause}")
-    ]
-
-
-def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(controller: Controller) -> None:
-    limit, (soft, hard), clock = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE), Clock()
-
-    class Executor(AnyOrder):
-        def wait(self, timeout_seconds: float) -> None:
-            super().wait(timeout_seconds)
-            clock.now += 1.0
-            if clock.now > full_at + 30.0:
-                resource.setrlimit(limit, (soft, hard))
-
-        def result(self, folder: Path) -> Result:
-            nonlocal full_at
-            if folder.name == "0004" and full_at == math.inf:
-                full_at = clock.now
-                resource.setrlimit(limit, (0, hard))
-            return super().result(folder)
-
-    full_at, controller = math.inf, replace(with_bench(controller, executor=Executor(num_slots=2, seed=0)), clock=clock)
-    state = NightState(
-        NightRequest("rates", experiments=6),
-        controller.bench.rules_hash,
-        controller.now().isoformat(),
-        1,
-        branch=CAMPAIGN,
-    )
-    try:
-        stop = Night(state, controller, Rates(0), lambda text: None, pauses=(60.0,) * 3, notifier=Told()).run()
-    finally:
-        resource.setrlimit(limit, (soft, hard))
-    assert stop.cause == "6 experiments are done"
-    assert len([note for note in controller.reporter.notes if "-- once more in 60 s" in note]) == 1
-    assert [r.number for r in controller.ledger.records() if r.failure] == [4], "another run was lost"
+    assert said == ["the summary", "the summary"]
+    assert [wait.kind for wait in made.state.waits] == ["machine"]
 
 
 def test_a_night_that_cannot_write_from_the_start_says_so(controller: Controller) -> None:
@@ -142,10 +136,11 @@ def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(controller, mo
     def refused(state: NightState, controller: Controller) -> str:
         raise OSError(28, "No space left on device")
 
-    made, told, _ = night(controller, lambda: monkeypatch.setattr(loop, "write_summary", refused))
+    made, told, _ = night(controller, lambda: monkeypatch.setattr(summary, "write_summary", refused))
     stop = made.run()
+    assert stop.cause.startswith("8 proposals in a row were refused")
     assert told.events == [("end", stop.cause)]
-    assert controller.reporter.notes[-1].endswith("No space left on device")
+    assert controller.reporter.notes[-1].startswith("the summary cannot be written: ")
 
 
 def test_damaged_records_are_an_end_without_counts(controller: Controller) -> None:
@@ -180,17 +175,25 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
     assert json.loads((controller.ledger.runs_dir / NIGHT_NAME).read_text())["cause"] is None
 
 
-def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(controller, monkeypatch):
-    causes = ["busy", "port 2048", "port 2049", "port 2050"]
-    made, told, _ = night(controller, lambda: None)
+def test_a_machine_that_is_not_ready_is_waited_for_and_told_once(controller, monkeypatch):
+    monkeypatch.setattr(desk, "FIRST_SECONDS", 30.0)
+    clock, causes = Clock(), ["busy", "port 2048", "port 2049", "port 2050"]
+    made, told, _ = night(clocked(controller, Clocked(1, clock, lambda: None), clock), lambda: None)
 
-    def fail() -> None:
+    def fail() -> Stop | None:
+        if not causes:
+            return Stop("enough")
         raise EngineError(causes.pop(0))
 
-    monkeypatch.setattr(made, "_step", fail)
+    monkeypatch.setattr(made, "_act", fail)
     stop = made.run()
-    assert stop.cause == "4 infrastructure failures in a row: port 2050"
-    assert told.events == [("repeated crash", "port 2049"), ("end", stop.cause)]
+    [(event, why), end] = told.events
+    assert event == "paused"
+    assert ": port 2048; ends when this machine is ready; next check at " in why
+    assert end == ("end", stop.cause)
+    assert clock.now <= 4 * 30 + 4
+    [wait] = made.state.waits
+    assert (wait.cause, wait.num_checks) == ("port 2050", 4)
 
 
 def lose_runs(controller: Controller, causes: list[str], trains: bool = False) -> tuple[Controller, list[Path]]:
@@ -208,23 +211,14 @@ def lose_runs(controller: Controller, causes: list[str], trains: bool = False) -
     return with_bench(controller, executor=Losing(num_slots=1, seed=0)), folders
 
 
-@pytest.mark.parametrize(
-    ("causes", "trains", "num_starts", "cause"),
-    [
-        (["no driver, pid 71", "no driver, pid 82"], False, 2, "two starts in a row failed: no driver, pid 82"),
-        (["no driver", "the disk is full", "no driver"], False, 3, "the baseline crashed: no driver"),
-        (["killed"] * 3, True, 3, "the baseline crashed: killed"),
-    ],
-)
-def test_two_starts_that_fail_with_the_same_cause_end_a_night_that_measured_nothing(
-    controller, monkeypatch, causes, trains, num_starts, cause
-):
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_baseline_that_is_lost_three_times_ends_a_night_that_measured_nothing(controller, monkeypatch, trains):
     monkeypatch.setattr("nightshift.engines.trl.engine.free_disk_gb", lambda path: 0.1)
-    controller, folders = lose_runs(controller, causes, trains)
+    controller, folders = lose_runs(controller, ["no driver, pid 71", "the disk is slow", "no driver"], trains)
     made, told, _ = night(controller, lambda: None)
     stop = made.run()
-    assert len(folders) == num_starts
+    assert len(folders) == 3
     assert not stop.is_planned
-    assert stop.cause.startswith(cause)
-    assert ("0.10 GB of disk are free. Run: du -sh runs/*" in stop.cause) == (num_starts == 2)  # the warning beside it
+    assert stop.cause.startswith("the baseline crashed: no driver")
+    assert "0.10 GB of disk are free. Run: du -sh runs/*" in stop.cause  # the warning beside it
     assert told.events[-1] == ("end", stop.cause)

@@ -23,7 +23,7 @@ NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
 
 
 def state_of(**flags: object) -> NightState:
-    return NightState(NightRequest("tpe", **flags), "rules", NOW.isoformat(), first=1, branch=BRANCH)
+    return NightState(NightRequest("tpe", **flags), "rules", started=NOW.isoformat(), first=1, branch=BRANCH)
 
 
 @pytest.fixture

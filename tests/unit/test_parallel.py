@@ -29,7 +29,7 @@ from nightshift.config.train_toml import parse, set_values
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.local import Slot, divide
 from nightshift.experiment.experiment import Controller
-from nightshift.night import loop
+from nightshift.night import desk, proposals, summary
 from nightshift.night.loop import Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from tests.campaigns import a_result, contradictions, replace
@@ -112,7 +112,8 @@ class Rates(StandInProposer):
 
 @pytest.fixture
 def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(loop, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    monkeypatch.setattr(summary, "write_summary", lambda state, controller: "")  # a page for each takes a second
+    monkeypatch.setattr(desk, "FIRST_SECONDS", 0.0)
     return make_poor(checkout, RULES, monkeypatch)
 
 
@@ -121,8 +122,10 @@ def night_of(
 ) -> Night:
     controller = with_bench(controller, executor=executor)
     request = NightRequest("rates", experiments=experiments)
-    state = NightState(request, controller.bench.rules_hash, controller.now().isoformat(), 1, branch=CAMPAIGN)
-    return Night(state, controller, proposer or Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
+    state = NightState(
+        request, controller.bench.rules_hash, started=controller.now().isoformat(), first=1, branch=CAMPAIGN
+    )
+    return Night(state, controller, proposer or Rates(0), lambda text: None)
 
 
 def night(
@@ -145,7 +148,7 @@ class EverySecond(Rates):
 
 @pytest.mark.slow
 def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(controller, monkeypatch):
-    monkeypatch.setattr(loop, "MAX_REFUSALS", 3)
+    monkeypatch.setattr(proposals, "MAX_REFUSALS", 3)
     proposer = EverySecond(0)
     night(controller, AnyOrder(num_slots=9, seed=0), 12, proposer=proposer)
     assert proposer.waiting[:10] == [0, *(0, 1) * 4, 0]  # and who is asked is told of those of its own only
@@ -171,7 +174,7 @@ def test_what_the_user_commits_while_an_agent_thinks_is_no_part_of_its_change_an
     assert parse(controller.repo.config_at("HEAD")).get(decay) == 0.5
     executor = AnyOrder(num_slots=1, seed=0)
     answer = Answer(None, change=Change(keys={LR: "2.5e-6"}), rider=Change(keys={decay: "0.1"}))
-    night_of(controller, executor)._start(answer, controller.campaign())
+    night_of(controller, executor)._slots.start(answer, controller.campaign())
     assert controller.ledger.records()[-1].run.rider is None
 
 
@@ -228,7 +231,7 @@ def after_a_kill(made: Night) -> None:
     """Step until the head is killed, then let the next one of the same command go on to the end."""
     with pytest.raises(Killed):
         any(made._step() for _ in itertools.count())  # `run` would end what is in flight
-    stop = Night(made.state, made._controller, Rates(1), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
+    stop = Night(made.state, made._controller, Rates(1), lambda text: None).run()
     assert stop.is_planned, stop
 
 
@@ -310,7 +313,7 @@ def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(c
         made._step()
     executor.num_slots = 2
     num_begun = len(controller.ledger.records())
-    made._wait = lambda is_stopping: None
+    made._wait = lambda before, is_stopping: None
     for _ in range(5):
         made._step()
     assert len(executor.in_flight()) >= 2

@@ -333,7 +333,8 @@ def test_one_line_says_what_of_yours_an_agent_gets(tmp_path: Path) -> None:
     environ, _ = codex_login(tmp_path)
     environ |= {"OPENAI_API_KEY": "secret", "HF_TOKEN": "secret", "LANG": "C"}
     login = replace(CODEX, sees=("/data/docs",))
-    given = "LANG, OPENAI_API_KEY, ~/.codex/auth.json, ~/.codex/config.toml, /data/docs"
+    own = f"{tmp_path}/home/.codex"
+    given = f"LANG, OPENAI_API_KEY, {own}/auth.json, {own}/config.toml, /data/docs"
     assert Sandbox(environ=environ, login=login, name="bwrap").summary("codex") == f"codex gets of yours: {given}"
     nothing = Sandbox(environ={"HOME": str(tmp_path)}, name="user").summary("mine")
     assert nothing == "mine gets of yours: no variable and no file"

@@ -1,0 +1,115 @@
+"""What a night waits for, and what it tells of its waits, its directions and TPE: the same words in the terminal,
+`status`, night.txt, the page and report.md."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from nightshift.campaign.records import Record
+from nightshift.text import clean, local
+from nightshift.waiting import lasted
+
+FILL = "fill: tpe"  # the proposer of experiments that run while the agent is unavailable
+CHECK_SECONDS = 10.0  # between two looks at a disk, a branch, a credential file
+LONG_SECONDS = 3600.0  # without an answer: the user is notified, and the night was TPE's
+WaitKind = Literal["agent", "branch", "disk", "machine", "run"]  # run: one that infrastructure lost
+_MAX_LINES = 8  # of earlier waits
+_MAX_TEXT = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A condition that a night waits for, or waited for. Times are ISO 8601, UTC."""
+
+    kind: WaitKind
+    cause: str  # one line
+    ends_when: str  # the condition, in words
+    since: str
+    checks_at: str | None = None  # when the condition is checked next; None: every CHECK_SECONDS
+    num_checks: int = 1  # in vain
+    meaning: str = ""  # why an agent is unavailable: a Meaning of agents/availability.py
+    meanwhile: str = ""  # what the night does until then
+    ended: str | None = None
+
+    def __post_init__(self) -> None:
+        for time in filter(None, (self.since, self.checks_at, self.ended)):
+            parse_time(time)
+
+    def describe(self) -> str:
+        """Return the sentence that says what the night waits for."""
+        check = f"within {CHECK_SECONDS:.0f} s" if self.checks_at is None else f"at {_clock(self.checks_at)}"
+        cause, since = clean(self.cause, _MAX_TEXT), local(parse_time(self.since))
+        meanwhile = f"; {self.meanwhile}" if self.meanwhile else ""
+        return f"waiting since {since}: {cause}; ends when {self.ends_when}; next check {check}{meanwhile}"
+
+    def seconds(self, now: datetime) -> float:
+        """Return how long the wait lasts or lasted."""
+        end = now if self.ended is None else parse_time(self.ended)
+        return max((end - parse_time(self.since)).total_seconds(), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightStatus:
+    """What the page shows of night.json. `cause` is set when the night is over.
+
+    `directions`: the user's, each with the number of the first experiment for which it applied. `waits`: in the order
+    in which they began; at most one of each kind has not ended.
+    """
+
+    branch: str
+    first: int  # number of the night's first experiment
+    started: str  # ISO 8601, UTC
+    directions: tuple[tuple[int, str], ...] = ()
+    waits: tuple[Wait, ...] = ()
+    cause: str | None = None
+
+    @property
+    def direction(self) -> str:
+        """The user's direction, as the last proposal had it."""
+        return self.directions[-1][1] if self.directions else ""
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """A sentence for each wait that has not ended; none once the night is over."""
+        return tuple(wait.describe() for wait in self.waits if wait.ended is None and self.cause is None)
+
+    def headline(self, now: datetime) -> str | None:
+        """Return the line for a night whose agent gave no answer for an hour or more while TPE proposed."""
+        waits = [wait for wait in self.waits if wait.kind == "agent" and wait.meanwhile]
+        seconds = [wait.seconds(now) for wait in waits]
+        if max(seconds, default=0.0) < LONG_SECONDS:
+            return None
+        return f"This was TPE's night: the agent gave no answer for {lasted(sum(seconds))}"
+
+    def morning(self, records: Sequence[Record], now: datetime) -> tuple[str, ...]:
+        """Return the lines on the agent, TPE, pauses and directions of the night. `records`: of its campaign."""
+        own = [record for record in records if record.number >= self.first and record.run.new is not None]
+        num_fills = sum(record.proposal.proposer == FILL for record in own)
+        lines = [line for line in (self.headline(now), *self.waiting) if line]
+        if num_fills:
+            lines.append(f"Proposals: {len(own) - num_fills} by the agent, {num_fills} by TPE (agent unavailable)")
+        ended = [wait for wait in self.waits if wait.ended is not None or self.cause is not None]
+        for wait in sorted(ended, key=lambda wait: -wait.seconds(now))[:_MAX_LINES]:
+            title = "Agent unavailable" if wait.kind == "agent" else "Paused"
+            end = _clock(wait.ended) if wait.ended else "the end"
+            times = f"{local(parse_time(wait.since))} to {end} ({lasted(wait.seconds(now))})"
+            lines.append(f"{title}: {times}: {clean(wait.cause, _MAX_TEXT)}")
+        if len(ended) > _MAX_LINES:
+            lines.append(f"and {len(ended) - _MAX_LINES} shorter pauses")
+        for number, direction in self.directions:
+            lines.append(f"Direction from experiment {number:04d} on: {clean(direction, 1_500) or 'none'}")
+        return tuple(lines)
+
+
+def parse_time(text: str) -> datetime:
+    """Read ISO 8601 with its zone. ValueError for anything else, and for a year that no clock shows: the file lies
+    where agents write."""
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None or not 2000 < time.year < 9000:
+        raise ValueError(f"{text[:40]!r} is no time with its zone")
+    return time
+
+
+def _clock(text: str) -> str:
+    return parse_time(text).astimezone().strftime("%H:%M:%S %Z")

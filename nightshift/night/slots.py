@@ -1,0 +1,150 @@
+"""Slots of a night: start the next run in a free slot, collect the runs that ended, wait for the others.
+
+A run is the incumbent with one new change and at most one rider; the night's last runs measure baseline and incumbent.
+"""
+
+from datetime import datetime, timedelta
+
+from msgspec import structs
+
+from nightshift.agents.base import Answer
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.finish import crash
+from nightshift.campaign.git import CONFIG_NAME
+from nightshift.campaign.ledger import STARTED
+from nightshift.campaign.posterior import measuring_run
+from nightshift.campaign.records import Failure, Record, Request, Run, Stage
+from nightshift.config.train_toml import Config, load
+from nightshift.engines.prime_rl import remains
+from nightshift.errors import EngineError, UsageError
+from nightshift.night.desk import Desk, Kind
+from nightshift.night.proposals import Proposals, attempts, undecided
+from nightshift.night.state import Stop
+
+MAX_TRIES = 3  # of one config whose runs infrastructure ends
+_BASELINE_HOLDS = timedelta(hours=1)  # a night begins with a run of the baseline unless the last one is younger
+
+
+class Slots:
+    """Starts runs, one in each slot, and decides them in the order in which they end."""
+
+    def __init__(self, desk: Desk, proposals: Proposals) -> None:
+        self._desk, self._controller, self._proposals = desk, desk.controller, proposals
+
+    def collect(self) -> bool:
+        """Decide the first run that has ended. Returns False if all runs are under way."""
+        desk = self._desk
+        for number in desk.bench.in_flight:
+            if desk.executor.is_over(desk.ledger.run_dir(number)) and (problem := desk.disk_problem()):
+                raise EngineError(problem)  # a result that waits in its folder is not lost
+            if (record := self._controller.collect(number)) is not None:
+                self.conclude(record)
+                return True
+        return False
+
+    def begin(self, campaign: Campaign) -> bool:
+        """Start a run in the next free slot. Returns False if no slot is free or nothing waits."""
+        desk = self._desk
+        if campaign.baseline is None:
+            return self._begin_baseline(campaign)
+        most = desk.state.request.experiments
+        if (most is not None and len(desk.runs()) >= most) or not desk.num_free():
+            return False
+        stage, last = desk.stage(), campaign.last_baseline()
+        # Once a night, if the last run of the baseline was long before: the machine may drift.
+        is_old = last is not None and datetime.fromisoformat(desk.state.started) - last > _BASELINE_HOLDS
+        needs_baseline = is_old and not any(record.run.is_baseline for record in desk.runs())
+        if needs_baseline or stage is not Stage.SEARCH:  # nothing is proposed
+            run = Run() if needs_baseline else measuring_run(campaign.kept, stage)
+            self._launch(Request(run=run), campaign.compose(run.changes), campaign)
+            return True
+        if not (queue := self._proposals.queue()):
+            return False
+        if queue[0].direction != self._proposals.direction():
+            self._proposals.drop(queue[0], "the direction changed after it was made", is_refused=False)
+        else:
+            self.start(queue[0], campaign)
+        return True
+
+    def _begin_baseline(self, campaign: Campaign) -> bool:
+        """Start the campaign's first run, at most MAX_TRIES times if infrastructure loses it."""
+        failed = [record for record in self._desk.own() if record.failure is not Failure.INTERRUPTED]
+        num_lost = sum(record.failure is Failure.MACHINERY for record in failed)
+        if self._desk.executor.in_flight():
+            return False
+        if failed and (num_lost < len(failed) or num_lost >= MAX_TRIES):
+            cause = "; ".join([f"the baseline crashed: {failed[-1].why}", *self._desk.bench.warnings()])
+            self._desk.over = Stop(cause, is_planned=False)
+            return False
+        self._launch(Request(), load(self._desk.bench.root / CONFIG_NAME), campaign)
+        return True
+
+    def start(self, pending: Answer, campaign: Campaign) -> None:
+        """Start a proposal's run: its change on the incumbent of this moment, with its rider if that still applies."""
+        # Only the first experiment of a proposal has the proposal's cost.
+        answer = pending.with_proposal(cost=None) if attempts(pending, self._desk.own()) else pending
+        try:
+            run = _run_of(pending, campaign)
+            answer = _without_stale_prediction(answer, campaign)
+            try:
+                config = campaign.compose(run.changes)
+                self._desk.bench.engine.validate(config)
+            except UsageError:
+                run = structs.replace(run, rider=None)
+                config = campaign.compose(run.changes)
+            self._launch(Request(answer.proposal, run=run), config, campaign)
+        except UsageError as error:
+            self._proposals.drop(pending, str(error))
+
+    def _launch(self, request: Request, config: Config, campaign: Campaign) -> None:
+        """Start an experiment, and conclude it if it ended at once."""
+        record = self._controller.start(request, config, campaign)
+        if record.status != STARTED:
+            self.conclude(record)
+
+    def conclude(self, record: Record) -> None:
+        """Act on a verdict. A proposal whose run infrastructure lost runs again."""
+        desk, is_lost = self._desk, record.failure is Failure.MACHINERY
+        if is_lost:  # a worker that was killed may have left gigabytes
+            remains.clean(desk.ledger.runs_dir, desk.ledger.run_dir(record.number))
+        else:
+            desk.end_wait("run")
+        desk.emit(Kind.CLOSED, record.why, record)
+        if not is_lost:
+            return
+        own = desk.own()
+        for pending in undecided(desk.state, own):
+            tries = attempts(pending, own)
+            if record in tries and sum(r.failure is Failure.MACHINERY for r in tries) >= MAX_TRIES:
+                self._proposals.drop(pending, f"infrastructure lost its run {MAX_TRIES} times: {record.why}")
+        cause = f"experiment {record.number:04d} was lost: {record.why}"
+        desk.begin_wait("run", cause, "a run comes to its end", desk.pause_seconds("run"))
+
+    def take_back(self, cause: str) -> None:
+        """Cancel the jobs that still wait on a cluster: they would begin when the night is over."""
+        for record in self._controller.in_flight:
+            if not self._desk.executor.has_begun(self._desk.ledger.run_dir(record.number)):
+                self._controller.cancel(record.number)
+                text = f"its job still waited when the night ended: {cause}"
+                self._controller.conclude(crash(record, Failure.INTERRUPTED, text))
+
+
+def _run_of(pending: Answer, campaign: Campaign) -> Run:
+    """Return the run of a proposal on the incumbent of this moment."""
+    assert pending.change is not None
+    kept, rider = campaign.kept, pending.rider
+    if rider is not None and any(rider.keys.keys() & change.keys.keys() for change in kept):
+        rider = None  # it must not set a key of the incumbent
+    return Run(kept=kept, rider=rider, new=campaign.known(pending.change.keys))
+
+
+def _without_stale_prediction(answer: Answer, campaign: Campaign) -> Answer:
+    """Move a prediction to the notes if it was made against another value of the proposal's keys."""
+    assert answer.change is not None
+    before, now = ({k: v for c in changes for k, v in c.keys.items()} for changes in (answer.kept, campaign.kept))
+    keys = [key for key in answer.change.keys if before.get(key) != now.get(key)]
+    if not keys or answer.proposal.prediction is None:
+        return answer
+    cause = f"the incumbent's {', '.join(keys)} changed meanwhile"
+    note = f"prediction not scored, because {cause}: {answer.proposal.prediction}"
+    return answer.with_proposal(prediction=None, notes=(*answer.proposal.notes, note))

@@ -1,0 +1,279 @@
+"""What a night waits for, on a clock that a test moves: the seconds that are lost, and the words in every place."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nightshift.agents.agent import AgentProposer
+from nightshift.agents.availability import Availability, Meaning
+from nightshift.agents.base import Context, Proposing
+from nightshift.campaign.git import Repo
+from nightshift.campaign.records import Cost, Record
+from nightshift.campaign.waits import FILL
+from nightshift.cli.status import Status
+from nightshift.experiment.experiment import Controller
+from nightshift.night.loop import Night
+from nightshift.night.state import Stop, load
+from nightshift.report.data import gather
+from tests.conftest import CAMPAIGN, git
+from tests.unit.test_night_agent import Rates, Sent, Thinker, Timed, a_night, busy_share, timed
+from tests.waiting import Clock
+
+RUN_SECONDS = 300.0
+BEGINS = 1_000.0  # of what a night waits for: a run is under way, and an answer waits for it
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def controller(checkout: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Controller:
+    return timed(checkout, monkeypatch, clock)
+
+
+class Watched(Timed):
+    """A stand-in for an executor, and for a user who acts and reads `status` and the page while a night runs.
+
+    `acts`: by second, what the user does then, once.
+    """
+
+    def __init__(self, clock: Clock, controller: Controller, acts: dict[float, Callable[[], object]], num_slots=1):
+        super().__init__(num_slots, clock, RUN_SECONDS)
+        self.controller, self.acts = controller, acts
+        self.status, self.page = list[str](), list[str]()
+
+    def wait(self, timeout_seconds: float) -> None:
+        self.clock.now += 5.0
+        for second in [second for second in self.acts if second <= self.clock.now]:
+            self.acts.pop(second)()
+        ledger = self.controller.ledger
+        state = load(ledger) if ledger.runs_dir.exists() else None
+        if state is not None and set(state.waiting) - set(self.page):
+            status = Status.of(ledger, self.controller.now())
+            assert status.night is not None
+            self.status += [line.partition(" ")[2].strip() for line in status.lines() if line.startswith("waiting:")]
+            self.page += [line for line in gather(ledger, CAMPAIGN).night if line.startswith("waiting since")]
+
+
+def idle_seconds(records: list[Record], executor: Timed) -> float:
+    """Return how long the slots did not train, from the end of the baseline to the last start."""
+    first, last = min(executor.begins.values()) + RUN_SECONDS, max(executor.begins.values())
+    return round((1 - busy_share(records, executor, RUN_SECONDS)) * (last - first) * executor.num_slots)
+
+
+def waited(controller: Controller) -> list[str]:
+    return [note for note in controller.reporter.notes if note.startswith("waiting since")]
+
+
+def a_locked_night(controller: Controller, *arguments: Any, **asked: object) -> tuple[Night, Stop, Sent]:
+    with controller.ledger.lock():  # `status` looks at the lock
+        return a_night(controller, *arguments, **asked)
+
+
+@contextmanager
+def shown(what: str, controller: Controller, executor: Watched) -> Iterator[None]:
+    """Print what is lost and what is said in the morning, for `pytest -s`."""
+    yield
+    records = controller.ledger.records()
+    lost, morning = idle_seconds(records, executor), load(controller.ledger).morning(records, controller.now())
+    print(f"\n{what}: {lost:.0f} s lost", *waited(controller)[:3], "morning:", *morning, sep="\n    ")
+
+
+def test_an_agent_that_always_changes_the_learning_rate_loses_no_answer(controller: Controller, clock: Clock) -> None:
+    proposer, executor = Rates(clock, [3e-6 - 7e-8 * number for number in range(30)]), Timed(1, clock, 600.0)
+    _, stop, _ = a_night(controller, executor, proposer, experiments=20, riders=1)
+    assert stop.cause == "20 experiments are done"
+    ours = controller.ledger.records()
+    searched = [record.proposal.description for record in ours if record.run.new]
+    assert searched == [f"lr {rate}" for rate in proposer.rates[: len(searched)]]
+    assert len(searched) >= 15
+    assert sum(record.is_keep for record in ours) > 2, "no keep, so nothing could be proposed again"
+    assert proposer.num - len(searched) <= 1, "an answer was thrown away"
+    assert not [note for note in controller.reporter.notes if "refused" in note or "dropped" in note]
+    share = busy_share(ours, executor, 600.0)
+    print(f"{len(searched)} answers, {share:.1%}")
+    assert share >= 0.97
+
+
+def test_a_disk_that_is_full_for_a_minute(controller: Controller, clock: Clock) -> None:
+    limit, (soft, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
+    acts = {
+        1_190.0: lambda: resource.setrlimit(limit, (0, hard)),  # a run ends at 1,200 s
+        1_250.0: lambda: resource.setrlimit(limit, (soft, hard)),
+    }
+    executor = Watched(clock, controller, acts)
+    try:
+        with shown("disk full for 60 s", controller, executor):
+            _, stop, sent = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=8)
+    finally:
+        resource.setrlimit(limit, (soft, hard))
+    assert stop.is_planned, stop
+    assert idle_seconds(controller.ledger.records(), executor) <= 60 + 10 + 5 + 30
+    [sentence] = waited(controller)
+    assert f": cannot write to {controller.ledger.runs_dir}: " in sentence
+    assert sentence.endswith("; ends when runs/ can be written; next check within 10 s")
+    assert [event for event, why in sent.events if event == "paused"] == ["paused"]
+    assert not [record.why for record in controller.ledger.records() if record.failure]
+    [line] = [line for line in gather(controller.ledger, CAMPAIGN).night if line.startswith("Paused")]
+    assert "cannot write" in line
+
+
+@pytest.mark.parametrize("begins", [1_005.0, 1_190.0])
+def test_a_branch_switch_pauses_the_night(controller: Controller, clock: Clock, begins: float) -> None:
+    root = controller.bench.root
+    acts = {
+        begins: lambda: git(root, "switch", "--quiet", "--force", "main"),
+        begins + 20: lambda: git(root, "switch", "--quiet", CAMPAIGN),
+    }
+    executor = Watched(clock, controller, acts)
+    with shown("branch switch for 20 s", controller, executor):
+        night, stop, _ = a_locked_night(controller, executor, Thinker(clock, 15.0), experiments=8)
+    assert stop.cause == "8 experiments are done"
+    assert idle_seconds(controller.ledger.records(), executor) <= 20 + 10 + 5 + 30
+    sentence = (
+        "waiting since 2026-11-25 01:{} UTC: the checkout moved from autoresearch/test to main; "
+        "ends when autoresearch/test is checked out again; next check within 10 s"
+    )
+    [minute] = {wait.since[14:16] for wait in night.state.waits}
+    assert waited(controller) == executor.status == executor.page == [sentence.format(minute)]
+    assert [record.failure for record in controller.ledger.records()] == [None] * 8
+    assert [line[:6] for line in gather(controller.ledger, CAMPAIGN).night] == ["Paused"]
+
+
+@pytest.mark.parametrize("act", ["--move", "--delete"])
+def test_a_branch_that_is_gone_ends_the_night_which_says_so(controller: Controller, clock: Clock, act: str) -> None:
+    root = controller.bench.root
+
+    def remove() -> None:
+        if act == "--move":
+            git(root, "branch", "--move", CAMPAIGN, "mine")
+        else:
+            git(root, "switch", "--quiet", "--force", "main")
+            git(root, "branch", "--delete", "--force", CAMPAIGN)
+
+    _, stop, _ = a_night(controller, Watched(clock, controller, {BEGINS: remove}), Thinker(clock, 15.0), hours=3.0)
+    assert stop.cause.startswith(f"the night's branch {CAMPAIGN} was deleted or renamed")
+    assert not stop.is_planned
+    assert CAMPAIGN not in Repo(root).branches()
+
+
+class Account(Thinker, AgentProposer):
+    """A stand-in for an agent whose login is a file."""
+
+    def __init__(self, clock: Clock, seconds: float, says, login: Path) -> None:
+        super().__init__(clock, seconds, says)
+        self.agents = (SimpleNamespace(login_files=(login,)),)
+
+
+def test_a_logout_ends_with_the_login(controller: Controller, clock: Clock, tmp_path: Path) -> None:
+    login = tmp_path / "credentials.json"
+    login.touch()
+    away = Availability(Meaning.LOGIN, "Not logged in · Please run /login")
+    acts, executor = dict[float, Callable[[], object]](), None
+
+    def log_in() -> None:
+        login.unlink()
+        login.write_text("{}")
+
+    def says(now: float) -> Availability | None:
+        if now >= BEGINS and not proposer.out_at:
+            proposer.out_at = now
+            acts[now + 60] = log_in
+        return away if proposer.out_at and now < proposer.out_at + 60 else None
+
+    proposer = Account(clock, 15.0, says, login)
+    proposer.out_at = 0.0
+    executor = Watched(clock, controller, acts)
+    with shown("logout, login after one minute", controller, executor):
+        night, stop, sent = a_locked_night(controller, executor, proposer, experiments=10)
+    assert stop.is_planned
+    [wait] = night.state.waits
+    assert wait.seconds(controller.now()) <= 60 + 30 + 15 + 5, "the login was seen late"
+    assert idle_seconds(controller.ledger.records(), executor) <= 60
+    assert executor.page == executor.status
+    assert set(waited(controller)) >= set(executor.page)
+    assert (
+        "thinker: login: Not logged in · Please run /login; ends when thinker answers; next check at"
+        in executor.page[0]
+    )
+    assert [event for event, _ in sent.events if event == "agent unavailable"] == ["agent unavailable"]
+
+
+QUESTION = Availability(Meaning.NO_EDIT, "its last words: Which file do you mean?")
+GERMAN = Availability(Meaning.NO_EDIT, "exit code 1; its last words: Etwas ist schiefgelaufen: Nutzungslimit erreicht.")
+LIMIT = Availability(Meaning.LIMIT, "You've hit your session limit · resets 5:07am (UTC)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "away", "seconds", "num_asked", "is_long"),
+    [
+        ("three questions in a row", QUESTION, None, 3, False),
+        ("a usage limit of two hours", LIMIT, 7_200.0, 14, True),
+        ("a program that fails in German for two hours", GERMAN, 7_200.0, 14, True),
+    ],
+)
+def test_tpe_fills_the_slots_while_an_agent_gives_no_answer(
+    controller: Controller,
+    clock: Clock,
+    what: str,
+    away: Availability,
+    seconds: float | None,
+    num_asked: int,
+    is_long: bool,
+) -> None:
+    asked = list[float]()
+
+    def says(now: float) -> Availability | None:
+        if now < BEGINS or (asked and seconds is not None and now >= asked[0] + seconds) or 0 < len(asked) == num_asked:
+            return None
+        asked.append(now)
+        return away
+
+    executor = Watched(clock, controller, {})
+    with shown(what, controller, executor):
+        night, stop, sent = a_locked_night(
+            controller, executor, Thinker(clock, 15.0, says), hours=3.0 if is_long else 1.0
+        )
+    assert stop.is_planned, stop
+    records = controller.ledger.records()
+    assert len(asked) <= num_asked
+    assert idle_seconds(records, executor) <= 60
+    assert night.state.refusals == ()
+    assert set(waited(controller)) >= set(executor.status) == set(executor.page)
+    assert all(f"thinker: {away.meaning}: {away.text[:40]}" in sentence for sentence in executor.page)
+    assert all(sentence.endswith("; TPE fills the free slots meanwhile") for sentence in executor.page)
+    num_fills = sum(record.proposal.proposer == FILL for record in records)
+    assert (num_fills > 10) == is_long
+    notified = [why for event, why in sent.events if event == "agent unavailable"]
+    assert len(notified) == is_long, "an hour without an answer"
+    lines = gather(controller.ledger, CAMPAIGN).night
+    assert lines[0].startswith("This was TPE's night: the agent gave no answer for 2 h") == is_long
+    assert any(line.startswith("Agent unavailable: 2026-11-25 01:") and away.text[:40] in line for line in lines)
+    if num_fills:
+        assert f"{num_fills} by TPE (agent unavailable)" in "\n".join(lines)
+
+
+def test_words_that_cost_tokens_count_for_max_cost(controller: Controller, clock: Clock) -> None:
+    class Talker(Thinker):
+        """A stand-in for an agent that talks in place of editing, for a dollar each time."""
+
+        def propose(self, context: Context) -> Proposing:
+            [answer] = yield from super().propose(context)
+            return (answer.with_proposal(cost=Cost(1, 1, 1.0)),)
+
+    proposer = Talker(clock, 15.0, lambda now: QUESTION)
+    night, stop, _ = a_night(controller, Timed(1, clock), proposer, fills=False, hours=9.0, max_cost=2.5)
+    assert stop.cause == "--max-cost 2.5: its proposals cost $3.00"
+    assert len(proposer.asked_at) == 3
+    assert "Which file do you mean?" in proposer.contexts[1].refusals[0], "nobody told the agent that nobody answers"
+    assert night.state.refusals == ()
