@@ -109,6 +109,51 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "See the kernel log (dmesg), then run it again.",
         False,
     ),
+    # What cards, drivers and systems print that a wheel was not built for: no config causes these.
+    (
+        r"no kernel image is available for execution",
+        "a kernel was not built for this GPU: {match}",
+        "Choose a GPU of compute capability 8, 9, 10 or 12 (--gpus).",
+        False,
+    ),
+    (
+        r"PTX was compiled with an unsupported toolchain",
+        "the driver is too old for a kernel: {match}",
+        "Update the NVIDIA driver (docs/gpus.md), then run it again.",
+        False,
+    ),
+    # torch/cuda/__init__.py; vLLM's config/device.py where it sees no card
+    (
+        r"Found no NVIDIA driver|Failed to infer device type",
+        "no NVIDIA driver was found: {match}",
+        "Install the driver until nvidia-smi lists the cards; a container: docker run --gpus all.",
+        False,
+    ),
+    (
+        r"version `GLIBC_[\d.]+' not found",
+        "the system's glibc is too old for a package: {match}",
+        "Use a newer Linux, or a container of one (docs/gpus.md).",
+        False,
+    ),
+    # vLLM's platforms/cuda.py
+    (
+        r"No valid attention backend",
+        "vLLM has no attention kernel for this GPU: {match}",
+        "Name one in machine.toml: [environment] VLLM_ATTENTION_BACKEND; or choose another GPU (--gpus).",
+        False,
+    ),
+    (
+        r"UVA is not available",
+        "the driver has no unified addressing (UVA)",
+        "WSL2: run wsl --update in Windows; a virtual machine: pass the whole GPU through.",
+        False,
+    ),
+    (
+        r"Python\.h: No such file",
+        "Triton cannot compile: Python's headers are missing",
+        "Run: sudo apt install python3-dev; or repair the installation: uv run prepare.py.",
+        False,
+    ),
     # P/trainer/model.py:1321-1324
     (
         r"Flash attention \d is only supported if|No module named 'flash_attn",
@@ -116,14 +161,15 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "Repair the installation: uv run prepare.py.",
         False,
     ),
-    # pydantic-config's box around a refused config (PC/cli.py:225-425)
+    # pydantic's own text, also of vLLM's configs; pydantic-config's box around a refused config (PC/cli.py:225-425)
     (
-        r"validation errors? for \w+Config|Failed to validate config",
-        "prime-rl refuses the config: {match}",
-        "Undo the last change to train.toml.",
+        r"validation errors? for \w+|Failed to validate config",
+        "the config is refused: {match}",
+        "Change that in train.toml, or undo the last change.",
         True,
     ),
 )
+_KILLED = "See the kernel log (dmesg): perhaps the main memory was full. Then run it again."
 
 
 # They stand below the cause and only point back to it: torchrun, vLLM's executor, its engine, its API server.
@@ -134,7 +180,11 @@ _PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*
 # Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
 _WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{4} [\d:.]+ ")
 _NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
+_SILENT = re.compile(rf'{_NEWS.pattern}|^File "')  # tells nothing of a death: news, a frame of a stack
 _NEAR = 100  # lines above: an exception further up did not end it
+_PYDANTIC = re.compile(
+    r"pydantic_core\._pydantic_core\.ValidationError: | Value error,|\s*\[type=\w+, input_value=.*|\s*For further information visit.*"
+)
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
 # A line that does not belong to the message of the exception above it: of a logger, a traceback, another exception.
 _OTHER = re.compile(rf"{_NEWS.pattern}|^Traceback|^E\d{{4}} |{_EXCEPTION.pattern}|{_WRAPPER.pattern}")
@@ -151,8 +201,8 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_
 
     `memory`: Rules.memory; on one card two processes are our own.
 
-    If no pattern matches: how the run ended, and the exception above those that only point to it. is_config_fault is
-    then None if the log holds an exception, else False (the machine).
+    If no pattern matches: how the process ended, and the last exception above those that only point to it.
+    is_config_fault is then None if the log has an exception, else False (the machine).
     """
     lines = [line for line in (_PREFIX.sub("", line) for line in log_lines) if not _WARNING.search(line)]
     foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
@@ -166,9 +216,12 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_
     end = next((at for at, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
     near = range(max(0, end - _NEAR), end)
     exceptions = [at for at in near if _EXCEPTION.search(lines[at]) and not _NEWS.match(lines[at])]
-    last_words = lines[exceptions[-1] : end] if exceptions else lines[end : end + 1] or lines[-1:]
-    text = ": ".join([f"{name} ended: {ending}", *filter(None, [_message(last_words)])])
-    return EngineError(text, is_config_fault=None if exceptions else False)
+    if exceptions:
+        return EngineError(f"{name} ended: {ending}: {_message(lines[exceptions[-1] : end])}", is_config_fault=None)
+    is_killed = "SIGKILL" in ending or any("died unexpectedly" in line for line in lines)
+    words = [line for line in lines[end : end + 1] or lines[-1:] if not _SILENT.match(line)]
+    text = ": ".join([f"{name} ended: {ending}", *map(_clean, words)])
+    return EngineError(text if words else f"{text}; its log does not say why", _KILLED if is_killed else "")
 
 
 def is_fatal(log_lines: Sequence[str]) -> bool:
@@ -188,4 +241,9 @@ def no_step(seconds: float, num_rollouts: int) -> EngineError:
 
 def _message(lines: Sequence[str]) -> str:
     """Return the first line with the next two, as far as they belong to its message."""
-    return clean(" ".join([*lines[:1], *takewhile(lambda line: not _OTHER.search(line), lines[1:3])]), 300)
+    return _clean(" ".join([*lines[:1], *takewhile(lambda line: not _OTHER.search(line), lines[1:3])]))
+
+
+def _clean(text: str) -> str:
+    """Return a message without what pydantic adds to it: its own module, the kind of the error, all of the input."""
+    return clean(_PYDANTIC.sub("", text), 300)
