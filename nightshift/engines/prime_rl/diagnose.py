@@ -102,6 +102,13 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "See nvidia-smi and the kernel log, then: uv run nightshift doctor.",
         False,
     ),
+    # Python's faulthandler
+    (
+        r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)",
+        "it crashed: {match}",
+        "Run it again; if it repeats, look at the end of the log.",
+        False,
+    ),
     # torchrun's summary of a worker that somebody else killed
     (
         r"Signal 9 \(SIGKILL\) received",
@@ -163,7 +170,7 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     ),
     # pydantic's own text, also of vLLM's configs; pydantic-config's box around a refused config (PC/cli.py:225-425)
     (
-        r"validation errors? for \w+|Failed to validate config",
+        r"validation errors? for \w+Config|Failed to validate config",
         "the config is refused: {match}",
         "Change that in train.toml, or undo the last change.",
         True,
@@ -182,9 +189,7 @@ _WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{4} [\d:.]+ ")
 _NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
 _SILENT = re.compile(rf'{_NEWS.pattern}|^File "')  # tells nothing of a death: news, a frame of a stack
 _NEAR = 100  # lines above: an exception further up did not end it
-_PYDANTIC = re.compile(
-    r"pydantic_core\._pydantic_core\.ValidationError: | Value error,|\s*\[type=\w+, input_value=.*|\s*For further information visit.*"
-)
+_PYDANTIC = re.compile(r"pydantic_core\._pydantic_core\.ValidationError: | Value error,|\s*\[type=\w+[],].*")
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
 # A line that does not belong to the message of the exception above it: of a logger, a traceback, another exception.
 _OTHER = re.compile(rf"{_NEWS.pattern}|^Traceback|^E\d{{4}} |{_EXCEPTION.pattern}|{_WRAPPER.pattern}")
