@@ -196,6 +196,7 @@ class Progress:
     slot: str = ""  # slot or node, if there are several
     num_with_gradient: _Count = 0  # training: of all steps so far
     num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
+    note: str = ""  # what else the live line shows, such as a run that stands still
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -212,8 +213,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `log`: the
-    log, in the run's folder, whose last lines show the cause; None if no log does."""
+    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `failure`:
+    None if a start of the incumbent decides whose fault it is (worker.py). `log`: the log, in the run's folder, whose
+    last lines show the cause; None if no log does."""
 
     outcome: Outcome
     num_steps: _Count  # policy updates

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nightshift.campaign.records import ProgressCallback, Training, Weights
 from nightshift.config.allowlist import KEYS
@@ -139,17 +139,24 @@ class Effective:
     scaled: tuple[str, ...] = ()
 
 
-class Session(Policy, Protocol):
-    """One run: processes are up and ready to train when `Engine.open` returns."""
+class Session(Policy):
+    """One run, whose processes can train when `Engine.open` returns."""
 
+    earlier: Mapping[int, Callable[[], None]] = {}  # of a game only
+
+    @abstractmethod
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Never raises for a failed
         run."""
-        ...
 
+    def confirm(self) -> None:
+        """Check after the scoring that the weights which answered were those of `load_final_weights`. EngineError if
+        other weights were served."""
+        return
+
+    @abstractmethod
     def close(self) -> None:
         """Stop every process of the run and check that none is left. Safe to call twice."""
-        ...
 
 
 class Engine(ABC):

@@ -112,6 +112,9 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                     fix = "Lower orchestrator.batch_size or max_completion_tokens."
                     raise EngineError(cause, fix, is_config_fault=True)
                 evaluation = evaluate(session, examples, rules, answers, progress)
+                session.confirm()
+            elif training.failure is None:  # the cause is not known
+                raise EngineError(training.cause or "no cause known", is_config_fault=None, log=training.log)
         finally:
             session.close()
     except Interrupted:
@@ -120,6 +123,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         is_config_fault, cause = isinstance(error, EngineError) and error.is_config_fault, str(error)
         if is_config_fault is None and engine and job.incumbent:
             seconds_left = job.deadline_seconds - (time.monotonic() - began)
+            reporter(folder / PROGRESS_NAME, slot, "trying the incumbent's start: the cause of a failure is not known")
             is_config_fault, why = _start_incumbent(engine, job.incumbent, job.seed, folder / INCUMBENT, seconds_left)
             cause = f"{cause.rstrip('.')}; {why}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
@@ -154,8 +158,9 @@ def _start_incumbent(
     return True, "the incumbent starts, so it is the config's fault"
 
 
-def reporter(path: Path, slot: str) -> ProgressCallback:
-    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`."""
+def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
+    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`. `note`: of
+    the first reading."""
     last_phase: Phase | None = None
     last = 0.0
 
@@ -167,7 +172,7 @@ def reporter(path: Path, slot: str) -> ProgressCallback:
                 write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
             last_phase, last = reading.phase, now
 
-    report(Progress(Phase.STARTING, 0))
+    report(Progress(Phase.STARTING, 0, note=note))
     return report
 
 

@@ -41,13 +41,18 @@ GOOD, BAD = {"lr": 1e-6}, {"lr": 1.0}  # settings of jobs
 class Session(Parrot):
     """Trains one step, then answers everything wrong."""
 
+    training = Training(Outcome.BUDGET, num_steps=1)
+
     def __init__(self, close: EngineError | None) -> None:
         super().__init__(["#### -1"] * RULES.environments[0].num_validation)
         self._close = close
 
     def train(self, budget_seconds: float, progress: Any) -> Training:
         progress(Progress(phase="training", num_steps=1))
-        return Training(Outcome.BUDGET, num_steps=1)
+        return self.training
+
+    def confirm(self) -> None:
+        """Nothing else was served."""
 
     def close(self) -> None:
         if self._close:
@@ -87,6 +92,19 @@ def run(
 def test_a_start_that_fails_for_no_known_cause_has_the_incumbent_s_tried(starts, failure, cause, monkeypatch, tmp_path):
     training = run(monkeypatch, tmp_path, starts).training
     assert (training.failure, training.cause) == (failure, cause)
+
+
+def test_a_training_that_fails_for_no_known_cause_has_the_incumbent_s_start_tried(monkeypatch, tmp_path) -> None:
+    """As a kernel that is compiled in the first step, and raises there."""
+    failed = Training(Outcome.CRASHED, 0, 12.0, cause="trainer ended: exit code 1", log="trainer.log")
+    monkeypatch.setattr(Session, "training", failed)
+    training = run(monkeypatch, tmp_path, [GOOD, BAD]).training
+    cause = "trainer ended: exit code 1; the incumbent starts, so it is the config's fault"
+    assert training == replace(failed, failure=Failure.TRAINING, cause=cause)
+    assert "trying the incumbent's start" in (tmp_path / "progress.json").read_text()
+    other = tmp_path / "baseline"
+    other.mkdir()
+    assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.MACHINERY)
 
 
 def test_a_worker_refuses_other_rules_and_other_hardware_than_its_job_s(monkeypatch, tmp_path) -> None:

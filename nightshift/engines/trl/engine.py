@@ -202,7 +202,8 @@ class TrlEngine(Engine):
         variables = dict(_OFFLINE)
         if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
-        session = TrlSession(self._trainer, spec_path, run_dir, python_environment(self._environ, variables), deadline)
+        environment = python_environment(self._environ, variables)
+        session = TrlSession(self._trainer, spec_path, run_dir, environment, deadline, self.gpu_ids())
         try:
             session.wait_until_ready(self.rules.startup_seconds)
         except BaseException:

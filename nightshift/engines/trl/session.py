@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,17 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient
+from nightshift.engines.base import NoGradient, Session
+from nightshift.engines.standstill import Standstill
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import Chat
+from nightshift.executors.gpus import nvml_session
 from nightshift.executors.process import Pipes, ProcessGroup, python_command
 from nightshift.files import parse_json
 
 LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
+LOOK_SECONDS = 1.0  # how often a trainer that sends nothing is looked at
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower):
@@ -80,22 +83,31 @@ class Failed(Event, tag="error"):
 _EVENTS = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
 
 
-class TrlSession:
+class TrlSession(Session):
     """One trainer process, from start-up to its last completion."""
 
     def __init__(
-        self, trainer: Sequence[str], spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
+        self,
+        trainer: Sequence[str],
+        spec_path: Path,
+        run_dir: Path,
+        environment: Mapping[str, str],
+        deadline: float,
+        gpu_ids: Sequence[int] = (),
     ) -> None:
-        """`deadline` is on the clock of time.monotonic."""
+        """`deadline` is on the clock of time.monotonic. `gpu_ids`: NVML's, of the GPU that trains."""
         self._run_dir, self._deadline = run_dir, deadline
         self._num_steps = 0
-        self.earlier: dict[int, Callable[[], None]] = {}
         self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
         argv = python_command(*trainer, str(spec_path))
         self._trainer = self._group.start(
             "trainer", argv, log_path=run_dir / LOG_NAME, env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
         self._pipes = Pipes(self._group, self._trainer)
+        self._resources = ExitStack()
+        nvml = self._resources.enter_context(nvml_session()) if gpu_ids else None
+        self._standstill = Standstill(lambda: [self._trainer.pid], gpu_ids, nvml)
+        self._show: Callable[[str], None] = lambda note: None  # in the live line
 
     def wait_until_ready(self, startup_seconds: float) -> None:
         """Raise EngineError with the trainer's last words if it does not come up in time."""
@@ -128,6 +140,7 @@ class TrlSession:
                         num_with += step.has_gradient is True
                         num_without = num_without + 1 if step.has_gradient is False else 0
                         reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
+                        self._show = partial(_show, progress, reading)
                         try:
                             progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
                         except NoGradient:
@@ -150,6 +163,7 @@ class TrlSession:
         Prompts and answers go through the pipes only: those of a test split must not lie anywhere below runs/.
         """
         completions: list[Completion] = []
+        self._show = partial(_show, progress, Progress(Phase.EVALUATING, self._num_steps))
         for event in self._events({"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}):
             if isinstance(event, Completed):
                 break
@@ -160,6 +174,7 @@ class TrlSession:
 
     def close(self) -> None:
         """Stop the trainer and whatever it started. EngineError if something survives SIGKILL."""
+        self._resources.close()
         if left := self._group.stop():
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
@@ -188,10 +203,15 @@ class TrlSession:
         """Return the trainer's next event; None once the deadline has passed. EngineError for a line that is no event,
         and if the trainer is gone."""
         try:
-            line = self._pipes.receive(deadline)
+            while True:
+                with suppress(TimeoutError):
+                    line = self._pipes.receive(min(deadline, time.monotonic() + LOOK_SECONDS))
+                    break
+                if time.monotonic() >= deadline:
+                    return None
+                if note := self._standstill.look(self._num_steps):
+                    self._show(note)
             return cast(Event, parse_json(line, _EVENTS))  # type: ignore[arg-type]  # a union
-        except TimeoutError:
-            return None
         except BrokenPipeError:
             raise self._death() from None
         except ValueError as error:
@@ -208,3 +228,8 @@ class TrlSession:
     def _last_words(self) -> str:
         lines = self._trainer.tail(3)
         return f"; last in {self._trainer.log_path.name}: {' | '.join(lines)}" if lines else ""
+
+
+def _show(progress: ProgressCallback, reading: Progress, note: str) -> None:
+    with suppress(NoGradient):  # raised at the step already
+        progress(replace(reading, note=note))
