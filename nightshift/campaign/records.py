@@ -465,6 +465,7 @@ class Request:
     keep_all: bool = False
     detach: bool = False
     dry_run: bool = False
+    verbose: bool = False  # of a dry run
     keys: bool = False
     branch: str | None = None  # that a campaign begins on, or continues on
     pairs: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nightshift.campaign.git import CONFIG_NAME
@@ -18,7 +19,7 @@ from nightshift.waiting import waiting
 def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareFlags) -> list[Check]:
     """Everything that prepare.py would repair and run.py would refuse.
 
-    `rules` are those that this machine would use; another engine is checked for GSM8K.
+    `rules` are those that this machine would use; another engine is checked for GSM8K, and nothing of it is needed.
     """
     try:
         num_keys = len(load(root / CONFIG_NAME).values)
@@ -30,7 +31,9 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
         its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
         its_rules = on_cards(its_rules, root, environ, gpus)
         with waiting(f"looking at what {name} needs"):
-            found += open_engine(its_rules, root, environ, gpus).doctor()
+            found += (
+                replace(each, is_needed=is_meant) for each in open_engine(its_rules, root, environ, gpus).doctor()
+            )
     return found
 
 
@@ -45,7 +48,7 @@ class Doctor(Document, frozen=True, kw_only=True, tag="doctor"):
     @classmethod
     def of(cls, found: Sequence[Check], rules: Rules) -> Doctor:
         """From what was checked: ready if nothing is in the way of an experiment on the engine of the rules."""
-        is_ready = all(check.ok for check in found if check.engine in (rules.engine, ALL))
+        is_ready = all(check.ok for check in found)
         return cls(engine=rules.engine, rules_name=rules.name, is_ready=is_ready, checks=tuple(found))
 
     def table(self, asked: str | None = None) -> str:

@@ -387,7 +387,7 @@ def test_caches_are_warm_for_one_kind_of_gpus_and_cold_ones_refuse_no_run(instal
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "list_gpus", lambda: [*PAIR])
-    monkeypatch.setattr(engine_module, "problems", lambda *_: [])
+    monkeypatch.setattr(engine_module, "examine", lambda *_: [])
     mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
     assert mine.check() == mine.check() == []
     assert "GPU 0 is taken by another experiment of yours" in other.check()[0]

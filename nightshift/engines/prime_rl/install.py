@@ -301,16 +301,11 @@ def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Pa
         raise EngineError(cause, f"Fix that, then repeat: what is done stays done. All of it: {log_path}")
 
 
-def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[str]:
-    """Return what keeps the installation from running `rules` on `gpus` for the checkout at `root`, with fixes.
-
-    Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
-    """
-    return [str(check.problem) for check in examine(installation, rules, root, gpus) if not check.ok]
-
-
 def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
-    """Check each part; without a checkout its parts are not checked."""
+    """Check each part that running `rules` on `gpus` for the checkout at `root` needs. Takes under 0.3 s.
+
+    Without a checkout its parts are not checked. No GPUs: its packages may differ from the pins, without CUDA.
+    """
     parts = {"checkout": checkout_problem(installation)}
     if parts["checkout"] is None:
         parts |= {

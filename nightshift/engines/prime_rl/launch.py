@@ -240,18 +240,22 @@ class Launch:
         )
 
 
-def describe(launch: Launch) -> list[str]:
-    """Return the whole launch as text for --dry-run: GPUs, ports, processes, config."""
+def describe(launch: Launch, *, verbose: bool) -> list[str]:
+    """Return the launch as text for --dry-run: GPUs and model; with `verbose` also ports, processes, config."""
     gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
     gpus += " after it" if launch.is_shared else ""
+    lines = [
+        f"GPUs:     {gpus}; memory preset {launch.memory if launch.memory != NO_CARD else '2 x 80 GB'}",
+        f"model:    {launch.served_model}",
+    ]
+    if not verbose:
+        return lines
     ports = launch.ports
     env_servers = (f"{name} {port}" for port, name in enumerate(launch.env_servers, ports.env_server))
     return [
-        f"GPUs:     {gpus}",
-        f"memory:   {launch.memory if launch.memory != NO_CARD else 'no GPU: as on 2 x 80 GB'}",
+        *lines,
         f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
         f"{', '.join(env_servers)}, torchrun {ports.rendezvous}",
-        f"model:    {launch.served_model}",
         *(f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands),
         *(f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()),
     ]

@@ -45,6 +45,7 @@ from nightshift.evaluation.environment import Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file
+from nightshift.waiting import look
 
 SETTLE_SECONDS = 1.0  # after a death, and after the end
 # Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
@@ -90,6 +91,7 @@ class PrimeRlSession(Session):
         graces = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
+        self._waits: dict[str, float] = {}  # seconds of the start, by the process that was waited for
         self._server = Server(launch.ports.inference, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
@@ -244,8 +246,13 @@ class PrimeRlSession(Session):
             raise explain(refusals, source)
 
     def _wait_for(self, problem: str, name: str, is_there: Callable[[], bool]) -> None:
-        """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long."""
+        """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long; the
+        error lists how long each process was waited for."""
+        began = self._clock()
+        before = self._waits.setdefault(name, 0.0)
         while not is_there():
+            self._waits[name] = before + self._clock() - began
+            look()
             try:
                 self._raise_if_dead()
             except EngineError:
@@ -255,7 +262,8 @@ class PrimeRlSession(Session):
             if self._clock() >= self._startup_ends:
                 self._raise_if_dead(time_is_up=True)
                 words = " | ".join(self._children[name].tail(3)) or "nothing"
-                cause = f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}"
+                waits = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self._waits.items())
+                cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}): {name} says: {words}"
                 raise EngineError(cause, log=self._children[name].log_path.name)
             self._memory.sample()
             time.sleep(self._timing.poll_seconds)
