@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from nightshift.config.allowlist import KEYS, number_text
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import memory_gb
 from nightshift.config.train_toml import Config
+from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors.capacity import Capacity
@@ -53,6 +55,7 @@ def open_engine(
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
+    engine.machine  # noqa: B018  a mistake in machine.toml is refused before anything starts
     return engine
 
 
@@ -167,6 +170,12 @@ class Engine(ABC):
 
     name: str
     rules: Rules
+    root: Path
+
+    @cached_property
+    def machine(self) -> Machine:
+        """What machine.toml says of this machine."""
+        return read_machine(self.root)
 
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:

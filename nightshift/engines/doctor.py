@@ -11,6 +11,7 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load
 from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, on_cards, open_engine
+from nightshift.engines.machine import MACHINE_NAME, read_machine
 from nightshift.errors import NightshiftError
 from nightshift.files import Document
 from nightshift.waiting import waiting
@@ -26,6 +27,11 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
         found = [Check(ALL, CONFIG_NAME, detail=f"{num_keys} keys, all known")]
     except NightshiftError as error:
         found = [Check(ALL, CONFIG_NAME, error)]
+    try:
+        if text := read_machine(root).text:
+            found.append(Check(ALL, MACHINE_NAME, detail=text))
+    except NightshiftError as error:
+        return [*found, Check(ALL, MACHINE_NAME, error)]
     for name in ENGINES:
         is_meant = rules.engine == name
         its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)

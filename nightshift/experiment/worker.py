@@ -37,6 +37,7 @@ from nightshift.campaign.records import (
     Training,
 )
 from nightshift.engines.base import Engine, NoGradient, open_engine
+from nightshift.engines.machine import MACHINE_NAME
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import evaluate, examples_of_test_split, examples_of_validation_split
 from nightshift.executors.process import engine_environment, interruptible
@@ -100,6 +101,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
             examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
         hardware, versions = here, engine.versions()
+        if engine.machine.text:
+            versions[MACHINE_NAME] = engine.machine.text
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:

@@ -24,6 +24,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
+from nightshift.engines.machine import Machine
 from nightshift.errors import EngineError
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import Controller
@@ -61,6 +62,8 @@ class Session(Parrot):
 
 class Engine(SimpleNamespace):
     """A stand-in. `starts`: settings that start; `close`: what ending a session raises."""
+
+    machine = Machine()
 
     def hardware(self) -> str:
         return "CPU"
@@ -105,6 +108,11 @@ def test_a_training_that_fails_for_no_known_cause_has_the_incumbent_s_start_trie
     other = tmp_path / "baseline"
     other.mkdir()
     assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.MACHINERY)
+
+
+def test_a_result_records_what_machine_toml_sets(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(Engine, "machine", Machine(environment={"CC": "gcc-12"}))
+    assert run(monkeypatch, tmp_path, [BAD]).versions == {"machine.toml": "CC = gcc-12"}
 
 
 def test_a_worker_refuses_other_rules_and_other_hardware_than_its_job_s(monkeypatch, tmp_path) -> None:

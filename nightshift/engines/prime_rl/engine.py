@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ class PrimeRlEngine(Engine):
         self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
         self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
-        self._timing, self._reader = timing or Timing(rules.startup_seconds), reader
+        later_seconds = self.machine.later_seconds(rules.startup_seconds)
+        self._timing, self._reader = timing or Timing(rules.startup_seconds + later_seconds), reader
+        if self.machine.limits.no_step_seconds is not None:
+            self._timing = replace(self._timing, hang_seconds=self.machine.limits.no_step_seconds)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
@@ -239,6 +243,7 @@ class PrimeRlEngine(Engine):
             memory=self.rules.memory,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
+            variables=self.machine.environment,
         )
 
     def pair(self) -> Sequence[Gpu]:

@@ -11,7 +11,7 @@ import shlex
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,8 @@ class Launch:
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
     installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
-    () hides every GPU from both. `memory`: the cards for which the defaults were chosen.
+    () hides every GPU from both. `memory`: the cards for which the defaults were chosen. `variables`: of machine.toml,
+    in place of what prime-rl's launcher sets.
     """
 
     settings: Mapping[str, Any]
@@ -117,6 +118,7 @@ class Launch:
     bin_dir: Path
     environment: Mapping[str, str]
     memory: str = NO_CARD
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def tree(self) -> dict[str, Any]:
@@ -205,7 +207,7 @@ class Launch:
         def command(name: str, argv: Sequence[object], **variables: str) -> Command:
             program, *arguments = argv
             words = (str(self.bin_dir / str(program)), *map(str, arguments))
-            return Command(name, words, {**common, **variables})
+            return Command(name, words, {**common, **variables, **self.variables})
 
         trainer = [
             "torchrun",

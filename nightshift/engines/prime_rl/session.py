@@ -264,7 +264,8 @@ class PrimeRlSession(Session):
                 words = " | ".join(self._children[name].tail(3)) or "nothing"
                 waits = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self._waits.items())
                 cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}): {name} says: {words}"
-                raise EngineError(cause, log=self._children[name].log_path.name)
+                fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."
+                raise EngineError(cause, fix, log=self._children[name].log_path.name)
             self._memory.sample()
             time.sleep(self._timing.poll_seconds)
 
@@ -301,7 +302,8 @@ class PrimeRlSession(Session):
             elif now - active >= self._timing.hang_seconds:
                 self._raise_if_dead(time_is_up=True)
                 cause = f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs"
-                raise EngineError(cause, "Run it again; if it repeats, undo the last change.")
+                fix = "Run it again; for a slow card raise no_step_seconds in [limits] of machine.toml (docs/gpus.md)."
+                raise EngineError(cause, fix)
             try:
                 note = self._standstill.look(latest)
             except EngineError as error:

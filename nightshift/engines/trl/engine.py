@@ -202,10 +202,11 @@ class TrlEngine(Engine):
         variables = dict(_OFFLINE)
         if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
-        environment = python_environment(self._environ, variables)
+        environment = python_environment(self._environ, self.machine.environment | variables)
         session = TrlSession(self._trainer, spec_path, run_dir, environment, deadline, self.gpu_ids())
         try:
-            session.wait_until_ready(self.rules.startup_seconds)
+            startup_seconds = self.rules.startup_seconds
+            session.wait_until_ready(startup_seconds + self.machine.later_seconds(startup_seconds))
         except BaseException:
             session.close()
             raise
