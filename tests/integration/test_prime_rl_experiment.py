@@ -105,6 +105,7 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
         slow("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
         ("config_refused", Failure.TRAINING, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.MACHINERY, "500"),
+        ("swapped_after_scoring", Failure.MACHINERY, "the server had other weights after the scoring than after the"),
         ("validator_dies", Failure.MACHINERY, "validator ended"),
     ],
 )

@@ -170,7 +170,9 @@ class PrimeRlSession(Session):
                 outcome = Outcome.CRASHED
         last_step = None if problem else self._final_step
         folders = self._earlier_weights.folders.items()
-        self.earlier = {step: partial(self._load, folder) for step, folder in folders if step < self._final_step}
+        self.earlier = {
+            step: partial(self._load_earlier, folder) for step, folder in folders if step < self._final_step
+        }
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
             outcome,
@@ -198,6 +200,14 @@ class PrimeRlSession(Session):
         if problem.is_config_fault is None and not self._tail.num_steps:
             return None
         return Failure.TRAINING if problem.is_config_fault else Failure.MACHINERY
+
+    def confirm(self) -> None:
+        """Have the server show again, after the scoring, which weights it has. EngineError if they are others."""
+        self._witness.confirm()
+
+    def _load_earlier(self, folder: Path) -> None:
+        self.confirm()  # the final policy has answered all that is scored
+        self._load(folder)
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
