@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parent
     is_flag=True,
     help="Check train.toml; show what is missing and what would run. Exit code 2: it cannot start.",
 )
-@click.option("--verbose", is_flag=True, help="With --dry-run: also each process, the whole config, the ports.")
+@click.option("--verbose", is_flag=True, help="With --dry-run: also each process and the whole config.")
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(description: str, **flags: Any) -> None:
     """Flags in, exit code out; one experiment is nightshift/experiment/experiment.py."""

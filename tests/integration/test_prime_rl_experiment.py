@@ -182,6 +182,6 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert {"takes:", "GPUs:", "model:"} <= {line.split()[0] for line in lines}
     flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")
     code, stdout, stderr = finish(start_run(checkout, *flags))
-    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "ports:", "GPUs:"):
+    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "GPUs:"):
         assert word in stdout
     assert not (checkout / "runs").exists()

@@ -96,10 +96,10 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         False,
     ),
     (
-        r"CUDA driver version is insufficient|no CUDA-capable device|No CUDA GPUs are available|"
+        r"Found no NVIDIA driver|Failed to infer device type|no CUDA-capable device|No CUDA GPUs are available|"
         r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC",
         "the GPU or its driver failed: {match}",
-        "See nvidia-smi and the kernel log, then: uv run nightshift doctor.",
+        "See nvidia-smi (a container: docker run --gpus all) and the kernel log, then: uv run nightshift doctor.",
         False,
     ),
     # Python's faulthandler
@@ -116,37 +116,24 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "See the kernel log (dmesg), then run it again.",
         False,
     ),
-    # What cards, drivers and systems print that a wheel was not built for: no config causes these.
+    # What cards, drivers and systems print that a wheel was not built for: no config causes these. The second is of
+    # vLLM's platforms/cuda.py.
     (
-        r"no kernel image is available for execution",
-        "a kernel was not built for this GPU: {match}",
-        "Choose a GPU of compute capability 8, 9, 10 or 12 (--gpus).",
+        r"no kernel image is available for execution|No valid attention backend",
+        "a package has no kernel for this GPU: {match}",
+        "Choose another GPU (--gpus), or VLLM_ATTENTION_BACKEND in [environment] of machine.toml (docs/gpus.md).",
         False,
     ),
     (
-        r"PTX was compiled with an unsupported toolchain",
-        "the driver is too old for a kernel: {match}",
+        r"PTX was compiled with an unsupported toolchain|CUDA driver version is insufficient",
+        "the driver is too old: {match}",
         "Update the NVIDIA driver (docs/gpus.md), then run it again.",
-        False,
-    ),
-    # torch/cuda/__init__.py; vLLM's config/device.py where it sees no card
-    (
-        r"Found no NVIDIA driver|Failed to infer device type",
-        "no NVIDIA driver was found: {match}",
-        "Install the driver until nvidia-smi lists the cards; a container: docker run --gpus all.",
         False,
     ),
     (
         r"version `GLIBC_[\d.]+' not found",
         "the system's glibc is too old for a package: {match}",
         "Use a newer Linux, or a container of one (docs/gpus.md).",
-        False,
-    ),
-    # vLLM's platforms/cuda.py
-    (
-        r"No valid attention backend",
-        "vLLM has no attention kernel for this GPU: {match}",
-        "Name one in machine.toml: [environment] VLLM_ATTENTION_BACKEND; or choose another GPU (--gpus).",
         False,
     ),
     (

@@ -101,7 +101,7 @@ class PrimeRlEngine(Engine):
         for warning in gpu_warnings(gpus, MIN_DRIVER):
             note(f"warning: {warning}")
         install(installation, self._environ, note, has_gpus=bool(gpus))
-        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus)
+        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus, rules)
         if flags.smoke is not None:
             tiny = smoke_rules(self.root, rules, flags.smoke)
             rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)

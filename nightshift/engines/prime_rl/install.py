@@ -155,9 +155,10 @@ class Installation:
         except OSError as error:
             raise disk_error(error, folder) from None
 
-    def warm_mark(self, gpus: Sequence[Gpu]) -> Path:
-        """Exists once an unscored run has filled the compile caches for this kind of GPUs and driver."""
-        kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus))
+    def warm_mark(self, gpus: Sequence[Gpu], rules: Rules) -> Path:
+        """Exists once an unscored run has filled the compile caches for these GPUs, driver, model and packages."""
+        parts = [f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus)]
+        kind = "\0".join([*parts, rules.model, str(rules.model_revision), self.pins.torch, self.pins.vllm])
         return self.state_dir / "caches" / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
 
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
@@ -387,7 +388,7 @@ def model_problem(installation: Installation, rules: Rules) -> EngineError | Non
 def guesses(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
     """Return what may make a run of the checkout at `root` slow or fail here. These warnings refuse no run."""
     warnings = dict[str, EngineError]()
-    if gpus and not installation.warm_mark(gpus).is_file():
+    if gpus and not installation.warm_mark(gpus, rules).is_file():
         ids = ",".join(str(gpu.index) for gpu in gpus)
         cause = f"the compile caches are cold for {gpus[0].name}: the first start takes longer"
         warnings["warm caches"] = EngineError(cause, f"Run: uv run prepare.py --gpus {ids}.")

@@ -243,21 +243,14 @@ class Launch:
 
 
 def describe(launch: Launch, *, verbose: bool) -> list[str]:
-    """Return the launch as text for --dry-run: GPUs and model; with `verbose` also ports, processes, config."""
+    """Return the launch as text for --dry-run: GPUs and model; with `verbose` also processes and config."""
     gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
     gpus += " after it" if launch.is_shared else ""
     lines = [
         f"GPUs:     {gpus}; memory preset {launch.memory if launch.memory != NO_CARD else '2 x 80 GB'}",
         f"model:    {launch.served_model}",
     ]
-    if not verbose:
-        return lines
-    ports = launch.ports
-    env_servers = (f"{name} {port}" for port, name in enumerate(launch.env_servers, ports.env_server))
-    return [
-        *lines,
-        f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
-        f"{', '.join(env_servers)}, torchrun {ports.rendezvous}",
-        *(f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands),
-        *(f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()),
-    ]
+    if verbose:
+        lines += [f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands]
+        lines += [f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()]
+    return lines

@@ -129,16 +129,13 @@ class Witness:
         if self._is_confirmed:
             return
         loaded, (scored, problem) = self._served.final, self._ask("scored", self._launch.served_model, ASK_SECONDS)
-        if (loaded is None) != (scored is None):
-            cause = (
-                f"only one of two questions about the scored weights was answered: {problem or self._served.problem}"
-            )
-            raise EngineError(cause, "Run it again.")
-        pairs = [*zip(chain(*loaded.logprobs), chain(*scored.logprobs), strict=False)] if loaded and scored else []
-        distance = fmean(abs(a - b) for a, b in pairs) if pairs else 0.0
-        if distance > SAME or (loaded and scored and loaded.tokens != scored.tokens):
-            cause = "the server had other weights after the scoring than after the final load"
-            cause += f": {distance:.4f} nats a token apart, at most {SAME:g} of the same weights"
+        if loaded is None or scored is None:
+            if loaded is not scored:
+                cause = "only one of two questions about the scored weights was answered"
+                raise EngineError(f"{cause}: {problem or self._served.problem}", "Run it again.")
+        elif loaded.tokens != scored.tokens or (distance := _distance(*map(_flat, (loaded, scored)))) > SAME:
+            apart = "other tokens" if loaded.tokens != scored.tokens else f"{distance:.4f} nats a token apart"
+            cause = f"the server had other weights after the scoring than after the final load: {apart}"
             raise EngineError(cause, "See which process of this machine talks to the server, then run it again.")
         self._is_confirmed = True
 
@@ -159,7 +156,7 @@ def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
     Distances are mean |differences| of log-probabilities a token, in nats. ValueError if the child answers other tokens
     than the server.
     """
-    server, file, start = ([*chain(*rows)] for rows in (final.logprobs, read.file, read.start))
+    server, file, start = _flat(final), [*chain(*read.file)], [*chain(*read.start)]
     nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
     margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
     to_file, to_start = _distance(server, file), _distance(server, start)
@@ -172,7 +169,7 @@ def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
     elif to_file:
         line += f", {to_start / to_file:.3g} times as far"
     if served.start is not None and served.start.tokens == final.tokens:
-        noise = _distance([*chain(*served.start.logprobs)], start)  # of the two programs
+        noise = _distance(_flat(served.start), start)  # of the two programs
         line += f" (server and transformers on the start weights: {noise:.4f})"
     return False, line if to_file <= BOUND else f"{line}; above {BOUND:g}, a bound not yet measured on a GPU"
 
@@ -247,6 +244,10 @@ def read_logprobs(
     finally:
         if left := group.stop():
             raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")
+
+
+def _flat(answers: Answers) -> list[float]:
+    return [*chain(*answers.logprobs)]
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:
