@@ -12,7 +12,7 @@ from nightshift.errors import EngineError
 STILL_SECONDS = 120.0
 _SHOW_SHARE = 1 / 12  # of the limit: the live line shows a run that stands still from then on
 # Programs that wait look at their queues now and then. Estimated, not measured on a GPU.
-_LEAST_SHARE = 0.02  # of one core
+_LEAST_SHARE = 0.02  # of one core, by one process: a run has a dozen that wait
 _LOOK_SECONDS = 1.0
 _MAX_GAP_SECONDS = 5.0  # between two looks: this process itself may have been stopped meanwhile
 
@@ -30,8 +30,8 @@ class Standstill:
     ) -> None:
         """`pids`: of the processes whose trees work. `nvml`: of nvml_session; a GPU that cannot be read is busy."""
         self._pids, self._gpu_ids, self._nvml, self._limit, self._clock = pids, gpu_ids, nvml, seconds, clock
-        self._last, self._still_seconds, self._used = clock(), 0.0, 0.0
-        self._cpu_seconds: dict[psutil.Process, float] = {}
+        self._last, self._still_seconds = clock(), 0.0
+        self._before: dict[psutil.Process, float] = {}  # CPU seconds when the run last worked
         self._progress: object = None
 
     def look(self, progress: object) -> str:
@@ -49,9 +49,10 @@ class Standstill:
             return self._note()
         self._last = now
         self._still_seconds += min(gap, _MAX_GAP_SECONDS)
-        self._used += self._cpu_since()
-        if progress != self._progress or self._used >= _LEAST_SHARE * self._limit or self._is_gpu_busy():
-            self._progress, self._still_seconds, self._used = progress, 0.0, 0.0
+        seconds = self._cpu_seconds()
+        used = max((cpu - self._before.get(process, 0.0) for process, cpu in seconds.items()), default=0.0)
+        if progress != self._progress or used >= _LEAST_SHARE * self._limit or self._is_gpu_busy():
+            self._progress, self._still_seconds, self._before = progress, 0.0, seconds
         if self._still_seconds >= self._limit:
             cause = f"the run stood still: no step, no CPU time and no GPU time for {self._still_seconds:.0f} s"
             raise EngineError(cause, "Run it again; if it repeats, look at the end of the log.")
@@ -61,17 +62,17 @@ class Standstill:
         is_shown = self._still_seconds >= _SHOW_SHARE * self._limit
         return f"standing still for {self._still_seconds:.0f} s" if is_shown else ""
 
-    def _cpu_since(self) -> float:
-        """Return the CPU seconds of the living processes since the last look."""
-        before, self._cpu_seconds = self._cpu_seconds, {}
+    def _cpu_seconds(self) -> dict[psutil.Process, float]:
+        """Return the CPU seconds of each living process of the run."""
+        seconds = {}
         for pid in self._pids():
             with suppress(psutil.NoSuchProcess):
                 root = psutil.Process(pid)
                 for process in (root, *root.children(recursive=True)):
                     with suppress(psutil.Error):
                         times = process.cpu_times()
-                        self._cpu_seconds[process] = times.user + times.system
-        return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_seconds.items())
+                        seconds[process] = times.user + times.system
+        return seconds
 
     def _is_gpu_busy(self) -> bool:
         try:

@@ -18,6 +18,7 @@ from nightshift.engines.standstill import Standstill
 from nightshift.engines.trl.engine import MIN_DRIVER, TrlEngine
 from nightshift.executors.gpus import PeakMemory, gpu_problems, gpu_warnings, list_gpus, num_gpus, nvml_session
 from tests.rules import ROOT
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU")]
 MODEL = ROOT / "models" / "arithmetic-base"
@@ -71,9 +72,9 @@ def test_a_card_that_computes_is_no_standstill(holder: subprocess.Popen[str]) ->
     holder.stdin.flush()
     now = 0.0
     with nvml_session() as session:
+        card = session.nvmlDeviceGetHandleByIndex(0)
+        wait_for(lambda: session.nvmlDeviceGetUtilizationRates(card).gpu > 0)
         watch = Standstill(list, (0,), session, seconds=100.0, clock=lambda: now)
-        while watch._is_gpu_busy() is False:
-            assert holder.poll() is None
         for _ in range(30):
             now += 5.0
             watch.look(0)

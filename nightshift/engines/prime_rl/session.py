@@ -108,8 +108,7 @@ class PrimeRlSession(Session):
         self._resources.callback(self._server.close)
         nvml = self._resources.enter_context(nvml_session())
         self._memory = PeakMemory(launch.gpu_ids, nvml)
-        workers = ("inference", "trainer")  # where one waits for the other, the other works
-        pids: Callable[[], list[int]] = lambda: [self._children[name].pid for name in workers]  # noqa: E731
+        pids: Callable[[], list[int]] = lambda: [child.pid for child in self._children.values()]  # noqa: E731
         self._standstill = Standstill(pids, launch.gpu_ids, nvml, timing.still_seconds, timing.clock)
 
     def open(self, source: str) -> None:
