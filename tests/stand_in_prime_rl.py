@@ -263,7 +263,7 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
             fail("RuntimeError: 10 consecutive empty train batches — check algorithm credit and task difficulty.")
         while version < step - 2:  # as TARGET_LAG: batch N waits for version N - 2
             if not (run_dir / "broadcasts" / f"step_{version + 1}" / "STABLE").exists():
-                time.sleep(0.02)
+                time.sleep(0.05)
                 continue
             version += 1
             post(base, "/pause", {})

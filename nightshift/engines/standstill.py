@@ -12,7 +12,7 @@ from nightshift.errors import EngineError
 STILL_SECONDS = 120.0
 _SHOW_SHARE = 1 / 12  # of the limit: the live line shows a run that stands still from then on
 # Programs that wait look at their queues now and then. Estimated, not measured on a GPU.
-_LEAST_SHARE = 0.02  # of one core, by one process: a run has a dozen that wait
+_LEAST_SHARE = 0.05  # of one core, by one process: a run has a dozen that wait
 _LOOK_SECONDS = 1.0
 _MAX_GAP_SECONDS = 5.0  # between two looks: this process itself may have been stopped meanwhile
 

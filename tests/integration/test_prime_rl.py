@@ -197,7 +197,7 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trainer", "inference"])
 def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing, clock: Clock, name: str) -> None:
-    session = start(timing=replace(timing, still_seconds=4.0, hang_seconds=math.inf))
+    session = start(timing=replace(timing, still_seconds=8.0, hang_seconds=math.inf))
     readings: list[Progress] = []
 
     def tick(reading: Progress) -> None:
@@ -211,7 +211,7 @@ def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing,
     stopped: list[str] = []
     training = session.train(math.inf, tick)
     assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.MACHINERY)
-    assert (training.cause or "").startswith("the run stood still: no step, no CPU time and no GPU time for 4 s")
+    assert (training.cause or "").startswith("the run stood still: no step, no CPU time and no GPU time for 8 s")
     assert readings[-1].note.startswith("standing still for ")
 
 
