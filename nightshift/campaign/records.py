@@ -214,7 +214,7 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Training:
     """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `failure`:
-    None if a start of the incumbent decides whose fault it is (worker.py). `log`: the log, in the run's folder, whose
+    None if the cause is not known; worker.py then settles whose fault it is. `log`: the log, in the run's folder, whose
     last lines show the cause; None if no log does."""
 
     outcome: Outcome

@@ -116,8 +116,9 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                     raise EngineError(cause, fix, is_config_fault=True)
                 evaluation = evaluate(session, examples, rules, answers, progress)
                 session.confirm()
-            elif training.failure is None:  # the cause is not known
-                raise EngineError(training.cause or "no cause known", is_config_fault=None, log=training.log)
+            elif training.failure is None:  # the cause is not known: with a step behind it, it is the machine's
+                fault = False if training.num_steps else None
+                raise EngineError(training.cause or "no cause known", is_config_fault=fault, log=training.log)
         finally:
             session.close()
     except Interrupted:

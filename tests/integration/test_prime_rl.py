@@ -170,13 +170,11 @@ def test_weights_without_their_marker_do_not_count(start: Open, train: Train, ru
     [
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.TRAINING),
         slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
-        slow(
-            "trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", Failure.MACHINERY
-        ),  # after a step
+        slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", None),  # and stays
         slow("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
         slow("nan", "not a number at step 2", Failure.TRAINING),
         slow("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
-        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
+        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", None),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
@@ -273,8 +271,7 @@ def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
     training = train(session, step - 1, lambda reading: b"Fatal error" in (run_dir / log).read_bytes())
     assert (session._children[log.removesuffix(".log")].poll() or 0) < 0, "it exited before it was stopped"
     assert (training.cause or "").startswith(cause)
-    # Without a finished step the incumbent's start tells whose fault it is (worker.py).
-    assert (training.outcome, training.failure) == (Outcome.CRASHED, None if step == 1 else Failure.MACHINERY)
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, None), "worker.py settles whose fault it is"
     assert training.log == log
     assert training.num_steps == step - 1
     with pytest.raises(EngineError, match="no final weights"):

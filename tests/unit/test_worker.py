@@ -108,6 +108,10 @@ def test_a_training_that_fails_for_no_known_cause_has_the_incumbent_s_start_trie
     other = tmp_path / "baseline"
     other.mkdir()
     assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.MACHINERY)
+    late = tmp_path / "late"
+    late.mkdir()
+    monkeypatch.setattr(Session, "training", replace(failed, num_steps=3))
+    assert run(monkeypatch, late, [GOOD, BAD]).training == replace(failed, num_steps=3, failure=Failure.MACHINERY)
 
 
 def test_a_result_records_what_machine_toml_sets(monkeypatch, tmp_path) -> None:

@@ -56,12 +56,7 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
         True,
     ),
-    (
-        _OUT_OF_MEMORY,
-        "out of GPU memory",
-        "Lower seq_len, or switch trainer.model.ac on.",
-        True,
-    ),
+    (_OUT_OF_MEMORY, "out of GPU memory", "Lower seq_len, or switch trainer.model.ac on.", True),
     # P/orchestrator/orchestrator.py:640-652
     (
         _EMPTY,

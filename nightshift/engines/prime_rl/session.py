@@ -47,6 +47,7 @@ from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file
 from nightshift.waiting import look
 
+FAILURES = {True: Failure.TRAINING, False: Failure.MACHINERY, None: None}  # by EngineError.is_config_fault
 SETTLE_SECONDS = 1.0  # after a death, and after the end
 # Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
 # torch's line for "out of memory" names every process on the GPU.
@@ -180,7 +181,7 @@ class PrimeRlSession(Session):
             reward_mean=self._tail.reward_mean(last_step),
             peak_memory_gb=self._memory.peak_gb,
             cause=None if problem is None else str(problem),
-            failure=None if problem is None else self._failure(problem),
+            failure=None if problem is None else FAILURES[problem.is_config_fault],
             log=None if problem is None else problem.log,
         )
 
@@ -193,12 +194,6 @@ class PrimeRlSession(Session):
         sha256 = check_weights(folder) if folder.exists() else build_model_folder(source, self._base_model, folder)
         self._load(folder)
         return Weights(step, sha256, self._witness.at_end())
-
-    def _failure(self, problem: EngineError) -> Failure | None:
-        """Return whose fault a failed training is. An unknown cause is the machine's once a step was finished."""
-        if problem.is_config_fault is None and not self._tail.num_steps:
-            return None
-        return Failure.TRAINING if problem.is_config_fault else Failure.MACHINERY
 
     def confirm(self) -> None:
         """Have the server show again, after the scoring, which weights it has. EngineError if they are others."""
