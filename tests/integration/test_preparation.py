@@ -20,6 +20,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.gpus import Gpu
 from tests import stand_in_prime_rl
+from tests.checkouts import linked_checkout
 from tests.conftest import living_children, slow
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -41,13 +42,8 @@ class Prepared:
     """A checkout, an installation of stand-ins in which nothing is missing but what the engine must do itself."""
 
     def __init__(self, folder: Path) -> None:
-        self.root = folder / "checkout"
-        self.root.mkdir()
-        for name in ("environments", "models", "pyproject.toml"):
-            (self.root / name).symlink_to(ROOT / name)
-        (self.root / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())  # no link is read
+        self.root = linked_checkout(folder / "checkout", CONFIG.source)
         self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
-        (self.root / "train.toml").write_bytes(CONFIG.source)
         (self.installation.state_dir / "base").mkdir(parents=True)
         stand_in_prime_rl.install(self.installation.venv)
         self.environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}

@@ -11,6 +11,7 @@ import pytest
 from nightshift.engines.base import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, Doctor, checks
 from nightshift.engines.prime_rl.install import Installation, Pins, guesses
+from tests.checkouts import linked_checkout
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
 
@@ -29,13 +30,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[Card]:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A checkout with a good train.toml."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    for name in ("environments", "models", "pyproject.toml"):
-        (checkout / name).symlink_to(ROOT / name)
-    (checkout / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())
-    (checkout / "train.toml").write_bytes(b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n")
-    return checkout
+    return linked_checkout(tmp_path / "checkout", b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n")
 
 
 def names(found: list[Check], engine: str, ok: bool) -> list[str]:

@@ -14,7 +14,9 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.trl import engine as trl
 from nightshift.errors import UsageError
 from tests import stand_in_prime_rl
-from tests.rules import ARITHMETIC_TRL, ROOT
+from tests.checkouts import linked_checkout
+from tests.prime_rl_plans import SHIPPED
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules
 
 GOOD = """[environment]
@@ -29,13 +31,7 @@ no_step_seconds = 900
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    for name in ("environments", "models", "pyproject.toml"):
-        (checkout / name).symlink_to(ROOT / name)
-    for name in ("rules.toml", "train.toml"):
-        (checkout / name).write_bytes((ROOT / name).read_bytes())
-    return checkout
+    return linked_checkout(tmp_path / "checkout", SHIPPED)
 
 
 def test_prime_rl_s_processes_get_the_variables_and_a_run_the_limits(root: Path, tmp_path: Path) -> None:
