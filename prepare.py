@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from nightshift.cli.run import prepare
-from nightshift.cli.shell import Command, use_prime_rl
+from nightshift.cli.shell import Command, Finite, use_prime_rl
 from nightshift.engines.base import ENGINES, PrepareFlags
 
 ROOT = Path(__file__).resolve().parent
@@ -31,7 +31,14 @@ ROOT = Path(__file__).resolve().parent
 @click.option(
     "--prime-rl", type=click.Path(file_okay=False, path_type=Path), callback=use_prime_rl, help="Folder of prime-rl."
 )
-@click.option("--smoke", is_flag=True, help="prime-rl: only one short real run with the tiny model.")
+@click.option(
+    "--smoke",
+    type=Finite(min=1),
+    is_flag=False,
+    flag_value=120.0,
+    metavar="[SECONDS]",
+    help="prime-rl: only one real run with the tiny model, which trains for SECONDS (120).",
+)
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
 @click.option("--math", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of your copy.")
 def main(**flags: Any) -> None:

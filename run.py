@@ -41,7 +41,12 @@ ROOT = Path(__file__).resolve().parent
 @BRANCH
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 100.")
 @click.option("--keep-all", is_flag=True, help="prime-rl: keep broadcasts and rollouts, which are heavy.")
-@click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check train.toml; show what is missing and what would run. Exit code 2: it cannot start.",
+)
+@click.option("--verbose", is_flag=True, help="With --dry-run: also each process and the whole config.")
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(description: str, **flags: Any) -> None:
     """Flags in, exit code out; one experiment is nightshift/experiment/experiment.py."""

@@ -116,3 +116,13 @@ def leftovers(*folders: Path) -> list[psutil.Process]:
         except (psutil.Error, OSError):  # gone, or in a folder too deep for the kernel to name
             continue
     return found
+
+
+def linked_checkout(folder: Path, config: bytes) -> Path:
+    """Make a checkout without git: links to environments and models, rules.toml and a train.toml of its own."""
+    folder.mkdir()
+    for name in ("environments", "models", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())  # no link is read
+    (folder / "train.toml").write_bytes(config)
+    return folder

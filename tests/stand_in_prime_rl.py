@@ -263,7 +263,7 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
             fail("RuntimeError: 10 consecutive empty train batches — check algorithm credit and task difficulty.")
         while version < step - 2:  # as TARGET_LAG: batch N waits for version N - 2
             if not (run_dir / "broadcasts" / f"step_{version + 1}" / "STABLE").exists():
-                time.sleep(0.02)
+                time.sleep(0.05)
                 continue
             version += 1
             post(base, "/pause", {})
@@ -350,6 +350,8 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
 
     def served(model: str) -> int:
         folder = server.adapters.get(model) or server.weight_dir
+        if fault == "swapped_after_scoring" and sum("prompt_logprobs" in body for _, body in server.requests) > 16:
+            return step_of(folder) + 1  # the third question, after the scoring: somebody has loaded other weights
         return 0 if fault == "serves_the_start" else step_of(folder)
 
     server = StandInServer(

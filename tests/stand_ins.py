@@ -74,7 +74,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
 
-        engine.problems, served.ASK_SECONDS = lambda *arguments: [], HANG_SECONDS
+        engine.examine, served.ASK_SECONDS = lambda *arguments: [], HANG_SECONDS
         there = Path(folder) / "prime-rl"  # the head has made it, before its workers
         pins = Pins.read(HERE.parent / "pyproject.toml")
         made = Installation(there, pins)

@@ -187,6 +187,7 @@ class Progress:
     slot: str = ""  # slot or node, if there are several
     num_with_gradient: _Count = 0  # training: of all steps so far
     num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
+    note: str = ""  # what else the live line shows, such as a run that stands still
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -202,8 +203,9 @@ class Completion(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `log`: the
-    log, in the run's folder, whose last lines show the cause; None if no log does."""
+    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `failure`:
+    None if the cause is not known; worker.py then settles whose fault it is. `log`: the log, in the run's folder, whose
+    last lines show the cause; None if no log does."""
 
     outcome: Outcome
     num_steps: _Count  # policy updates
@@ -443,6 +445,7 @@ class Request:
     keep_all: bool = False
     detach: bool = False
     dry_run: bool = False
+    verbose: bool = False  # of a dry run
     keys: bool = False
     branch: str | None = None  # that a campaign begins on, or continues on
     pairs: int | None = None

@@ -72,7 +72,8 @@ def describe_run(folder: Path, reading: Progress | None, name: str = "") -> str:
         what = f"training, step {reading.num_steps}"
         what += "" if reading.reward is None else f", reward {reading.reward:.2f}"
         left = "" if reading.seconds_left is None else f", {max(reading.seconds_left, 0.0):.0f} s of the budget left"
-    return f"{name}: {place}{what}, {lasts}{left}"
+    note = f", {clean(reading.note, 80)}" if reading and reading.note else ""
+    return f"{name}: {place}{what}, {lasts}{left}{note}"
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from nightshift.files import read_file
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
+    from nightshift.experiment.bench import Bench
     from nightshift.experiment.experiment import Controller
 
 _POLL_SECONDS = 0.05
@@ -51,8 +52,11 @@ def run(root: Path, request: Request) -> int:
         request = replace(request, only=scope_of(read_direction(root)))
         controller = open_controller(root, request, reporter, request.branch)
         if request.dry_run:
+            missing = [f"missing:  {problem}" for problem in problems_here(controller.bench)]
+            if missing:
+                print_text(*missing)
             print_text(*plan(request, controller))
-            return ExitCode.MEASURED
+            return ExitCode.USAGE if missing else ExitCode.MEASURED
         controller.bench.require_ready()  # before anything is written or downloaded for what cannot run
         with controller.ledger.lock():
             end_leftovers(root, reporter.note)
@@ -91,7 +95,7 @@ def print_keys(root: Path, request: Request) -> int:
 
 def plan(request: Request, controller: Controller) -> list[str]:
     """Print what a run of this request would do with branches; return what else it would do, a line for each fact."""
-    records, repo = controller.ledger.records(), controller.repo
+    records, repo, rules = controller.ledger.records(), controller.repo, controller.bench.rules
     start = plan_start(
         repo, records, controller.now(), controller.bench.rules, controller.bench.rules_hash, request.branch
     )
@@ -105,6 +109,7 @@ def plan(request: Request, controller: Controller) -> list[str]:
     campaign = controller.campaign()
     record = controller.admit(campaign.compose(()) if request.baseline else config, request, campaign)
     run_dir = controller.ledger.run_dir(controller.ledger.next_number())
+    later = controller.bench.engine.machine.later_seconds(rules.startup_seconds)
     names = ", ".join(change.name for change in record.run.kept)
     against = f"the baseline with {names}" if names else "the baseline"
     if record.parent is None:
@@ -115,8 +120,18 @@ def plan(request: Request, controller: Controller) -> list[str]:
         *(f"change:   {line}" for line in record.diff or ("none",)),
         *(f"scaled:   {line}" for line in record.scaled),
         *(f"unused:   {key}" for key in record.unused_keys),
-        f"takes:    at most {lasted(controller.bench.rules.deadline_seconds)} a run",
-        *controller.bench.engine.describe(record.effective, controller.bench.next_seed(campaign), run_dir),
+        f"takes:    at most {lasted(rules.deadline_seconds + later)} a run: {lasted(rules.startup_seconds + later)} to "
+        f"start, {rules.budget_text} of training, {lasted(rules.evaluation_seconds)} to evaluate",
+        *controller.bench.engine.describe(
+            record.effective, controller.bench.next_seed(campaign), run_dir, verbose=request.verbose
+        ),
+    ]
+
+
+def problems_here(bench: Bench) -> list[str]:
+    """Return what keeps the next run from starting on this machine; nothing for runs in SLURM."""
+    return [
+        line for slot in bench.executor.free_slots[:1] for line in bench.engine_of.get(slot.gpus, bench.engine).check()
     ]
 
 
@@ -126,7 +141,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
         rules = on_cards(rules, root, os.environ, flags.gpus)
         engine = open_engine(rules, root, dict(os.environ), flags.gpus, prime_rl=flags.prime_rl)
         engine.prepare(flags, reporter.note)
-        if not flags.smoke:
+        if flags.smoke is None:
             reporter.note(f"ready for {rules.name}: uv run run.py")
     return ExitCode.MEASURED
 

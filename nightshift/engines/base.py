@@ -12,14 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nightshift.campaign.records import ProgressCallback, Training, Weights
-from nightshift.config.allowlist import KEYS
+from nightshift.config.allowlist import KEYS, number_text
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import memory_gb
 from nightshift.config.train_toml import Config
+from nightshift.engines.machine import Machine, read_machine
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation.environment import Policy
 from nightshift.executors.capacity import Capacity
@@ -53,6 +55,7 @@ def open_engine(
         raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
+    engine.machine  # noqa: B018  a mistake in machine.toml is refused before anything starts
     return engine
 
 
@@ -89,7 +92,7 @@ class PrepareFlags:
     engine: str | None = None
     gpus: str | None = None
     prime_rl: Path | None = None
-    smoke: bool = False
+    smoke: float | None = None  # seconds of training
     gsm8k: Path | None = None
     math: Path | None = None
 
@@ -102,27 +105,30 @@ class PrepareFlags:
     def engine_meant(self) -> str | None:
         """The engine that is named, or that other flags imply; one GPU alone is for both."""
         is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
-        return self.engine or ("prime-rl" if self.smoke or is_pair or self.prime_rl is not None else None)
+        return self.engine or ("prime-rl" if self.smoke or is_pair or self.prime_rl else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there. A warning is a guess
-    about this machine: it refuses no run."""
+    about this machine: it refuses no run. What is not needed belongs to an engine that this machine does not use."""
 
     engine: str  # whose readiness it decides
     name: str
     problem: object = None  # an error, or its line
     detail: str = ""
     is_warning: bool = False
+    is_needed: bool = True
 
     @property
     def ok(self) -> bool:
-        return self.problem is None or self.is_warning
+        return self.problem is None or self.is_warning or not self.is_needed
 
     def __str__(self) -> str:
         text = self.detail if self.problem is None else str(self.problem).rstrip(".")
-        state = "warning" if self.is_warning else "ok" if self.ok else "PROBLEM"
+        state = (
+            "PROBLEM" if not self.ok else "ok" if self.problem is None else "warning" if self.is_needed else "not used"
+        )
         return f"{self.engine:10}{self.name:14}{state:9}{text}".rstrip()
 
 
@@ -140,17 +146,24 @@ class Effective:
     scaled: tuple[str, ...] = ()
 
 
-class Session(Policy, Protocol):
-    """One run: processes are up and ready to train when `Engine.open` returns."""
+class Session(Policy):
+    """One run, whose processes can train when `Engine.open` returns."""
 
+    earlier: Mapping[int, Callable[[], None]] = {}  # of a game only
+
+    @abstractmethod
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Never raises for a failed
         run."""
-        ...
 
+    def confirm(self) -> None:
+        """Check after the scoring that the weights which answered were those of `load_final_weights`. EngineError if
+        other weights were served."""
+        return
+
+    @abstractmethod
     def close(self) -> None:
         """Stop every process of the run and check that none is left. Safe to call twice."""
-        ...
 
 
 class Engine(ABC):
@@ -158,6 +171,12 @@ class Engine(ABC):
 
     name: str
     rules: Rules
+    root: Path
+
+    @cached_property
+    def machine(self) -> Machine:
+        """What machine.toml says of this machine."""
+        return read_machine(self.root)
 
     @abstractmethod
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
@@ -174,9 +193,9 @@ class Engine(ABC):
     def doctor(self) -> list[Check]:
         """Check all that `prepare` would fetch and `check` refuse, without changing anything."""
 
-    @abstractmethod
     def check(self) -> list[str]:
-        """Return the problems that make a run impossible, each one line with its fix."""
+        """Return the problems that make a run impossible, each one line with its fix: those of `doctor`."""
+        return [str(check.problem) for check in self.doctor() if not check.ok]
 
     def warnings(self) -> list[Check]:
         """Return guesses about this machine that may make a run fail. They refuse nothing."""
@@ -203,8 +222,9 @@ class Engine(ABC):
         """Return the engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
 
     @abstractmethod
-    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
-        """Return what `open` would start, for --dry-run; nothing is written or started."""
+    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
+        """Return what `open` would start, for --dry-run; nothing is written or started. Without `verbose`: the GPUs and
+        the model only."""
 
     def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
         """Return a line on the proof that the weights in `run_dir` were evaluated; None: they cannot be others.
@@ -217,6 +237,12 @@ class Engine(ABC):
 
         `deadline_seconds` is the hard stop of the whole run, counted from this call.
         """
+
+
+def scaled_rate(path: str, rate: float, scale: float) -> str:
+    """Return the line of a learning rate that the rules multiply by `scale` for their model."""
+    times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
+    return f"{path} {times} on this model"
 
 
 def used_keys(engine: Engine, config: Config) -> frozenset[str]:

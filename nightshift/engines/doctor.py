@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nightshift.campaign.git import CONFIG_NAME
@@ -10,6 +11,7 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import rules_here
 from nightshift.config.train_toml import load
 from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, on_cards, open_engine
+from nightshift.engines.machine import MACHINE_NAME, read_machine
 from nightshift.errors import NightshiftError
 from nightshift.files import Document
 from nightshift.waiting import waiting
@@ -18,19 +20,26 @@ from nightshift.waiting import waiting
 def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareFlags) -> list[Check]:
     """Everything that prepare.py would repair and run.py would refuse.
 
-    `rules` are those that this machine would use; another engine is checked for GSM8K.
+    `rules` are those that this machine would use; another engine is checked for GSM8K, and nothing of it is needed.
     """
     try:
         num_keys = len(load(root / CONFIG_NAME).values)
         found = [Check(ALL, CONFIG_NAME, detail=f"{num_keys} keys, all known")]
     except NightshiftError as error:
         found = [Check(ALL, CONFIG_NAME, error)]
+    try:
+        if text := read_machine(root).text:
+            found.append(Check(ALL, MACHINE_NAME, detail=text))
+    except NightshiftError as error:
+        return [*found, Check(ALL, MACHINE_NAME, error)]
     for name in ENGINES:
         is_meant = rules.engine == name
         its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
         its_rules = on_cards(its_rules, root, environ, gpus)
         with waiting(f"looking at what {name} needs"):
-            found += open_engine(its_rules, root, environ, gpus).doctor()
+            found += (
+                replace(each, is_needed=is_meant) for each in open_engine(its_rules, root, environ, gpus).doctor()
+            )
     return found
 
 
@@ -45,7 +54,7 @@ class Doctor(Document, frozen=True, kw_only=True, tag="doctor"):
     @classmethod
     def of(cls, found: Sequence[Check], rules: Rules) -> Doctor:
         """From what was checked: ready if nothing is in the way of an experiment on the engine of the rules."""
-        is_ready = all(check.ok for check in found if check.engine in (rules.engine, ALL))
+        is_ready = all(check.ok for check in found)
         return cls(engine=rules.engine, rules_name=rules.name, is_ready=is_ready, checks=tuple(found))
 
     def table(self, asked: str | None = None) -> str:

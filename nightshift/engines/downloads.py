@@ -146,6 +146,6 @@ def data_problem(root: Path, rules: Rules) -> EngineError | None:
         except EngineError as error:
             if environment.name != "gsm8k":
                 return error
-            fetch = f"or have it downloaded: uv run prepare.py --engine {rules.engine}"
-            return EngineError(error.cause, f"{error.fix.rstrip('.')}; {fetch}")
+            cause, _, fix = str(error).partition(" Run: ")
+            return EngineError(cause, f"Run: uv run prepare.py --engine {rules.engine} (downloads 5 MB), or: {fix}")
     return None

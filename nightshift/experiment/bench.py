@@ -75,7 +75,8 @@ class Bench:
             rules_hash=self.rules_hash,
             settings=dict(settings),
             seed=seed,
-            deadline_seconds=self.rules.deadline_seconds,
+            deadline_seconds=self.rules.deadline_seconds
+            + self.engine.machine.later_seconds(self.rules.startup_seconds),
             token=secrets.token_hex(16),
             hardware=hardware or None,
             gpus=self.request.gpus,

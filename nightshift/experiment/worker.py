@@ -34,6 +34,7 @@ from nightshift.campaign.records import (
     Training,
 )
 from nightshift.engines.base import Engine, NoGradient, open_engine
+from nightshift.engines.machine import MACHINE_NAME
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation.evaluate import evaluate, examples_of_test_split, examples_of_validation_split
 from nightshift.executors.process import engine_environment, interruptible
@@ -94,7 +95,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             examples = examples_of_test_split(rules, root, job.token)
         else:  # the file appears with the result: whoever read scores earlier could end a run whose score is low
             examples, answers = examples_of_validation_split(rules, root), temporary_beside(folder / ANSWERS_NAME)
-        result = structs.replace(result, hardware=here, versions=engine.versions())
+        machine = {MACHINE_NAME: engine.machine.text} if engine.machine.text else {}
+        result = structs.replace(result, hardware=here, versions=engine.versions() | machine)
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, slot)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
         try:
@@ -107,6 +109,10 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
                 raise EngineError(cause, fix, is_config_fault=True)
             if training.outcome.is_success:
                 result = structs.replace(result, evaluation=evaluate(session, examples, rules, answers, progress))
+                session.confirm()
+            elif training.failure is None:  # the cause is not known: with a step behind it, it is the machine's
+                fault = False if training.num_steps else None
+                raise EngineError(training.cause or "no cause known", is_config_fault=fault, log=training.log)
         finally:
             session.close()
     except Interrupted:
@@ -115,6 +121,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         is_config_fault, log = (error.is_config_fault, error.log) if isinstance(error, EngineError) else (False, None)
         cause = str(error)
         if is_config_fault is None and engine and job.incumbent:
+            reporter(folder / PROGRESS_NAME, slot, "trying the incumbent's start: the cause of a failure is not known")
             problem = _start_incumbent(engine, job, folder / INCUMBENT, began)
             is_config_fault = not problem
             cause = f"{cause.rstrip('.')}; {problem or _CONFIG_FAULT}"
@@ -140,8 +147,9 @@ def _start_incumbent(engine: Engine, job: Job, folder: Path, began: float) -> st
     return ""
 
 
-def reporter(path: Path, slot: str) -> ProgressCallback:
-    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`."""
+def reporter(path: Path, slot: str, note: str = "") -> ProgressCallback:
+    """Return a callback that writes the last reading to `path`, for progress lines and `nightshift status`. `note`: of
+    the first reading."""
     phase, written = Phase.STARTING, -math.inf
 
     def report(reading: Progress) -> None:
@@ -151,7 +159,7 @@ def reporter(path: Path, slot: str) -> ProgressCallback:
             with suppress(OSError):  # a full disk ends the run where it matters, not here
                 write_atomically(path, msgspec.json.encode(replace(reading, slot=slot)), sync=False)
 
-    report(Progress(Phase.STARTING, 0))
+    report(Progress(Phase.STARTING, 0, note=note))
     return report
 
 

@@ -43,7 +43,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     if request.param != "prime-rl":
         return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
     rules = prime_rl_rules()
-    monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
+    monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
     monkeypatch.setattr(served, "ASK_SECONDS", NEVER)
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
     installation = stand_in_prime_rl.installation(tmp_path, rules)

@@ -47,7 +47,8 @@ class Place:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def problems(self) -> list[str]:
-        return checks.problems(self.installation, ARITHMETIC_TRL, ROOT, PAIR)
+        found = checks.examine(self.installation, ARITHMETIC_TRL, ROOT, PAIR)
+        return [str(check.problem) for check in found if not check.ok]
 
 
 @pytest.fixture(scope="module")
@@ -378,16 +379,17 @@ def test_caches_are_warm_for_one_kind_of_gpus_and_cold_ones_refuse_no_run(instal
     [cold] = warnings(GPU, GPU)
     assert f"the compile caches are cold for {GPU.name}: the first start takes longer. Run: uv run" in str(cold)
     assert cold.ok
-    installation.warm_mark((GPU, GPU)).parent.mkdir(parents=True)
-    installation.warm_mark((GPU, GPU)).write_text("")
+    installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL).parent.mkdir(parents=True)
+    installation.warm_mark((GPU, GPU), GSM8K_PRIME_RL).write_text("")
     assert warnings(GPU, GPU) == warnings() == []
     assert warnings(GPU, replace(GPU, name="NVIDIA L4"))
     assert warnings(replace(GPU, driver="580.1"), GPU)
+    assert not installation.warm_mark((GPU, GPU), replace(GSM8K_PRIME_RL, model="their/model")).exists()
 
 
 def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "list_gpus", lambda: [*PAIR])
-    monkeypatch.setattr(engine_module, "problems", lambda *_: [])
+    monkeypatch.setattr(engine_module, "examine", lambda *_: [])
     mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
     assert mine.check() == mine.check() == []
     assert "GPU 0 is taken by another experiment of yours" in other.check()[0]

@@ -20,6 +20,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.gpus import Gpu
 from tests import stand_in_prime_rl
+from tests.checkouts import linked_checkout
 from tests.conftest import living_children, slow
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -41,13 +42,8 @@ class Prepared:
     """A checkout, an installation of stand-ins in which nothing is missing but what the engine must do itself."""
 
     def __init__(self, folder: Path) -> None:
-        self.root = folder / "checkout"
-        self.root.mkdir()
-        for name in ("environments", "models", "pyproject.toml"):
-            (self.root / name).symlink_to(ROOT / name)
-        (self.root / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())  # no link is read
+        self.root = linked_checkout(folder / "checkout", CONFIG.source)
         self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
-        (self.root / "train.toml").write_bytes(CONFIG.source)
         (self.installation.state_dir / "base").mkdir(parents=True)
         stand_in_prime_rl.install(self.installation.venv)
         self.environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
@@ -70,17 +66,17 @@ class Prepared:
 
         reader = [str(self.installation.bin_dir / "reader.py")]
         engine = Engine(RULES, self.root, self.environ, "none", installation=self.installation, reader=reader)
-        engine.prepare(PrepareFlags(smoke=smoke), self.notes.append)
+        engine.prepare(PrepareFlags(smoke=60.0 if smoke else None), self.notes.append)
 
 
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
     monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
-    smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments)
+    smoke = replace(preparation.smoke_rules(ROOT, RULES, HANG_SECONDS), environments=SMALL.environments)
     monkeypatch.setattr(prime_rl, "install", lambda *arguments, **flags: None)  # has tests of its own
     monkeypatch.setattr(prime_rl, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
-    monkeypatch.setattr(prime_rl, "smoke_rules", lambda root, rules: smoke)
+    monkeypatch.setattr(prime_rl, "smoke_rules", lambda root, rules, seconds: smoke)
     monkeypatch.setattr(preparation, "_SMOKE_CONFIG", ENDS + preparation._SMOKE_CONFIG)
     made = Prepared(tmp_path)
     base = made.installation.state_dir / "base"  # without weights: of step 0 to the stand-ins
@@ -95,7 +91,7 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downl
 
     prepared.prepare()
     assert prepared.opened == ["warm-up"]
-    mark = prepared.installation.warm_mark(PAIR)
+    mark = prepared.installation.warm_mark(PAIR, RULES)
     assert "weights of step" in mark.read_text()
     for name in ("prepare_model", "prepare_data"):
         monkeypatch.setattr(prime_rl, name, refuse)
@@ -114,6 +110,7 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain_and_downl
     ("fault", "smoke", "said"),
     [
         ("trainer_out_of_memory", False, r"warm-up: trainer: out of GPU memory"),
+        slow("server_out_of_memory", True, r"smoke: inference: no GPU memory is left"),  # before it is ready
         slow("chat_500", True, r"EngineCore died"),
         ("serves_the_start", True, r"the server did not serve the file"),
     ],
@@ -124,8 +121,12 @@ def test_a_failed_rehearsal_leaves_the_caches_cold_and_its_logs(prepared, fault,
     with pytest.raises(EngineError, match=said) as caught:
         prepared.prepare(smoke=smoke)
     assert caught.value.fix.endswith(f"Read the logs in {prepared.installation.state_dir / 'runs'}/{folder}.")
-    assert not prepared.installation.warm_mark(PAIR).exists()
+    assert not prepared.installation.warm_mark(PAIR, RULES).exists()
     assert list((prepared.installation.state_dir / "runs").glob(f"{folder}/inference.log"))
+    if fault.endswith("_out_of_memory"):
+        program = {"trainer": "trainer", "server": "inference"}[fault.partition("_")[0]]
+        at = next(at for at, note in enumerate(prepared.notes) if note.endswith(f"{folder}/{program}.log:"))
+        assert any("memory" in note for note in prepared.notes[at:]), "the last lines of the log are printed"
     assert living_children() == []
 
 
@@ -134,6 +135,20 @@ def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> Non
     Path(lock.lock_file).parent.mkdir(parents=True)
     with lock, pytest.raises(UsageError, match=r"another prepare\.py of yours is at work"):
         prepared.prepare()
+
+
+def test_without_gpus_model_and_data_are_fetched_all_the_same(prepared: Prepared, monkeypatch) -> None:
+    fetched: list[str] = []
+    for name in ("prepare_model", "prepare_data"):
+        monkeypatch.setattr(prime_rl, name, lambda *arguments, name=name: fetched.append(name))
+    engine = PrimeRlEngine(RULES, prepared.root, prepared.environ | {"CUDA_VISIBLE_DEVICES": ""}, None)
+    with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
+        engine.prepare(PrepareFlags(), prepared.notes.append)
+    assert fetched == ["prepare_model", "prepare_data"]
+    assert prepared.notes == ["model and data are here; prime-rl is installed where the GPUs are"]
+    with pytest.raises(EngineError, match="needs two NVIDIA GPUs"):
+        engine.prepare(PrepareFlags(smoke=60.0), prepared.notes.append)
+    assert len(fetched) == 2
 
 
 def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) -> None:
@@ -153,7 +168,7 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
 
 
 def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
-    rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL)
+    rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL, 60.0)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
     settings = engine.validate(preparation.smoke_config(parse(SHIPPED))).settings
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift.campaign.metrics import read_steps
@@ -169,11 +170,11 @@ def test_weights_without_their_marker_do_not_count(start: Open, train: Train, ru
     [
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.TRAINING),
         slow("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
-        slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", Failure.MACHINERY),  # and stays
+        slow("trainer_raises", "trainer ended: fatal error: RuntimeError: no kernel", None),  # and stays
         slow("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
         slow("nan", "not a number at step 2", Failure.TRAINING),
         slow("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
-        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
+        slow("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", None),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fault, cause, failure):
@@ -189,6 +190,40 @@ def test_a_death_in_training_is_a_crash_with_its_cause(start, run_dir, clock, fa
     assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl"))
     with pytest.raises(EngineError, match="no final weights"):
         session.load_final_weights()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trainer", "inference"])
+def test_a_run_that_stands_still_is_shown_and_ended(start: Open, timing: Timing, clock: Clock, name: str) -> None:
+    session = start(timing=replace(timing, still_seconds=8.0, hang_seconds=math.inf))
+    readings: list[Progress] = []
+
+    def tick(reading: Progress) -> None:
+        readings.append(reading)
+        clock.now += 0.1
+        if reading.num_steps == 1 and name not in stopped:
+            stopped.append(name)
+            for process in tree(session._children[name].pid):
+                process.suspend()
+
+    stopped: list[str] = []
+    training = session.train(math.inf, tick)
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.MACHINERY)
+    assert (training.cause or "").startswith("the run stood still: no step, no CPU time and no GPU time for 8 s")
+    assert readings[-1].note.startswith("standing still for ")
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
+def test_the_live_line_shows_the_reward_of_its_step(start: Open, run_dir: Path) -> None:
+    """Met: "step 10, reward 0.42" where 0.42 was step 9's."""
+    readings: list[Progress] = []
+    session = start("no_last_row", source=b"max_steps = 3\n" + BATCH)
+    session.train(math.inf, readings.append)
+    assert {reading.reward for reading in readings if 0 < reading.num_steps < 3} <= {0.5, None}
+    assert {reading.reward for reading in readings if reading.num_steps in (0, 3)} <= {None}
 
 
 def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
@@ -236,7 +271,7 @@ def test_a_program_that_raised_and_lives_at_the_end_of_the_budget_is_a_crash(
     training = train(session, step - 1, lambda reading: b"Fatal error" in (run_dir / log).read_bytes())
     assert (session._children[log.removesuffix(".log")].poll() or 0) < 0, "it exited before it was stopped"
     assert (training.cause or "").startswith(cause)
-    assert (training.outcome, training.failure) == (Outcome.CRASHED, Failure.MACHINERY)
+    assert (training.outcome, training.failure) == (Outcome.CRASHED, None), "worker.py settles whose fault it is"
     assert training.log == log
     assert training.num_steps == step - 1
     with pytest.raises(EngineError, match="no final weights"):

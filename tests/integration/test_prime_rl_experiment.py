@@ -39,7 +39,7 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 
 @pytest.fixture
 def controller(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
+    monkeypatch.setattr(prime_rl, "examine", lambda *arguments: [])  # the stand-in is no installation that passes
     monkeypatch.setattr(served, "ASK_SECONDS", HANG_SECONDS)
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
@@ -105,6 +105,7 @@ def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_sett
         slow("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
         ("config_refused", Failure.TRAINING, "train.toml:6: trainer.optim.lr"),
         ("chat_500", Failure.MACHINERY, "500"),
+        ("swapped_after_scoring", Failure.MACHINERY, "the server had other weights after the scoring than after the"),
         ("validator_dies", Failure.MACHINERY, "validator ended"),
     ],
 )
@@ -168,12 +169,19 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     code, stdout, stderr = finish(start_run(checkout, *flags))
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
+    assert "(and 2 more)" in stderr
     assert "needs two NVIDIA GPUs" in stderr
     assert "--engine trl" in stderr
     (checkout / "prime-rl").mkdir()
     code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--prime-rl", "prime-rl"))
-    assert code == 0, stderr
-    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "ports:", "GPUs:"):
+    assert code == 2, stderr
+    lines = stdout.splitlines()
+    assert len(lines) <= 10, stdout
+    assert lines[0].startswith("missing:  prime-rl needs two NVIDIA GPUs")
+    assert lines[1].startswith(f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}")
+    assert {"takes:", "GPUs:", "model:"} <= {line.split()[0] for line in lines}
+    flags = (*flags, "--dry-run", "--verbose", "--prime-rl", "prime-rl")
+    code, stdout, stderr = finish(start_run(checkout, *flags))
+    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "GPUs:"):
         assert word in stdout
-    assert f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}" in stdout
     assert not (checkout / "runs").exists()

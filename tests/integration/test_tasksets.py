@@ -214,22 +214,30 @@ def test_games_against_itself_are_scored_as_they_went_forfeits_included() -> Non
     forfeits = []
     for episode in played:
         assert episode.ok, episode.errors
-        own, other = episode.traces
-        assert (own.agent.name, own.agent.trainable) == ("agent", True)
-        assert (other.agent.name, other.agent.trainable) == ("opponent", False)
+        assert all(trace.num_turns for trace in episode.traces), "prime-rl counts a trace without a turn as an error"
+        trainable = {"agent": True, "opponent": False}
+        assert all(trace.agent.trainable is trainable[trace.agent.name] for trace in episode.traces)
+        traces = {trace.agent.name: trace for trace in episode.traces}
+        own, other = traces.get("agent"), traces.get("opponent")
+        assert episode.traces[0] in (own, other if own is None else own)
         match = Match(episode.task.data.board, episode.task.data.seat, None, "self", None)  # type: ignore[arg-type]
-        answers = iter(said(own)), iter(said(other))
+        answers = iter(said(own) if own else ()), iter(said(other) if other else ())
         while (chat := match.ask()) is not None:
             text = next(answers[match.is_other_asked])
             assert says(chat[-1]["content"]) == text, "its seat was shown another board"
             match.answer(text)
+        assert other is None or not other.rewards
+        if own is None:
+            assert said(other), "the other seat ended the game with its first answer"
+            continue
         assert (own.reward, list(own.rewards)) == (match.score(), ["score"])
-        assert not other.rewards
         assert own.metrics["forfeit"] == (match.details()["ended"] == "forfeit")
         forfeits.append(own.metrics["forfeit"])
     assert {episode.traces[0].reward for episode in played} == {0.0, 0.5, 1.0}
+    assert any(len(episode.traces) == 1 for episode in played), "no seat forfeited before the other had moved"
     assert 0 < sum(forfeits) < NUM_GAMES
-    by_seat = [sum(len(said(episode.traces[index])) for episode in played) for index in (0, 1)]
+    traces = [trace for episode in played for trace in episode.traces]
+    by_seat = [sum(len(said(t)) for t in traces if t.agent.name == name) for name in ("agent", "opponent")]
     asked = [request["temperature"] for _, request in stand_in.requests]
     assert [asked.count(temperature) for temperature in (0.25, 1.5)] == by_seat
 

@@ -31,6 +31,8 @@ EXCEPTIONS = {
     "nightshift/cli/run.py": "flags and exit codes",
     "nightshift/cli/output.py": "prints",
     "nightshift/engines/downloads.py": "fetches what has a hash of its own",
+    "nightshift/engines/machine.py": "what the owner of the machine says, recorded with each run",
+    "nightshift/engines/standstill.py": "ends a run that does nothing",
     "nightshift/engines/prime_rl/remains.py": "removes what a dead run left",
     "nightshift/errors.py": "words",
     "nightshift/experiment/experiment.py": "calls what is covered, in order",

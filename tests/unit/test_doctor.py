@@ -11,6 +11,7 @@ import pytest
 from nightshift.engines.base import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, Doctor, checks
 from nightshift.engines.prime_rl.install import Installation, Pins, guesses
+from tests.checkouts import linked_checkout
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
 
@@ -29,13 +30,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[Card]:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A checkout with a good train.toml."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    for name in ("environments", "models", "pyproject.toml"):
-        (checkout / name).symlink_to(ROOT / name)
-    (checkout / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())
-    (checkout / "train.toml").write_bytes(b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n")
-    return checkout
+    return linked_checkout(tmp_path / "checkout", b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n")
 
 
 def names(found: list[Check], engine: str, ok: bool) -> list[str]:
@@ -46,13 +41,19 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
     assert names(found, ALL, ok=True) == ["train.toml"]
     assert names(found, "trl", ok=False) == []
-    assert {"GPUs", "checkout"} <= set(names(found, "prime-rl", ok=False))
+    assert names(found, "prime-rl", ok=False) == [], "an engine that this machine does not use has no PROBLEM"
+    lacks = {check.name: str(check) for check in found if check.engine == "prime-rl" and check.problem}
+    assert {"GPUs", "checkout"} <= lacks.keys()
+    assert "not used" in lacks["checkout"]
     assert Doctor.of(found, ARITHMETIC_TRL).is_ready
+    found = checks(root, GSM8K_PRIME_RL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
+    assert {"GPUs", "checkout"} <= set(names(found, "prime-rl", ok=False))
     assert not Doctor.of(found, GSM8K_PRIME_RL).is_ready
     assert [check for check in found if not check.ok and "Run" not in str(check.problem)] == []  # each has its fix
+    found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
     lines = Doctor.of(found, ARITHMETIC_TRL).table().splitlines()
     assert lines[-1] == "ready: --engine trl (arithmetic-trl), which this machine would use"
-    assert {line[24:33].strip() for line in lines[:-1]} <= {"ok", "warning", "PROBLEM"}  # aligned
+    assert {line[24:33].strip() for line in lines[:-1]} <= {"ok", "warning", "PROBLEM", "not used"}  # aligned
     assert list(tmp_path.iterdir()) == [root]  # nothing was made
 
 

@@ -33,7 +33,7 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
         open_engine(ARITHMETIC_TRL, ROOT, {}, prime_rl=Path("there"))
     open_engine(GSM8K_PRIME_RL, ROOT, {}, prime_rl=Path("there"))
     with pytest.raises(UsageError, match="--smoke is for --engine prime-rl"):
-        open_engine(ARITHMETIC_TRL, ROOT, {}).prepare(PrepareFlags(smoke=True), print)
+        open_engine(ARITHMETIC_TRL, ROOT, {}).prepare(PrepareFlags(smoke=60.0), print)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_trl_trains_on_the_gpu_that_is_named(rules, gpus, index, model, tmp_path
     started: list[dict[str, str]] = []
 
     class Session:
-        def __init__(self, trainer: Path, run_dir: Path, environment: dict[str, str], *seconds: float) -> None:
+        def __init__(self, trainer: Path, run_dir: Path, environment: dict[str, str], *more: object) -> None:
             started.append(environment)
 
     monkeypatch.setattr("nightshift.engines.trl.engine.TrlSession", Session)

@@ -52,8 +52,8 @@ ENDS += [
 ]  # fmt: skip
 
 
-def end_of(name: str, log: str):
-    return diagnose(name, "exit code 1", [line for line in map(clean_line, log.split("\n")) if line])
+def end_of(name: str, log: str, ending: str = "exit code 1"):
+    return diagnose(name, ending, [line for line in map(clean_line, log.split("\n")) if line])
 
 
 def clean_line(line: str) -> str:
@@ -74,6 +74,13 @@ def test_whose_fault_an_end_is_and_in_which_words(end):
         assert wrapper not in cause.cause
 
 
+def test_a_killed_program_does_not_quote_its_last_news() -> None:
+    """Met: a killed orchestrator was explained by its last INFO line."""
+    cause = end_of("orchestrator", "17:41:57    INFO Step 3 | 2.0s | Reward 0.5", "killed by SIGKILL")
+    assert str(cause).startswith("orchestrator ended: killed by SIGKILL; its log does not say why. See the kernel log")
+    assert cause.is_config_fault is MACHINERY
+
+
 def test_an_exception_long_before_the_end_did_not_cause_it() -> None:
     log = f"{TRACEBACK}ImportError: flash_infer is not there\n" + 150 * "INFO step\n" + f"{API}{ENGINE_DIED}"
     assert "died unexpectedly" in end_of("inference", log).cause
@@ -89,7 +96,7 @@ and so on"""
 @pytest.mark.parametrize(
     ("name", "log", "words"),
     [
-        ("inference", core(SCHEDULER), "for SchedulerConfig Value error, max_num_batched_tokens (2048) must be"),
+        ("inference", core(SCHEDULER), "for SchedulerConfig max_num_batched_tokens (2048) must be"),
         ("trainer", worker("KeyError: 'a'\nfirst\nsecond\nthird"), "exit code 1: KeyError: 'a' first second"),
         ("trainer", worker("KeyError: 'a'\n17:45:38 INFO Step 3\nsecond"), "exit code 1: KeyError: 'a'"),
         ("trainer", worker("KeyError: 'a'\nTraceback (most recent call last):"), "exit code 1: KeyError: 'a'"),

@@ -178,12 +178,39 @@ def test_a_server_that_tells_nothing_of_use_ends_no_run(witness, stand_in, tmp_p
     assert len(left.problem) <= 300
 
 
-def test_all_chats_together_take_two_seconds_at_most(witness, stand_in, tmp_path):
+@pytest.mark.parametrize(
+    ("at_end", "later", "cause"),
+    [
+        (7, 7, None),
+        (7, 8, "other weights after the scoring than after the final load: 0.0"),
+        (7, 0, "other weights after the scoring"),
+        (7, "logprobs_400", "only one of two questions about the scored weights was answered: scored: "),
+        ("logprobs_400", 7, "only one of two questions about the scored weights was answered: final: "),
+        ("logprobs_400", "logprobs_400", None),  # a server that cannot: served = file is "cannot tell"
+    ],
+)
+def test_a_score_counts_if_the_server_had_the_same_weights_after_it(witness, stand_in, at_end, later, cause):
+    asked = witness(Clock())
+    asked.at_start()
+    for answer, question in ((at_end, asked.at_end), (later, asked.confirm)):
+        stand_in.fault = answer if isinstance(answer, str) else None
+        stand_in.step = lambda model, answer=answer: answer
+        if question == asked.confirm and cause is not None:
+            with pytest.raises(EngineError, match=cause):
+                question()
+            return
+        question()
+    num_requests = len(stand_in.requests)
+    asked.confirm()
+    assert len(stand_in.requests) == num_requests, "once is enough, and weights of earlier steps may be there by now"
+
+
+def test_all_chats_together_have_one_limit(witness, stand_in, tmp_path):
     clock = Clock()
     told = witness(clock)
     told.at_start()
     assert len(stand_in.requests) == len(CHATS)
-    clock.step = 0.3
+    clock.step = 1.5
     began = clock.now
     told.at_end()
     assert clock.now - began <= proof.ASK_SECONDS + 2 * clock.step

@@ -4,12 +4,15 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.records import Failure, Outcome, Progress
 from nightshift.config.rules import Decoding
+from nightshift.engines.standstill import Standstill
+from nightshift.engines.trl import session as trl_session
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import EngineError
 from nightshift.executors.process import engine_environment
@@ -95,6 +98,30 @@ def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start
     training = session.train(60.0, lambda reading: None)
     assert (training.outcome, training.cause, training.failure) == (Outcome.CRASHED, "no score", failure)
     assert training.log == "trainer.log"
+
+
+STEP = 'print(json.dumps({"event": "step", "step": 1, "time": 0.1, "reward_mean": 0.5}), flush=True)\n'
+
+
+def test_a_trainer_that_stands_still_is_shown_ended_and_no_fault_of_the_config(start: Start, monkeypatch) -> None:
+    monkeypatch.setattr(trl_session, "Standstill", partial(Standstill, seconds=3.0))
+    session = start(f"{READY}sys.stdin.readline()\n{STEP}os.kill(os.getpid(), 19)\n")  # SIGSTOP
+    readings: list[Progress] = []
+    training = session.train(math.inf, readings.append)
+    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.MACHINERY, 1)
+    assert (training.cause or "").startswith(
+        "the run stood still: no step, no CPU time and no GPU time for 3 s. Run it"
+    )
+    assert readings[0].note == ""
+    assert readings[-1].note.startswith("standing still for ")
+
+
+def test_a_trainer_that_computes_for_long_does_not_stand_still(start: Start, monkeypatch) -> None:
+    monkeypatch.setattr(trl_session, "Standstill", partial(Standstill, seconds=1.5))
+    end = 'print(json.dumps({"event": "error", "cause": "the end"}), flush=True)'
+    computing = f"while time.process_time() < 5:\n    pass\n{end}\ntime.sleep(600)\n"
+    session = start(f"{READY}sys.stdin.readline()\n{STEP}{computing}")
+    assert session.train(math.inf, lambda reading: None).cause == "the end"
 
 
 @pytest.mark.parametrize(

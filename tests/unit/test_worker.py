@@ -24,6 +24,7 @@ from nightshift.campaign.records import (
 )
 from nightshift.cli.output import summary
 from nightshift.engines.base import NoGradient
+from nightshift.engines.machine import Machine
 from nightshift.errors import EngineError
 from nightshift.experiment import worker
 from nightshift.experiment.experiment import Controller
@@ -41,13 +42,18 @@ GOOD, BAD = {"lr": 1e-6}, {"lr": 1.0}  # settings of jobs
 class Session(Parrot):
     """Trains one step, then answers everything wrong."""
 
+    training = Training(Outcome.BUDGET, num_steps=1)
+
     def __init__(self, close: EngineError | None) -> None:
         super().__init__(["#### -1"] * RULES.environments[0].num_validation)
         self._close = close
 
     def train(self, budget_seconds: float, progress: Any) -> Training:
         progress(Progress(phase="training", num_steps=1))
-        return Training(Outcome.BUDGET, num_steps=1)
+        return self.training
+
+    def confirm(self) -> None:
+        """Nothing else was served."""
 
     def close(self) -> None:
         if self._close:
@@ -56,6 +62,8 @@ class Session(Parrot):
 
 class Engine(SimpleNamespace):
     """A stand-in. `starts`: settings that start; `close`: what ending a session raises."""
+
+    machine = Machine()
 
     def hardware(self) -> str:
         return "CPU"
@@ -87,6 +95,28 @@ def run(
 def test_a_start_that_fails_for_no_known_cause_has_the_incumbent_s_tried(starts, failure, cause, monkeypatch, tmp_path):
     training = run(monkeypatch, tmp_path, starts).training
     assert (training.failure, training.cause) == (failure, cause)
+
+
+def test_a_training_that_fails_for_no_known_cause_has_the_incumbent_s_start_tried(monkeypatch, tmp_path) -> None:
+    """As a kernel that is compiled in the first step, and raises there."""
+    failed = Training(Outcome.CRASHED, 0, 12.0, cause="trainer ended: exit code 1", log="trainer.log")
+    monkeypatch.setattr(Session, "training", failed)
+    training = run(monkeypatch, tmp_path, [GOOD, BAD]).training
+    cause = "trainer ended: exit code 1; the incumbent starts, so it is the config's fault"
+    assert training == replace(failed, failure=Failure.TRAINING, cause=cause)
+    assert "trying the incumbent's start" in (tmp_path / "progress.json").read_text()
+    other = tmp_path / "baseline"
+    other.mkdir()
+    assert run(monkeypatch, other, [BAD], incumbent=None).training == replace(failed, failure=Failure.MACHINERY)
+    late = tmp_path / "late"
+    late.mkdir()
+    monkeypatch.setattr(Session, "training", replace(failed, num_steps=3))
+    assert run(monkeypatch, late, [GOOD, BAD]).training == replace(failed, num_steps=3, failure=Failure.MACHINERY)
+
+
+def test_a_result_records_what_machine_toml_sets(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(Engine, "machine", Machine(environment={"CC": "gcc-12"}))
+    assert run(monkeypatch, tmp_path, [BAD]).versions == {"machine.toml": "CC = gcc-12"}
 
 
 def test_a_worker_refuses_other_rules_and_other_hardware_than_its_job_s(monkeypatch, tmp_path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AsyncExitStack
 from typing import Literal
 
 import verifiers.v1 as vf
@@ -67,18 +67,30 @@ class TicTacToeEnv(vf.Env[TicTacToeConfig]):
         agents.opponent.trainable = False
 
     async def run(self, task: OpeningTask, agents: vf.Agents) -> None:
-        """Play, and score the trained seat. Who gives no answer forfeits."""
+        """Play, and score the trained seat. A seat that gives no move forfeits.
+
+        A seat's interaction opens at its first move: prime-rl counts a trace without a turn as an error
+        (EmptyTrajectory in prime_rl/orchestrator/dispatcher.py).
+        """
         opening = task.data
         example = data.Example(opening.key, opening.board, opening.answer)
-        match = practice(example, self.config.played_by, SEATS.index(opening.seat), random.getrandbits(64))
-        asked = vf.Task(vf.TaskData(idx=opening.idx, prompt=None))
         is_self = self.config.played_by == "self"
-        async with (
-            agents.opponent.interaction(asked) if is_self else nullcontext() as other,
-            agents.agent.interaction(asked) as own,  # ends first: its trace is the episode's first
-        ):
+        while True:
+            match = practice(example, self.config.played_by, SEATS.index(opening.seat), random.getrandbits(64))
+            if is_self or match.ask() is not None:
+                break  # a player of the pool may win before the trained seat has moved: such a game is played anew
+        asked = vf.Task(vf.TaskData(idx=opening.idx, prompt=None))
+        seats: dict[bool, vf.Interaction] = {}
+        # The trained seat's interaction closes first, so its trace is the episode's first.
+        async with AsyncExitStack() as others, AsyncExitStack() as own:
             while (chat := match.ask()) is not None:
-                segment = await (other if match.is_other_asked else own).turn(chat[-1]["content"])
+                is_other = match.is_other_asked
+                if is_other not in seats:
+                    agent, stack = (agents.opponent, others) if is_other else (agents.agent, own)
+                    seats[is_other] = await stack.enter_async_context(agent.interaction(asked))
+                segment = await seats[is_other].turn(chat[-1]["content"])
                 match.answer(segment.last_reply)
-        own.trace.record_reward("score", match.score())
-        own.trace.record_metric("forfeit", float(match.details()["ended"] == "forfeit"))
+        if False in seats:
+            trace = seats[False].trace
+            trace.record_reward("score", match.score())
+            trace.record_metric("forfeit", float(match.details()["ended"] == "forfeit"))

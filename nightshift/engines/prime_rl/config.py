@@ -49,7 +49,7 @@ _SAMPLER = f"{CURRICULUM}.sampler.type"
 _INFLIGHT, _INITIAL = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
 INFLIGHT_BATCHES = 2  # one is answered while one is trained on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
-_LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
+LEARNING_RATES = ("trainer.optim.lr", "trainer.scheduler.min_lr")
 
 
 def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         # the name that C/rl.py:566 would choose
         rank, alpha = values[f"{ADAPTER}.rank"], values[f"{ADAPTER}.alpha"]
         values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"
-    for path in _LEARNING_RATES:
+    for path in LEARNING_RATES:
         if values.get(path):
             values[path] *= rules.learning_rate_scale
     shares, other = ratios(config, rules), opponent(config, rules)

@@ -56,12 +56,7 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
         True,
     ),
-    (
-        _OUT_OF_MEMORY,
-        "out of GPU memory",
-        "Lower seq_len, or switch trainer.model.ac on.",
-        True,
-    ),
+    (_OUT_OF_MEMORY, "out of GPU memory", "Lower seq_len, or switch trainer.model.ac on.", True),
     # P/orchestrator/orchestrator.py:640-652
     (
         _EMPTY,
@@ -96,10 +91,17 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         False,
     ),
     (
-        r"CUDA driver version is insufficient|no CUDA-capable device|No CUDA GPUs are available|"
+        r"Found no NVIDIA driver|Failed to infer device type|no CUDA-capable device|No CUDA GPUs are available|"
         r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC",
         "the GPU or its driver failed: {match}",
-        "See nvidia-smi and the kernel log, then: uv run nightshift doctor.",
+        "See nvidia-smi (a container: docker run --gpus all) and the kernel log, then: uv run nightshift doctor.",
+        False,
+    ),
+    # Python's faulthandler
+    (
+        r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction)",
+        "it crashed: {match}",
+        "Run it again; if it repeats, look at the end of the log.",
         False,
     ),
     # torchrun's summary of a worker that somebody else killed
@@ -109,6 +111,38 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "See the kernel log (dmesg), then run it again.",
         False,
     ),
+    # What cards, drivers and systems print that a wheel was not built for: no config causes these. The second is of
+    # vLLM's platforms/cuda.py.
+    (
+        r"no kernel image is available for execution|No valid attention backend",
+        "a package has no kernel for this GPU: {match}",
+        "Choose another GPU (--gpus), or VLLM_ATTENTION_BACKEND in [environment] of machine.toml (docs/gpus.md).",
+        False,
+    ),
+    (
+        r"PTX was compiled with an unsupported toolchain|CUDA driver version is insufficient",
+        "the driver is too old: {match}",
+        "Update the NVIDIA driver (docs/gpus.md), then run it again.",
+        False,
+    ),
+    (
+        r"version `GLIBC_[\d.]+' not found",
+        "the system's glibc is too old for a package: {match}",
+        "Use a newer Linux, or a container of one (docs/gpus.md).",
+        False,
+    ),
+    (
+        r"UVA is not available",
+        "the driver has no unified addressing (UVA)",
+        "WSL2: run wsl --update in Windows; a virtual machine: pass the whole GPU through.",
+        False,
+    ),
+    (
+        r"Python\.h: No such file",
+        "Triton cannot compile: Python's headers are missing",
+        "Run: sudo apt install python3-dev; or repair the installation: uv run prepare.py.",
+        False,
+    ),
     # P/trainer/model.py:1321-1324
     (
         r"Flash attention \d is only supported if|No module named 'flash_attn",
@@ -116,14 +150,15 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "Repair the installation: uv run prepare.py.",
         False,
     ),
-    # pydantic-config's box around a refused config (PC/cli.py:225-425)
+    # pydantic's own text, also of vLLM's configs; pydantic-config's box around a refused config (PC/cli.py:225-425)
     (
         r"validation errors? for \w+Config|Failed to validate config",
-        "prime-rl refuses the config: {match}",
-        "Undo the last change to train.toml.",
+        "the config is refused: {match}",
+        "Change that in train.toml, or undo the last change.",
         True,
     ),
 )
+_KILLED = "See the kernel log (dmesg): perhaps the main memory was full. Then run it again."
 
 
 # They stand below the cause and only point back to it: torchrun, vLLM's executor, its engine, its API server.
@@ -134,7 +169,9 @@ _PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*
 # Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
 _WARNING = re.compile(r"^WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{4} [\d:.]+ ")
 _NEWS = re.compile(r"^(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
+_SILENT = re.compile(rf'{_NEWS.pattern}|^File "')  # tells nothing of a death: news, a frame of a stack
 _NEAR = 100  # lines above: an exception further up did not end it
+_PYDANTIC = re.compile(r"pydantic_core\._pydantic_core\.ValidationError: | Value error,|\s*\[type=\w+[],].*")
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
 # A line that does not belong to the message of the exception above it: of a logger, a traceback, another exception.
 _OTHER = re.compile(rf"{_NEWS.pattern}|^Traceback|^E\d{{4}} |{_EXCEPTION.pattern}|{_WRAPPER.pattern}")
@@ -151,8 +188,8 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_
 
     `memory`: Rules.memory; on one card two processes are our own.
 
-    If no pattern matches: how the run ended, and the exception above those that only point to it. is_config_fault is
-    then None if the log holds an exception, else False (the machine).
+    If no pattern matches: how the process ended, and the last exception above those that only point to it.
+    is_config_fault is then None if the log has an exception, else False (the machine).
     """
     lines = [line for line in (_PREFIX.sub("", line) for line in log_lines) if not _WARNING.search(line)]
     foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
@@ -166,9 +203,12 @@ def diagnose(name: str, ending: str, log_lines: Sequence[str], memory: str = NO_
     end = next((at for at, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
     near = range(max(0, end - _NEAR), end)
     exceptions = [at for at in near if _EXCEPTION.search(lines[at]) and not _NEWS.match(lines[at])]
-    last_words = lines[exceptions[-1] : end] if exceptions else lines[end : end + 1] or lines[-1:]
-    text = ": ".join([f"{name} ended: {ending}", *filter(None, [_message(last_words)])])
-    return EngineError(text, is_config_fault=None if exceptions else False)
+    if exceptions:
+        return EngineError(f"{name} ended: {ending}: {_message(lines[exceptions[-1] : end])}", is_config_fault=None)
+    is_killed = "SIGKILL" in ending or any("died unexpectedly" in line for line in lines)
+    words = [line for line in lines[end : end + 1] or lines[-1:] if not _SILENT.match(line)]
+    text = ": ".join([f"{name} ended: {ending}", *map(_clean, words)])
+    return EngineError(text if words else f"{text}; its log does not say why", _KILLED if is_killed else "")
 
 
 def is_fatal(log_lines: Sequence[str]) -> bool:
@@ -188,4 +228,9 @@ def no_step(seconds: float, num_rollouts: int) -> EngineError:
 
 def _message(lines: Sequence[str]) -> str:
     """Return the first line with the next two, as far as they belong to its message."""
-    return clean(" ".join([*lines[:1], *takewhile(lambda line: not _OTHER.search(line), lines[1:3])]), 300)
+    return _clean(" ".join([*lines[:1], *takewhile(lambda line: not _OTHER.search(line), lines[1:3])]))
+
+
+def _clean(text: str) -> str:
+    """Return a message without what pydantic adds to it: its own module, the kind of the error, all of the input."""
+    return clean(_PYDANTIC.sub("", text), 300)

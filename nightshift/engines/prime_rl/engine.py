@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from filelock import FileLock, Timeout
 from nightshift.campaign.records import Weights
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, load
-from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags
+from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, scaled_rate
 from nightshift.engines.downloads import changes, prepare_data, prepare_model
 from nightshift.engines.prime_rl import remains
-from nightshift.engines.prime_rl.config import effective
+from nightshift.engines.prime_rl.config import LEARNING_RATES, effective
 from nightshift.engines.prime_rl.diagnose import PortTaken
 from nightshift.engines.prime_rl.install import (
     ENGINE,
@@ -30,7 +31,6 @@ from nightshift.engines.prime_rl.install import (
     examine,
     guesses,
     install,
-    problems,
 )
 from nightshift.engines.prime_rl.launch import Launch, describe, free_ports
 from nightshift.engines.prime_rl.prepare import rehearse, smoke_config, smoke_rules, warm_up_rules
@@ -73,33 +73,45 @@ class PrimeRlEngine(Engine):
         self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
         self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
-        self._timing, self._reader = timing or Timing(rules.startup_seconds), reader
+        later_seconds = self.machine.later_seconds(rules.startup_seconds)
+        self._timing, self._reader = timing or Timing(rules.startup_seconds + later_seconds), reader
+        if self.machine.limits.no_step_seconds is not None:
+            self._timing = replace(self._timing, hang_seconds=self.machine.limits.no_step_seconds)
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Install prime-rl, fetch model and data, and fill the compile caches by an unscored run.
 
         With `smoke` the chain runs once with the tiny model instead, which needs no network once prime-rl is installed.
+        Without GPUs only model and data are fetched, before the EngineError.
         """
         if not self._hold("prepare"):
             raise UsageError("another prepare.py of yours is at work", "Wait for it.")
-        installation, rules, gpus = self.installation, self.rules, self.pair()
+        installation, rules = self.installation, self.rules
+        try:
+            gpus = self.pair()
+        except EngineError:
+            if flags.smoke is None:
+                prepare_model(self.root, rules, note)
+                prepare_data(self.root, rules, flags.sources, note)
+                note("model and data are here; prime-rl is installed where the GPUs are")
+            raise
         config = load(self.root / "train.toml")
         for problem in gpu_problems(gpus):
             raise problem
         for warning in gpu_warnings(gpus, MIN_DRIVER):
             note(f"warning: {warning}")
         install(installation, self._environ, note, has_gpus=bool(gpus))
-        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus)
-        if flags.smoke:
-            tiny = smoke_rules(self.root, rules)
+        runs_dir, mark = installation.state_dir / "runs", installation.warm_mark(gpus, rules)
+        if flags.smoke is not None:
+            tiny = smoke_rules(self.root, rules, flags.smoke)
             rehearse(self.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
         else:
             model = prepare_model(self.root, rules, note)
             prepare_data(self.root, rules, flags.sources, note)
             if rules.model_revision is not None:
                 installation.pin_model(rules, model)
-        if gpus and not flags.smoke and not mark.is_file():
+        if gpus and flags.smoke is None and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
             line = rehearse(self.under(cold), config, runs_dir / cold.name, note)
@@ -135,15 +147,9 @@ class PrimeRlEngine(Engine):
 
     def check(self) -> list[str]:
         """Return the problems of GPUs, installation, model and data. Takes the GPUs for this process."""
-        try:
-            gpus = self.pair()
-        except EngineError as error:
-            return [str(error)]
-        found = [str(problem) for problem in gpu_problems(gpus)]
-        found += problems(self.installation, self.rules, self.root, gpus)
-        return found or [
+        return super().check() or [
             f"GPU {gpu.index} is taken by another experiment of yours. Wait for it, or choose others: --gpus"
-            for gpu in gpus
+            for gpu in self.pair()
             if not self._hold(gpu.uuid)
         ]
 
@@ -176,19 +182,14 @@ class PrimeRlEngine(Engine):
         settings = effective(config, self.rules, prompt_tokens)
         if self.rules.model_revision is None:
             settings["model"]["name"] = str(self._base)
-        return Effective(settings)
+        scale = self.rules.learning_rate_scale
+        rates = {path: config.get(path) for path in LEARNING_RATES if scale != 1}
+        return Effective(settings, scaled=tuple(scaled_rate(path, rate, scale) for path, rate in rates.items() if rate))
 
-    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
-        """Return every process's command line, the complete config, ports and GPUs; and what is missing here."""
-        missing: list[str] = []
-        gpus: Sequence[Gpu] = ()
-        try:
-            gpus = self.pair()
-        except EngineError as error:
-            missing = [str(error)]
-        missing += problems(self.installation, self.rules, self.root, gpus)
-        lines = [*describe(self.launch(settings, seed, run_dir)), *changes(self.rules, self._base)]
-        return [*lines, *(f"missing:  {line}" for line in missing)]
+    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
+        """Return GPUs and model; then every process's command line, the complete config and ports."""
+        launch = self.launch(settings, seed, run_dir)
+        return [*changes(self.rules, self._base), *describe(launch, verbose=verbose)]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Validate the config, start all processes, and wait until the first weights are published.
@@ -247,6 +248,7 @@ class PrimeRlEngine(Engine):
             memory=self.rules.memory,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
+            variables=self.machine.environment,
         )
 
     def pair(self) -> Sequence[Gpu]:

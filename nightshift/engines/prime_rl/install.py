@@ -155,9 +155,10 @@ class Installation:
         except OSError as error:
             raise disk_error(error, folder) from None
 
-    def warm_mark(self, gpus: Sequence[Gpu]) -> Path:
-        """Exists once an unscored run has filled the compile caches for this kind of GPUs and driver."""
-        kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus))
+    def warm_mark(self, gpus: Sequence[Gpu], rules: Rules) -> Path:
+        """Exists once an unscored run has filled the compile caches for these GPUs, driver, model and packages."""
+        parts = [f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus)]
+        kind = "\0".join([*parts, rules.model, str(rules.model_revision), self.pins.torch, self.pins.vllm])
         return self.state_dir / "caches" / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
 
     def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
@@ -301,16 +302,11 @@ def _run(environ: Mapping[str, str], log_path: Path, note: Note, *argv: str | Pa
         raise EngineError(cause, f"Fix that, then repeat: what is done stays done. All of it: {log_path}")
 
 
-def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[str]:
-    """Return what keeps the installation from running `rules` on `gpus` for the checkout at `root`, with fixes.
-
-    Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
-    """
-    return [str(check.problem) for check in examine(installation, rules, root, gpus) if not check.ok]
-
-
 def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
-    """Check each part; without a checkout its parts are not checked."""
+    """Check each part that running `rules` on `gpus` for the checkout at `root` needs. Takes under 0.3 s.
+
+    Without a checkout its parts are not checked. No GPUs: its packages may differ from the pins, without CUDA.
+    """
     parts = {"checkout": checkout_problem(installation)}
     if parts["checkout"] is None:
         parts |= {
@@ -392,7 +388,7 @@ def model_problem(installation: Installation, rules: Rules) -> EngineError | Non
 def guesses(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
     """Return what may make a run of the checkout at `root` slow or fail here. These warnings refuse no run."""
     warnings = dict[str, EngineError]()
-    if gpus and not installation.warm_mark(gpus).is_file():
+    if gpus and not installation.warm_mark(gpus, rules).is_file():
         ids = ",".join(str(gpu.index) for gpu in gpus)
         cause = f"the compile caches are cold for {gpus[0].name}: the first start takes longer"
         warnings["warm caches"] = EngineError(cause, f"Run: uv run prepare.py --gpus {ids}.")

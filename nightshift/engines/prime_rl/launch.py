@@ -11,7 +11,7 @@ import shlex
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,8 @@ class Launch:
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
     installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
-    () hides every GPU from both. `memory`: the cards for which the defaults were chosen.
+    () hides every GPU from both. `memory`: the cards for which the defaults were chosen. `variables`: of machine.toml,
+    in place of what prime-rl's launcher sets.
     """
 
     settings: Mapping[str, Any]
@@ -117,6 +118,7 @@ class Launch:
     bin_dir: Path
     environment: Mapping[str, str]
     memory: str = NO_CARD
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def tree(self) -> dict[str, Any]:
@@ -205,7 +207,7 @@ class Launch:
         def command(name: str, argv: Sequence[object], **variables: str) -> Command:
             program, *arguments = argv
             words = (str(self.bin_dir / str(program)), *map(str, arguments))
-            return Command(name, words, {**common, **variables})
+            return Command(name, words, {**common, **variables, **self.variables})
 
         trainer = [
             "torchrun",
@@ -240,18 +242,15 @@ class Launch:
         )
 
 
-def describe(launch: Launch) -> list[str]:
-    """Return the whole launch as text for --dry-run: GPUs, ports, processes, config."""
+def describe(launch: Launch, *, verbose: bool) -> list[str]:
+    """Return the launch as text for --dry-run: GPUs and model; with `verbose` also processes and config."""
     gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
     gpus += " after it" if launch.is_shared else ""
-    ports = launch.ports
-    env_servers = (f"{name} {port}" for port, name in enumerate(launch.env_servers, ports.env_server))
-    return [
-        f"GPUs:     {gpus}",
-        f"memory:   {launch.memory if launch.memory != NO_CARD else 'no GPU: as on 2 x 80 GB'}",
-        f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
-        f"{', '.join(env_servers)}, torchrun {ports.rendezvous}",
+    lines = [
+        f"GPUs:     {gpus}; memory preset {launch.memory if launch.memory != NO_CARD else '2 x 80 GB'}",
         f"model:    {launch.served_model}",
-        *(f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands),
-        *(f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()),
     ]
+    if verbose:
+        lines += [f"{command.name + ':':<13} {shlex.join(command.argv)}" for command in launch.commands]
+        lines += [f"config:   {table} = {json.dumps(value)}" for table, value in launch.tree.items()]
+    return lines

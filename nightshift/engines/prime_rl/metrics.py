@@ -123,7 +123,6 @@ _ORCHESTRATOR = {
     "train/agg/all/agent/is_truncated/mean": "truncated_share",
     "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
     "off_policy/mean": "off_policy_mean",
-    "time/step": "_batch_seconds",  # since the last batch was full, an empty one too; generation goes on beside it
     "time/wait_for_policy": "wait_for_policy_seconds",
     "progress/rollouts": "_num_rollouts",
 }
@@ -160,16 +159,16 @@ class MetricsTail:
 
     def steps(self, began: float, last_step: int | None = None) -> list[Step]:
         """Complete steps in order, up to `last_step`. `began`: when training began, in seconds of time.time()."""
-        return [self._step(number, began) for number in self._complete(last_step)]
+        steps, before = list[Step](), began
+        for number in self._complete(last_step):
+            ended = self._rows[number]["time"]
+            steps.append(self._step(number, began, None if ended is None else ended - before))
+            before = before if ended is None else ended
+        return steps
 
     def is_whole(self, number: int) -> bool:
         """True once trainer and orchestrator have written all of a step."""
         return self._rows.get(number, {}).keys() >= {"time", "_num_rollouts"}
-
-    def last_reward(self) -> float | None:
-        """Mean reward of the last complete step that has one."""
-        rewards = (self._rows[number].get("reward_mean") for number in reversed(self._complete()))
-        return next((reward for reward in rewards if reward is not None), None)
 
     def reward_mean(self, last_step: int | None = None) -> float | None:
         """Mean reward over all rollouts of the complete steps; None before the first."""
@@ -215,14 +214,17 @@ class MetricsTail:
         if rewards := {name: value for name, value in of_sources.items() if name != "agg" and value is not None}:
             self._rewards[int(step)] = rewards
 
-    def _step(self, number: int, began: float) -> Step:
+    def _step(self, number: int, began: float, seconds: float | None) -> Step:
+        """Return a step. `seconds`: from the end of the step before it, or from the beginning of the training."""
         values = dict(self._rows[number])
-        # As the trl engine counts: completion tokens of all rollouts, a second of the orchestrator's clock. The
-        # trainer's perf/throughput counts padding too, and only the time that it computes.
-        tokens, seconds = values.get("completion_tokens_mean"), values.pop("_batch_seconds", None)
-        num_rollouts = values.pop("_num_rollouts", None)
-        if tokens is not None and num_rollouts and seconds:
+        # As the trl engine counts: completion tokens of all rollouts, a second of the whole step. The orchestrator's
+        # time/step is next to 0 where two batches are full at once, and perf/throughput counts padding, too.
+        tokens, num_rollouts = values.get("completion_tokens_mean"), values.pop("_num_rollouts", None)
+        if tokens is not None and num_rollouts and seconds is not None and seconds > 0:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
+        wait = values.get("wait_for_rollouts_seconds")
+        if wait is not None and seconds is not None:  # the trainer of the first step waits since before the training
+            values["wait_for_rollouts_seconds"] = min(wait, max(seconds, 0.0))
         if values["time"] is not None:
             values["time"] -= began
         least = values.pop("_reward_min", None)

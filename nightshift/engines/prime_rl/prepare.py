@@ -6,15 +6,19 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from nightshift.campaign.records import Progress
 from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.train_toml import Config, parse, set_values
 from nightshift.engines.base import Engine, Note
 from nightshift.errors import EngineError
+from nightshift.executors.process import tail
+from nightshift.waiting import look, waiting
 
 # The first start on a box has cold caches: vLLM, Triton and the trainer's first step compile everything, and Python
 # compiles all that was installed. Not measured on GPUs.
 _COLD_START_SECONDS = 1200.0
+_NUM_LAST_LINES = 20
 _PROBE = [{"role": "user", "content": "1 + 1 ="}]
 # For the shipped model of a megabyte, whose context is 512 tokens.
 _SMOKE_CONFIG = b"""
@@ -32,15 +36,15 @@ def warm_up_rules(rules: Rules) -> Rules:
     return replace(rules, name="warm-up", budget_seconds=300.0, startup_seconds=_COLD_START_SECONDS)
 
 
-def smoke_rules(root: Path, rules: Rules) -> Rules:
-    """Return rules for the shipped model: two minutes of training, prompts and context as in the model's own rules."""
+def smoke_rules(root: Path, rules: Rules, seconds: float) -> Rules:
+    """Return rules for the shipped model: `seconds` of training, prompts and context as in the model's own rules."""
     tiny = rules_of(root, Chosen(environments=["arithmetic"]), "trl", 0)
     return replace(
         tiny,
         name="smoke",
         engine=rules.engine,
         model=str(root / tiny.model),
-        budget_seconds=120.0,
+        budget_seconds=seconds,
         budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
         memory=rules.memory,
@@ -57,23 +61,38 @@ def smoke_config(config: Config) -> Config:
 def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
     """Run the whole chain once: start, train, load the final weights, have them answer, prove that they did.
 
-    Returns the result in one line. EngineError when any part fails; then `run_dir` keeps its logs.
+    Returns the result in one line. EngineError when any part fails; then `run_dir` keeps its logs, and the last lines
+    of the log that shows the cause are noted.
     """
-    rules, began = engine.rules, time.monotonic()
+    rules, began, stage = engine.rules, time.monotonic(), "starting"
+
+    def show(reading: Progress) -> None:
+        nonlocal stage
+        left = "" if reading.seconds_left is None else f", {reading.seconds_left:.0f} s left"
+        stage = ", ".join(filter(None, [f"{reading.phase}, step {reading.num_steps}{left}", reading.note]))
+        look()
+
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     (run_dir / "train.toml").write_bytes(config.source)
     try:
         settings = engine.validate(config).settings
-        with closing(engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)) as session:
-            startup_seconds = time.monotonic() - began
-            training = session.train(rules.budget_seconds, lambda reading: None)
-            if not training.outcome.is_success or training.num_steps < 1:
-                raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s")
-            weights = session.load_final_weights()
-            session.complete([_PROBE], rules.decoding, lambda reading: None)
+        with waiting(lambda: f"{rules.name}: {stage}", rules.deadline_seconds):
+            session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
+            with closing(session):
+                startup_seconds = time.monotonic() - began
+                training = session.train(rules.budget_seconds, show)
+                if not training.outcome.is_success or training.num_steps < 1:
+                    raise EngineError(training.cause or f"no step in {rules.budget_seconds:g} s", log=training.log)
+                weights = session.load_final_weights()
+                session.complete([_PROBE], rules.decoding, show)
+                session.confirm()
         proof = engine.prove(run_dir, weights, note)
     except EngineError as error:
+        if error.log is not None:
+            note(f"the last lines of {run_dir / error.log}:")
+            for line in tail(run_dir / error.log, _NUM_LAST_LINES):
+                note(f"  {line}")
         raise EngineError(f"{rules.name}: {error.cause}", f"{error.fix} Read the logs in {run_dir}.".lstrip()) from None
     steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
     line = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"

@@ -1,8 +1,9 @@
 """Served = file: that what was scored came from the weights whose sha256 is recorded.
 
-A hash says what the server was told to load, not what it computes with. So a run asks it for the log-probabilities of
-eight fixed chats, of the start weights and after the final load (`Witness`); and of what is kept or certified, a child
-computes the same by transformers from the start weights and from the file (reader.py, `prove`). The served numbers must
+A hash shows what the server was asked to load, not what it computes with. So a run asks the server for the
+log-probabilities of eight fixed chats: of the start weights, after the final load and after the scoring (`Witness`). A
+score counts only if the last two agree. Of what is kept or certified, a child computes the same by transformers from
+the start weights and from the file (reader.py, `prove`). The served numbers must
 be nearer to the file. The test is relative because the two programs round differently: nobody knows yet by how much on
 a GPU, and both files are rounded alike.
 """
@@ -31,7 +32,11 @@ from nightshift.text import clean
 
 SERVED_NAME = "served.json"
 READER = ("-m", "nightshift.engines.prime_rl.reader")
-ASK_SECONDS = 2.0  # for all chats after the final load; at the start, where vLLM may compile for it, ADMIN_SECONDS
+# For all chats after the final load, and after the scoring: 2 s measured. At the start, where vLLM may compile for it,
+# ADMIN_SECONDS.
+ASK_SECONDS = 10.0
+# Mean |difference| a token of one server that is asked twice about the same weights. Not measured on a GPU.
+SAME = 0.01
 # Measured for 0.5B parameters: 42 to 55 s of CPU; on two cores that five to ten other processes want, 99 to 184 s.
 READ_SECONDS = 600.0
 GRACE_SECONDS = 1.0  # the child saves nothing
@@ -89,39 +94,59 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Witness:
-    """Asks the server of one run, and writes its answers into the run's folder."""
+    """Asks the server of one run, and writes the answers into the run's folder."""
 
     def __init__(self, server: Server, launch: Launch) -> None:
         self._server, self._launch = server, launch
         self._served = Served()
         self._sha256: str | None = None
+        self._is_confirmed = False
 
     def at_start(self) -> None:
         """Ask as soon as the server is healthy. Weights that a trainer may have changed do not count as the start."""
-        self._served = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
+        start, problem = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
         if not self._launch.is_adapter and latest_stable(self._launch.broadcasts_dir):  # an adapter has its own name
-            late = "the first step was published before the server had told of its start"
-            self._served = Served(problem=self._served.problem or late)
+            start, late = None, "the first step was published before the server answered about its start"
+            problem = problem or late
+        self._served = Served(start, problem=problem)
 
     def at_end(self) -> str:
         """Ask after the final load, once; return the sha256 of the file with all answers."""
         if self._sha256 is None:
-            self._served = self._ask("final", self._launch.served_model, ASK_SECONDS)
+            final, problem = self._ask("final", self._launch.served_model, ASK_SECONDS)
+            self._served = Served(self._served.start, final, self._served.problem or problem)
             path = self._launch.run_dir / SERVED_NAME
             write_json(path, self._served)
             self._sha256 = hashlib.sha256(read_file(path)).hexdigest()
         return self._sha256
 
-    def _ask(self, when: str, model: str, seconds: float) -> Served:
-        """Add the answers of the weights served as `model` to those so far; a server that gives none ends no run."""
+    def confirm(self) -> None:
+        """Ask after the scoring, once. Any process of the machine can load other weights into the server.
+
+        EngineError unless the answers are those after the final load. A server that gave none then may give none now.
+        """
+        if self._is_confirmed:
+            return
+        loaded, (scored, problem) = self._served.final, self._ask("scored", self._launch.served_model, ASK_SECONDS)
+        if loaded is None or scored is None:
+            if loaded is not scored:
+                cause = "only one of two questions about the scored weights was answered"
+                raise EngineError(f"{cause}: {problem or self._served.problem}", "Run it again.")
+        elif loaded.tokens != scored.tokens or (distance := _distance(*map(_flat, (loaded, scored)))) > SAME:
+            apart = "other tokens" if loaded.tokens != scored.tokens else f"{distance:.4f} nats a token apart"
+            cause = f"the server had other weights after the scoring than after the final load: {apart}"
+            raise EngineError(cause, "See which process of this machine talks to the server, then run it again.")
+        self._is_confirmed = True
+
+    def _ask(self, when: str, model: str, seconds: float) -> tuple[Answers | None, str]:
+        """Return the answers of the weights served as `model`, or why there are none: that ends no run."""
         ends = self._server.clock() + seconds
         try:
-            told = [self._server.prompt_logprobs(chat, model, ends) for chat in _MESSAGES]
-            answers = msgspec.convert({"tokens": [t for t, _ in told], "logprobs": [p for _, p in told]}, Answers)
-            return msgspec.structs.replace(self._served, **{when: answers})
+            pairs = [self._server.prompt_logprobs(chat, model, ends) for chat in _MESSAGES]
+            answers = {"tokens": [tokens for tokens, _ in pairs], "logprobs": [logprobs for _, logprobs in pairs]}
+            return msgspec.convert(answers, Answers), ""
         except (EngineError, msgspec.ValidationError) as error:
-            problem = clean(f"{when}: {error}", 300)
-            return msgspec.structs.replace(self._served, problem=self._served.problem or problem)
+            return None, clean(f"{when}: {error}", 300)
 
 
 def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
@@ -130,7 +155,7 @@ def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
     Distances are mean |differences| of log-probabilities a token, in nats. ValueError if the child answers other tokens
     than the server.
     """
-    server, file, start = ([*chain(*rows)] for rows in (final.logprobs, read.file, read.start))
+    server, file, start = _flat(final), [*chain(*read.file)], [*chain(*read.start)]
     nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(server, file, start, strict=True)]
     margin = SURE * stdev(nearer) / math.sqrt(len(nearer))
     to_file, to_start = _distance(server, file), _distance(server, start)
@@ -143,7 +168,7 @@ def compare(served: Served, final: Answers, read: Read) -> tuple[bool, str]:
     elif to_file:
         line += f", {to_start / to_file:.3g} times as far"
     if served.start is not None and served.start.tokens == final.tokens:
-        noise = _distance([*chain(*served.start.logprobs)], start)  # of the two programs
+        noise = _distance(_flat(served.start), start)  # of the two programs
         line += f" (server and transformers on the start weights: {noise:.4f})"
     return False, line if to_file <= BOUND else f"{line}; above {BOUND:g}, a bound not yet measured on a GPU"
 
@@ -218,6 +243,10 @@ def read_logprobs(
     finally:
         if left := group.stop():
             raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")
+
+
+def _flat(answers: Answers) -> list[float]:
+    return [*chain(*answers.logprobs)]
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

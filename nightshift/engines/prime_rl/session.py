@@ -29,7 +29,7 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient
+from nightshift.engines.base import NoGradient, Session
 from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.diagnose import diagnose, is_fatal, no_step
 from nightshift.engines.prime_rl.launch import Launch
@@ -39,12 +39,15 @@ from nightshift.engines.prime_rl.served import Witness
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.validator import explain, read_refusals
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
+from nightshift.engines.standstill import STILL_SECONDS, Standstill
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import Message
 from nightshift.executors.gpus import PeakMemory, nvml_session
 from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file
+from nightshift.waiting import look
 
+FAILURES = {True: Failure.TRAINING, False: Failure.MACHINERY, None: None}  # by EngineError.is_config_fault
 SETTLE_SECONDS = 1.0  # after a death, and after the end
 # Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
 # torch's line for "out of memory" names every process on the GPU.
@@ -61,13 +64,14 @@ class Timing:
     startup_seconds: float
     # Neither a step nor a rollout; not measured on a GPU. A slow card's first step compiles, and rollouts wait for it.
     hang_seconds: float = 300.0
+    still_seconds: float = STILL_SECONDS
     # Nothing of value is lost by a kill: metrics are line-buffered, weights count when STABLE. Trainers get none.
     grace_seconds: float = 5.0
     poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic
 
 
-class PrimeRlSession:
+class PrimeRlSession(Session):
     """The processes of one run. `open` first; `close` is safe at any moment, and twice."""
 
     def __init__(
@@ -88,6 +92,7 @@ class PrimeRlSession:
         graces = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
+        self._waits: dict[str, float] = {}  # seconds of the start, by the process that was waited for
         self._server = Server(launch.ports.inference, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
@@ -98,11 +103,14 @@ class PrimeRlSession:
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
-        self._earlier = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
+        self._earlier_weights = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
         self._keep_all = keep_all
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
-        self._memory = PeakMemory(launch.gpu_ids, self._resources.enter_context(nvml_session()))
+        nvml = self._resources.enter_context(nvml_session())
+        self._memory = PeakMemory(launch.gpu_ids, nvml)
+        pids: Callable[[], list[int]] = lambda: [child.pid for child in self._children.values()]  # noqa: E731
+        self._standstill = Standstill(pids, launch.gpu_ids, nvml, timing.still_seconds, timing.clock)
 
     def open(self, source: str) -> None:
         """Validate the config, start every process from the files that prime-rl wrote, wait until they can train.
@@ -161,6 +169,10 @@ class PrimeRlSession:
                 problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
                 outcome = Outcome.CRASHED
         last_step = None if problem else self._final_step
+        folders = self._earlier_weights.folders.items()
+        self.earlier = {
+            step: partial(self._load_earlier, folder) for step, folder in folders if step < self._final_step
+        }
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
             outcome,
@@ -169,7 +181,7 @@ class PrimeRlSession:
             reward_mean=self._tail.reward_mean(last_step),
             peak_memory_gb=self._memory.peak_gb,
             cause=None if problem is None else str(problem),
-            failure=None if problem is None else Failure.TRAINING if problem.is_config_fault else Failure.MACHINERY,
+            failure=None if problem is None else FAILURES[problem.is_config_fault],
             log=None if problem is None else problem.log,
         )
 
@@ -183,10 +195,13 @@ class PrimeRlSession:
         self._load(folder)
         return Weights(step, sha256, self._witness.at_end())
 
-    @property
-    def earlier(self) -> dict[int, Callable[[], None]]:
-        """See Session."""
-        return {step: partial(self._load, at) for step, at in self._earlier.folders.items() if step < self._final_step}
+    def confirm(self) -> None:
+        """Have the server show again, after the scoring, which weights it has. EngineError if they are others."""
+        self._witness.confirm()
+
+    def _load_earlier(self, folder: Path) -> None:
+        self.confirm()  # the final policy has answered all that is scored
+        self._load(folder)
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -235,8 +250,13 @@ class PrimeRlSession:
             raise explain(refusals, source)
 
     def _wait_for(self, problem: str, name: str, is_there: Callable[[], bool]) -> None:
-        """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long."""
+        """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long; the
+        error lists how long each process was waited for."""
+        began = self._clock()
+        before = self._waits.setdefault(name, 0.0)
         while not is_there():
+            self._waits[name] = before + self._clock() - began
+            look()
             try:
                 self._raise_if_dead()
             except EngineError:
@@ -246,19 +266,23 @@ class PrimeRlSession:
             if self._clock() >= self._startup_ends:
                 self._raise_if_dead(time_is_up=True)
                 words = " | ".join(self._children[name].tail(3)) or "nothing"
-                cause = f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}"
-                raise EngineError(cause, log=self._children[name].log_path.name)
+                waits = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self._waits.items())
+                cause = f"{problem} after {self._timing.startup_seconds:g} s ({waits}): {name} says: {words}"
+                fix = "If the machine is slow, raise startup_seconds in [limits] of machine.toml (docs/gpus.md)."
+                raise EngineError(cause, fix, log=self._children[name].log_path.name)
             self._memory.sample()
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
         """Follow the run to its end. NoGradient if nothing is left to learn from, EngineError if it dies or hangs."""
         activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
-        reward, num_with, num_without = None, 0, 0
+        reward, num_with, num_without, note = None, 0, 0, ""
         while True:
             now, has_news = self._clock(), self._tail.poll()
             if self._launch.is_game:
-                self._earlier.look(max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9)))
+                self._earlier_weights.look(
+                    max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9))
+                )
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()
@@ -266,12 +290,12 @@ class PrimeRlSession:
                 if step := self._tail.not_finite_step():
                     cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
                     raise EngineError(cause, fix, is_config_fault=True)
-                reward = self._tail.last_reward()
                 steps = self._tail.steps(0.0)
+                reward = steps[-1].reward_mean if steps else None
                 num_with = sum(step.has_gradient is True for step in steps)
                 num_without = num_without_gradient(steps)
             left = began + budget_seconds - now
-            reading = Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward)
+            reading = Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward, note=note)
             progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
             if left <= 0:
                 self._raise_if_dead(time_is_up=True)
@@ -282,7 +306,14 @@ class PrimeRlSession:
             elif now - active >= self._timing.hang_seconds:
                 self._raise_if_dead(time_is_up=True)
                 cause = f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs"
-                raise EngineError(cause, "Run it again; if it repeats, undo the last change.")
+                fix = "Run it again; for a slow card raise no_step_seconds in [limits] of machine.toml (docs/gpus.md)."
+                raise EngineError(cause, fix)
+            try:
+                note = self._standstill.look(latest)
+            except EngineError as error:
+                self._raise_if_dead(time_is_up=True)
+                error.log = self._children["trainer"].log_path.name
+                raise
             self._memory.sample()
             time.sleep(min(self._timing.poll_seconds, max(0.0, left)))
 

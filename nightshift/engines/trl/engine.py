@@ -18,11 +18,11 @@ from typing import Any
 
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import WEIGHTS_NAME
-from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, number_text, uses
+from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, uses
 from nightshift.config.rules import NO_CARD, Rules
 from nightshift.config.rules_toml import MODELS
 from nightshift.config.train_toml import Config
-from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, size_of
+from nightshift.engines.base import Check, Effective, Engine, Note, PrepareFlags, scaled_rate, size_of
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
 from nightshift.engines.mixture import difficulty_pools, opponent, ratios
 from nightshift.engines.trl.session import TrlSession
@@ -101,7 +101,8 @@ class TrlEngine(Engine):
         gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
         ready = f"{self.rules.name}: {gpu}base model"
         found = [Check(self.name, "installation", problem, ready) for problem in (*self.check(),) or (None,)]
-        found.append(Check(self.name, "data", data_problem(self.root, self.rules), names))
+        # A run fetches the data at its start.
+        found.append(Check(self.name, "data", data_problem(self.root, self.rules), names, is_warning=True))
         if (fitting := self.capacity()) is not None:
             found.append(Check(self.name, "runs", detail=str(fitting)))
         return found + self.warnings()
@@ -178,20 +179,19 @@ class TrlEngine(Engine):
             rate = settings[name].get(leaf)
             if rate and scale != 1:
                 settings[name][leaf] = rate * scale
-                times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
-                scaled.append(f"{_TABLES[name]}.{leaf} {times} on this model")
+                scaled.append(scaled_rate(f"{_TABLES[name]}.{leaf}", rate, scale))
         in_file = tuple(path for path in config.values if path in unused)
         return Effective(settings, in_file, frozenset(unused), tuple(scaled))
 
-    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
-        """Return the trainer's command line, the fields of its spec.json, and what is missing here."""
+    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path, *, verbose: bool = True) -> list[str]:
+        """Return the model and the memory preset; then the trainer's command line and the fields of its spec.json."""
         spec = self.spec(settings, seed, run_dir)
         command = shlex.join(python_command(*self._trainer, str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         lines = changes(self.rules, self.root / self.rules.model)
         lines += [f"memory:   {self.rules.memory}"] if self._cuda else []
-        lines += [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
-        return [*lines, *(f"missing:  {problem}" for problem in self.check())]
+        details = [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
+        return lines + details if verbose else lines
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
@@ -200,8 +200,9 @@ class TrlEngine(Engine):
         variables = dict(_OFFLINE)
         if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
-        environment = python_environment(self._environ, variables)
-        return TrlSession(self._trainer, run_dir, environment, deadline, self.rules.startup_seconds)
+        environment = python_environment(self._environ, self.machine.environment | variables)
+        seconds = self.rules.startup_seconds + self.machine.later_seconds(self.rules.startup_seconds)
+        return TrlSession(self._trainer, run_dir, environment, deadline, seconds, self.gpu_ids())
 
     def _gpu(self) -> Gpu:
         """Return the GPU that trains. EngineError if there is none."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,17 @@ from nightshift.campaign.records import (
     Weights,
 )
 from nightshift.config.rules import Decoding
-from nightshift.engines.base import NoGradient
+from nightshift.engines.base import NoGradient, Session
+from nightshift.engines.standstill import Standstill
 from nightshift.errors import EngineError
 from nightshift.evaluation.environment import Chat
+from nightshift.executors.gpus import nvml_session
 from nightshift.executors.process import Pipes, ProcessGroup, python_command
 from nightshift.files import parse_json
 
 LOG_NAME = "trainer.log"
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
+LOOK_SECONDS = 1.0  # how often a trainer that sends nothing is looked at
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower):
@@ -84,23 +87,31 @@ class _Late(EngineError):
     """The deadline of the run passed."""
 
 
-class TrlSession:
+class TrlSession(Session):
     """One trainer process, from start-up to its last completion."""
 
     def __init__(
-        self, trainer: Sequence[str], run_dir: Path, environ: Mapping[str, str], deadline: float, startup_seconds: float
+        self,
+        trainer: Sequence[str],
+        run_dir: Path,
+        environ: Mapping[str, str],
+        deadline: float,
+        startup_seconds: float,
+        gpu_ids: Sequence[int] = (),
     ) -> None:
         """Start the trainer, which reads run_dir/spec.json, and wait until it is ready. EngineError if it does not come
-        up in time. `deadline` is on the clock of time.monotonic."""
+        up in time. `deadline` is on the clock of time.monotonic. `gpu_ids`: NVML's, of the GPU that trains."""
         self._run_dir, self._deadline = run_dir, min(deadline, time.monotonic() + startup_seconds)
         self._num_steps = 0
-        self.earlier: dict[int, Callable[[], None]] = {}
         self._group = ProcessGroup(run_dir.parent.name, GRACE_SECONDS)
         command, log = python_command(*trainer, str(run_dir / "spec.json")), run_dir / LOG_NAME
         self._trainer = self._group.start(
             "trainer", command, log_path=log, env=environ, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
-        self._pipes = Pipes(self._group, self._trainer)
+        self._pipes, self._resources = Pipes(self._group, self._trainer), ExitStack()
+        nvml = self._resources.enter_context(nvml_session()) if gpu_ids else None
+        self._standstill = Standstill(lambda: [self._trainer.pid], gpu_ids, nvml)
+        self._show: Callable[[str], None] = lambda note: None  # in the live line
         try:
             self._ask("start", Ready)
         except BaseException:
@@ -123,6 +134,7 @@ class TrlSession:
             num_with += step.has_gradient is True
             num_without = num_without + 1 if step.has_gradient is False else 0
             reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
+            self._show = partial(_show, progress, reading)
             try:
                 progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
             except NoGradient:
@@ -154,6 +166,7 @@ class TrlSession:
         Prompts and answers go through the pipes only: those of a test split must not lie anywhere below runs/.
         """
         completions: list[Completion] = []
+        self._show = partial(_show, progress, Progress(Phase.EVALUATING, self._num_steps))
 
         def see(event: Event) -> None:
             if isinstance(event, Completions):
@@ -165,11 +178,24 @@ class TrlSession:
 
     def close(self) -> None:
         """Stop the trainer and whatever it started. EngineError if something survives SIGKILL."""
+        self._resources.close()
         if left := self._group.stop():
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
     def _load_step(self, step: int) -> None:
         self._ask("load_step", Completed, step=step)
+
+    def _receive(self) -> bytes:
+        """Return the trainer's next line, and look meanwhile whether it stands still. TimeoutError at the deadline."""
+        while True:
+            now = time.monotonic()
+            try:
+                return self._pipes.receive(min(self._deadline, now + LOOK_SECONDS))
+            except TimeoutError:
+                if now + LOOK_SECONDS >= self._deadline:
+                    raise
+                if note := self._standstill.look(self._num_steps):
+                    self._show(note)
 
     def _ask(self, command: str, kind: type[E], see: Callable[[Event], None] = lambda event: None, **fields: Any) -> E:
         """Send a command ("start" needs none). Show its events to `see` up to the one of this kind; return that one.
@@ -180,7 +206,7 @@ class TrlSession:
             if command != "start":
                 self._pipes.send(msgspec.json.encode({"command": command, **fields}), self._deadline)
             while True:
-                line = self._pipes.receive(self._deadline)
+                line = self._receive()
                 event = cast(Event, parse_json(line, _EVENTS))  # type: ignore[arg-type]  # a union
                 if isinstance(event, kind):
                     return event
@@ -197,3 +223,8 @@ class TrlSession:
             raise EngineError("; last in its log: ".join([cause, *self._trainer.tail(1)]), log=LOG_NAME) from None
         except ValueError as error:
             raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
+
+
+def _show(progress: ProgressCallback, reading: Progress, note: str) -> None:
+    with suppress(NoGradient):  # raised at the step already
+        progress(replace(reading, note=note))

@@ -1,0 +1,69 @@
+"""machine.toml: what the owner of a machine says about it. Not in git, not in the rules hash, recorded with each run.
+
+[environment]                     # variables for the engine's processes
+CC = "/usr/bin/gcc-12"
+NCCL_P2P_DISABLE = "1"
+
+[limits]
+startup_seconds = 600             # a start may take longer than the rules allow
+no_step_seconds = 600             # prime-rl: for how long no step and no rollout may come
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from nightshift.errors import UsageError, listed
+from nightshift.files import read_file
+
+MACHINE_NAME = "machine.toml"
+_MAX_BYTES = 1 << 16
+# Compilers, cards and their libraries. What injects code into Python, logs prompts, or chooses the GPUs stays out.
+_NAMES = re.compile(
+    r"CC|CXX|LD_LIBRARY_PATH|OMP_NUM_THREADS|TMPDIR|(?:NCCL|GLOO|UCX|TRITON|TORCH|TORCHINDUCTOR|PYTORCH)_\w+"
+    r"|CUDA_(?!VISIBLE_DEVICES$|DEVICE_ORDER$)\w+"
+    r"|VLLM_(?:ATTENTION_BACKEND|FLASH_ATTN_VERSION|(?:USE|ENABLE|DISABLE|WSL2)_\w+)"
+)
+Seconds = Annotated[float, msgspec.Meta(ge=1, le=86_400)]
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds; None leaves the limit as it is."""
+
+    startup_seconds: Seconds | None = None
+    no_step_seconds: Seconds | None = None
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tables of machine.toml."""
+
+    environment: dict[str, str] = {}
+    limits: Limits = Limits()
+
+    def later_seconds(self, startup_seconds: float) -> float:
+        """Return how much longer a start may take than `startup_seconds`, which the rules allow."""
+        return max(0.0, (self.limits.startup_seconds or 0.0) - startup_seconds)
+
+    @property
+    def text(self) -> str:
+        """Everything that the file sets, in one line for records and doctor; "" without a file."""
+        limits = {name: value for name, value in msgspec.structs.asdict(self.limits).items() if value is not None}
+        return ", ".join(f"{name} = {value}" for name, value in {**self.environment, **limits}.items())
+
+
+def read_machine(root: Path) -> Machine:
+    """Read machine.toml of the checkout at `root`, which need not exist. UsageError for anything else in the file."""
+    path = root / MACHINE_NAME
+    try:
+        machine = msgspec.toml.decode(read_file(path, _MAX_BYTES), type=Machine)
+    except FileNotFoundError:
+        return Machine()
+    except (OSError, ValueError) as error:
+        fix = "The file has [environment] with texts, and [limits] with startup_seconds and no_step_seconds."
+        raise UsageError(f"{MACHINE_NAME}: {error}", fix) from None
+    if others := [name for name in machine.environment if not _NAMES.fullmatch(name)]:
+        fix = "Delete it. docs/gpus.md lists the variables of compilers, cards and their libraries that may be set."
+        raise UsageError(f"{MACHINE_NAME}: [environment] may not set {listed(others)}", fix)
+    return machine

@@ -1,0 +1,73 @@
+"""A run that stands still, by the CPU time of its processes and by NVML: the clock and NVML are stand-ins."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from nightshift.engines.standstill import Standstill
+from nightshift.errors import EngineError
+from tests.waiting import Clock
+
+
+class Nvml:
+    """One card. `busy`: its utilization in percent; None: the driver cannot read it."""
+
+    NVMLError = LookupError
+
+    def __init__(self, busy: int | None) -> None:
+        self.busy = busy
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        if self.busy is None:
+            raise LookupError("not supported")
+        return SimpleNamespace(gpu=self.busy)
+
+
+def looks(watch: Standstill, clock: Clock, num: int, step: float = 5.0, progress: int = 0) -> str:
+    note = ""
+    for _ in range(num):
+        clock.now += step
+        note = watch.look(progress)
+    return note
+
+
+def test_a_run_that_does_nothing_is_shown_and_then_ended() -> None:
+    clock = Clock()
+    watch = Standstill(list, (0,), Nvml(0), 120.0, clock)
+    looks(watch, clock, 1, progress=1)
+    assert looks(watch, clock, 1, progress=1) == ""
+    assert looks(watch, clock, 1, progress=1) == "standing still for 10 s"
+    assert looks(watch, clock, 20, progress=1) == "standing still for 110 s"
+    with pytest.raises(
+        EngineError, match="the run stood still: no step, no CPU time and no GPU time for 120 s"
+    ) as error:
+        looks(watch, clock, 2, progress=1)
+    assert error.value.is_config_fault is False
+
+
+@pytest.mark.parametrize("busy", [1, None])
+def test_a_card_that_works_or_cannot_be_read_is_no_standstill(busy: int | None) -> None:
+    clock = Clock()
+    assert looks(Standstill(list, (0, 0), Nvml(busy), 120.0, clock), clock, 100) == ""
+
+
+def test_a_step_begins_the_count_again_and_a_pause_of_this_process_does_not_count() -> None:
+    clock = Clock()
+    watch = Standstill(list, (), None, 120.0, clock)
+    for progress in range(5):
+        looks(watch, clock, 20, progress=progress)
+    assert looks(watch, clock, 1, step=100_000.0, progress=4) == "standing still for 100 s"
+
+
+def test_one_process_that_computes_is_enough() -> None:
+    clock = Clock()
+    watch = Standstill(lambda: [os.getpid()], (), None, 0.5, clock)
+    for _ in range(20):
+        before = os.times().user
+        while os.times().user - before < 0.05:  # a tenth of the limit
+            pass
+        looks(watch, clock, 1, step=1.0)
