@@ -51,10 +51,10 @@ class Section(NamedTuple):
 _RULES = """
 What is trained:
 - A run trains the model {model} by reinforcement learning on the environment {environments} with the engine {engine}. \
-The hardware is {hardware}. It trains for {budget}, and takes about {seconds:.0f} s in all. A training completion has \
-at most {tokens} tokens. The folder environments/ has the code of the environment.
-- The score is greedy pass@1 of the final weights, from 0 to 1, on held-out problems. Model, data, seeds, budget and \
-evaluation are fixed.
+The hardware is {hardware}. A run trains for {budget}; with its start and its evaluation it takes about {seconds:.0f} \
+s. A training completion has at most {tokens} tokens. The folder environments/ has the code of the environment.
+- The score is greedy pass@1 of the final weights, from 0 to 1, on held-out problems. Model, data, budget and \
+evaluation are fixed. Each run has its own seed.
 - A change is kept when P(it helps) reaches {keep_at:.0f} %, judged by all runs that contained it. It is reverted when \
 later runs bring that below {revert_below:.0f} %.
 
@@ -73,7 +73,7 @@ _PLATEAU = (
 _EDIT = """\
 - Edit train.toml, which contains the incumbent's config, and write the file of your answer (below). Other edits are \
 discarded. Do not commit, train or wait."""
-_ANSWER = "Your answer, besides train.toml, is a file hypothesis.txt with these lines, each on one line:\n"
+_ANSWER = "Your answer, beside train.toml, is a file hypothesis.txt with these lines, each on one line:\n"
 _WAVE_EDIT = """\
 - train.toml contains the incumbent's config. Copy it to proposal-1.toml ... proposal-{num}.toml, the best first, and \
 make one change in each copy. Other edits are discarded. Do not commit, train or wait.
@@ -81,7 +81,7 @@ make one change in each copy. Other edits are discarded. Do not commit, train or
 of two keys that interact, such as the learning rate and the batch size: write the four configs of the grid, or three \
 if the incumbent is the fourth. Write fewer files if fewer are worth a run."""
 _WAVE_ANSWER = """\
-Your answer, besides proposal-1.toml ..., is a file proposal-1.txt ... for each, with these lines, each on one line:
+Your answer, beside proposal-1.toml ..., is a file proposal-1.txt ... for each, with these lines, each on one line:
 """
 ANSWER_LINES = """\
 HYPOTHESIS: <what you change, by key and value, and why it should help>
@@ -196,7 +196,7 @@ def _sections(context: Context, config: Config, unexplained: Sequence[Record]) -
         Section("What such a finding asks for:", diagnosis),
         Section("Where the incumbent is weakest:", [context.weakest]),
         Section("Your notes, from an earlier call:", _read(notes_path(context)).splitlines()),
-        _table("Keys that no run changed, with the value and the range:", _untried(context, config)),
+        _table("Keys that you may change and no run changed, with the value and the range:", _untried(context, config)),
         _table("Earlier campaigns of this checkout on the same task or model:", earlier),
         Section("Decided experiments whose outcome and lesson you report:", [*map(describe, unexplained)]),
     ]
@@ -227,7 +227,7 @@ def _night(context: Context) -> list[str]:
     hours = "no limit of hours" if context.seconds_left is None else f"{context.seconds_left / 3600:.1f} h left"
     runs = "" if context.runs_left is None else f", enough for {context.runs_left} more runs, this one included"
     return [
-        f"Because of seeds and examples, two runs of one config differ by {sd:.1f} pp (standard deviation).",
+        f"The scores of two runs of one config differ: the standard deviation of the difference is {sd:.1f} pp.",
         f"The night has {hours}{runs}.",
     ]
 

@@ -87,8 +87,7 @@ def weakest(record: Record, root: Path) -> str:
         return ""
     means = {name: float(scores[places].mean()) for name, places in slices.items()}
     name = min(means, key=means.__getitem__)
-    num = len(slices[name])
-    return f"The {num} examples of {name} have the lowest mean score, {100 * means[name]:.1f} %."
+    return f'The slice "{name}" has the lowest mean score: {100 * means[name]:.1f} % of {len(slices[name])} examples.'
 
 
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment

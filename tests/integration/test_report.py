@@ -196,8 +196,8 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     record = rows[0].record
     scores, members = np.array(record.evaluation.example_scores), shown_examples(("arithmetic",), tmp_path).members
     worst = min((name for name in members if len(members[name]) >= 20), key=lambda name: scores[members[name]].mean())
-    text = f"The {len(members[worst])} examples of {worst} have the lowest mean score"
-    assert weakest(record, tmp_path).startswith(f"{text}, {100 * scores[members[worst]].mean():.1f} %.")
+    mean = f"{100 * scores[members[worst]].mean():.1f} % of {len(members[worst])} examples."
+    assert weakest(record, tmp_path) == f'The slice "{worst}" has the lowest mean score: {mean}'
     assert weakest(replace(record, result=None), tmp_path) == ""
     figures = {"tictactoe": {"elo": 3.0, "against_minimax": 0.25, "against_random": 0.9}}
     game = replace(record, result=replace(record.result, evaluation=replace(record.evaluation, figures=figures)))

@@ -73,7 +73,7 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "\nAll runs (difference: ",
         ": +trainer.optim.weight_decay 0.1 (default 0.01) (also re-testing 0006)\n",
         "| trainer.optim.lr: baseline 6e-7, incumbent 3e-6, best by difference 3e-6\n| 6e-7 | 1 | 35.0 % | 0 ",
-        f"two runs of one config differ by {100 * 2**0.5 * standing.run_sd:.1f} pp",
+        f"the standard deviation of the difference is {100 * 2**0.5 * standing.run_sd:.1f} pp",
         "The night has 1.5 h left, enough for 9 more runs, this one included.",
         "\nThe incumbent, which is the baseline with the kept changes:\n| 0005 set trainer.optim.lr = 3e-6.\n",
         "The mean measured score of the incumbent is unknown: no run had exactly its config.\n",
@@ -84,7 +84,7 @@ def test_it_has_everything_that_the_next_proposal_needs_once_and_in_its_order(tm
         "| entropy collapsed: `trainer.optim.lr` down, temperature up, `trainer.loss.kl_tau`\n",
         "| The 40 hardest are worst.\n",
         "Your notes, from an earlier call:\n| the batch is next\n",
-        "Keys that no run changed, with the value and the range:\n| ",
+        "Keys that you may change and no run changed, with the value and the range:\n| ",
         "| trainer.optim.betas1 = 0.9 (number at least 0, below 1)\n",
         "| autoresearch/earlier kept trainer.optim.lr = 5e-6; its effect there was +",
         "| autoresearch/earlier rejected orchestrator.group_size = 2; its effect there was -",
@@ -130,7 +130,7 @@ def test_a_score_is_the_mean_of_all_runs_of_exactly_that_config(tmp_path: Path) 
 def test_with_a_scope_only_its_keys_are_untried(tmp_path: Path) -> None:
     brief = compose(context_of(tmp_path, ["3e-6"], direction="Only: trainer.scheduler, seq_len\nBe bold."))
     assert "> Be bold.\nA change of a key outside `Only:` is rejected.\n" in brief
-    untried = brief.partition("Keys that no run changed")[2].partition("\n\n")[0]
+    untried = brief.partition("Keys that you may change and no run changed")[2].partition("\n\n")[0]
     names = {line.split()[1] for line in untried.splitlines()[1:]}
     assert {"trainer.scheduler.type", "seq_len", "max_steps"} <= names
     assert {name for name in names if not name.startswith("trainer.scheduler.")} == {"seq_len", "max_steps"}
