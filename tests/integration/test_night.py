@@ -342,5 +342,5 @@ def test_a_night_without_a_keep_says_why_there_is_no_certificate(root: Path) -> 
 
 def test_a_search_refuses_a_direction_which_it_cannot_read(root: Path) -> None:
     code, _, stderr = whole_night(root, agent="tpe", direction="only the rate, please", experiments=2)
-    assert (code, "--direction: tpe reads no text. Leave --direction out, or name an agent." in stderr) == (2, True)
+    assert (code, "--direction: tpe reads no text. Write --only KEYS, or name an agent." in stderr) == (2, True)
     assert not (root / "runs" / "night.json").exists()

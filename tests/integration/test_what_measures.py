@@ -18,7 +18,7 @@ EXCEPTIONS = {
     **{
         f"nightshift/{name}__init__.py": "a docstring"
         for name in (
-            *("", "agents/", "campaign/", "cli/", "config/", "engines/", "engines/prime_rl/"),
+            *("", "agents/", "campaign/", "cli/", "config/", "engines/"),
             *("evaluation/", "executors/", "experiment/"),
         )
     },
@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "nightshift/engines/downloads.py": "fetches what has a hash of its own",
     "nightshift/engines/machine.py": "what the owner of the machine says, recorded with each run",
     "nightshift/engines/standstill.py": "ends a run that does nothing",
-    "nightshift/engines/prime_rl/remains.py": "removes what a dead run left",
     "nightshift/errors.py": "words",
     "nightshift/experiment/experiment.py": "calls what is covered, in order",
     "nightshift/files.py": "writes whole files",
@@ -44,6 +43,8 @@ EXCEPTIONS = {
     "nightshift/experiment/health.py": "words about curves, beside the verdict",
     "nightshift/executors/": "starts the worker, which refuses other rules; watches and ends processes",
     "nightshift/campaign/records.py": "holds values",
+    "nightshift/config/scope.py": "refuses keys; it changes nothing that runs",
+    "nightshift/agents/direction.py": "reads what the user wants",
     "nightshift/config/rules.py": "its constants are hashed by value",
     "nightshift/config/rules_toml.py": "makes the rules, which are hashed by value",
     "nightshift/evaluation/scorer.py": "of tasksets, whose rules cover it",
@@ -56,6 +57,7 @@ EXCEPTIONS = {
     "nightshift/waiting.py": "words for a terminal",
 }
 NOT_LOADED = (  # by a run
+    "nightshift/campaign/waits.py",
     "nightshift/config/import_config.py",
     "nightshift/engines/doctor.py",
     "nightshift/engines/prime_rl/",  # which measures with its own
