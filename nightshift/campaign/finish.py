@@ -73,9 +73,9 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
 def uncommitted(records: Sequence[Record], branch: str) -> str | None:
     """Return the decisions of a campaign that git did not commit, in one line; None if there are none."""
     for record in records:
-        names = [step.name for step in record.judgement.steps] if record.judgement else []
-        if record.branch == branch and record.git_error and names:
-            cause = f"{', '.join(names)}: decided and not committed: {record.git_error}"
+        if record.branch == branch and record.git_error and record.judgement and record.judgement.steps:
+            names = ", ".join(step.name for step in record.judgement.steps)
+            cause = f"{names}: decided and not committed: {record.git_error}"
             return f"{cause.rstrip('.')}. Each later experiment and start tries again."
     return None
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +30,7 @@ START_SUBJECT = "Start campaign: "  # of the commit with the files that were not
 CONFIG_NAME = "train.toml"
 AGENT_CLONE_MARK = "nightshift-agent-clone"  # in the .git of the clone in which an agent works
 EXPERIMENT_TRAILER = "Nightshift-Experiment"  # in the messages of a campaign's commits
+_LINK = "120000"  # the mode of a symbolic link
 _TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 LOCK_SECONDS = 5.0  # a git that works holds its lock files for less
@@ -59,7 +60,7 @@ _NO_CONFIGURATION = {
 
 
 class Blob(NamedTuple):
-    """A file of a commit: `mode` 120000 is a link, `id` hashes its bytes."""
+    """A file of a commit. `id` hashes its bytes."""
 
     mode: str
     id: str
@@ -139,33 +140,35 @@ class Repo:
     def differs(self, name: str, blob: Blob) -> bool:
         """Return True if the working file has other bytes, is gone, or lies below a link to another folder. Not `git
         diff`: index flags, attributes, filters and core.worktree can change its answer."""
-        path, is_link = self.root / name, blob.mode == "120000"
+        folders = (self.root / folder for folder in PurePath(name).parents if folder.name)
         try:
-            is_moved = any((self.root / folder).is_symlink() for folder in PurePath(name).parents if folder.name)
-            if is_moved or path.is_symlink() != is_link or not (is_link or path.is_file()):
-                return True
-            data = os.fsencode(path.readlink()) if is_link else path.read_bytes()
+            mode, data = (None, b"") if any(map(Path.is_symlink, folders)) else _content(self.root / name)
         except OSError:
             return True
         digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
-        return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
+        is_same = digest(b"blob %d\0" % len(data) + data).hexdigest() == blob.id
+        return mode is None or not is_same or (mode == _LINK) != (blob.mode == _LINK)
 
-    def commit_files(self, head: Head, files: Mapping[str, bytes], message: str) -> Head:
-        """Commit files with these bytes on `head`; return the new head. UsageError if the branch moved."""
-        blobs = {name: Blob("100644", self._blob(data)) for name, data in files.items()}
-        return self.commit_blobs(head, blobs, message)
-
-    def commit_blobs(self, head: Head, blobs: Mapping[str, Blob | None], message: str) -> Head:
-        """Commit blobs on `head`, None removes a file; return the new head. UsageError if the branch moved."""
+    def commit_files(self, head: Head, files: Mapping[str, bytes | None], message: str) -> Head:
+        """Commit files on `head`, with these bytes; None: as the file is here, or is gone. Return the new head.
+        UsageError if the branch moved."""
         parent = self._commit_on(head.branch)
         if parent != head.commit:
-            cause = f"{head.branch} moved to {parent[:7]} while {listed([*blobs])} was committed"
+            cause = f"{head.branch} moved to {parent[:7]} while {listed([*files])} was committed"
             raise UsageError(cause, "Run it again.")
+        lines = ""
+        for name, given in files.items():
+            mode, data = _content(self.root / name) if given is None else ("100644", given)
+            id = "0" * len(parent)
+            if mode is not None:
+                id = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
+            lines += f"{mode or 0} {id}\t{name}\0"
+        change: dict[str, Any] = {"stdin": os.fsencode(lines)}
         index = self.root / self._git("rev-parse", "--git-path", "nightshift.index").strip()
         for path in (index, index.with_name(f"{index.name}.lock")):  # left by a kill
             path.unlink(missing_ok=True)
         self._git("read-tree", parent, index=index)
-        self._git("update-index", "-z", "--index-info", stdin=_entries(blobs, parent), index=index)
+        self._git("update-index", "-z", "--index-info", index=index, **change)
         tree = self._git("write-tree", index=index).strip()
         index.unlink(missing_ok=True)
         author = []  # what the user configured, else Nightshift
@@ -174,23 +177,10 @@ class Repo:
             author += ["-c", f"{key}={configured or default}"]
         commit = self._git(*author, "commit-tree", tree, "-p", parent, "-F", "-", stdin=message.encode()).strip()
         # The index first: with the old one, the user's next commit would revert this one. A damaged one fails nothing.
-        self._run("update-index", "-z", "--index-info", stdin=_entries(blobs, commit))
+        self._run("update-index", "-z", "--index-info", **change)
         # Compare-and-swap: a commit that somebody makes at this moment is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, parent)
         return Head(head.branch, commit)
-
-    def working_blobs(self, names: Iterable[str]) -> dict[str, Blob | None]:
-        """Add the working files to git's objects, and return them by name; None for a file that is gone."""
-        blobs = dict[str, Blob | None].fromkeys(names)
-        for name in blobs:
-            if (path := self.root / name).is_symlink():
-                blobs[name] = Blob("120000", self._blob(os.fsencode(path.readlink())))
-            elif path.exists():
-                blobs[name] = Blob("100755" if os.access(path, os.X_OK) else "100644", self._blob(path.read_bytes()))
-        return blobs
-
-    def _blob(self, data: bytes) -> str:
-        return self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=data).strip()
 
     def config_history(self, head: Head) -> list[ConfigCommit]:
         """Return the commits after `head.commit` that change train.toml, oldest first, a merge as one commit. Empty if
@@ -338,10 +328,13 @@ class Repo:
             raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
 
 
-def _entries(blobs: Mapping[str, Blob | None], commit: str) -> bytes:
-    """Return lines for `git update-index --index-info`. `commit`: any, its id is as long as those of the blobs."""
-    removed = Blob("0", "0" * len(commit))
-    return os.fsencode("".join("{} {}\t{}\0".format(*(blob or removed), name) for name, blob in blobs.items()))
+def _content(path: Path) -> tuple[str | None, bytes]:
+    """Return mode and bytes of a working file as git has them, of a link its target; None as mode if it is no file."""
+    if path.is_symlink():
+        return _LINK, os.fsencode(path.readlink())
+    if not path.is_file():
+        return None, b""
+    return "100755" if os.access(path, os.X_OK) else "100644", path.read_bytes()
 
 
 def _program() -> str | None:

@@ -35,7 +35,6 @@ from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
     VERSION,
     disk_error,
-    nesting_limit,
     open_regular,
     read_file,
     read_json,
@@ -222,17 +221,19 @@ class Ledger:
         of Nightshift wrote it."""
         if (known := self._known.get(number)) is not None:
             return known
-        path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
+        folder = f"{self.runs_dir}/{number:04d}"  # a Path would take as long as the reading
+        path, fix = f"{folder}/{RECORD_NAME}", f"Move {folder} out of runs/ to go on without it."
         try:
-            with nesting_limit():
-                record = _record(read_file(path), number)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
-            raise UsageError(f"{path} is damaged: {reason}", fix) from None
-        if record.git_action is not None:  # else the controller has not closed it yet
+            record = read_json(path, Record, fix)
+        except UsageError:
+            with suppress(UsageError):
+                if (other := read_json(path, _Version, "")) and other.version != VERSION:
+                    cause = f"{path} has version {other.version}; this Nightshift reads {VERSION}"
+                    raise EngineError(cause, f"Move the folder: mv runs runs-{other.version}") from None
+            raise
+        if record is not None and record.number != number:
+            raise UsageError(f"{path} is damaged: it is a copy of experiment {record.number:04d}'s", fix)
+        if record is not None and record.git_action is not None:  # else the controller has not closed it yet
             self._known[number] = record
         return record
 
@@ -283,34 +284,11 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def _record(text: bytes, number: int) -> Record:
-    """Return the record in a file. ValueError if it is not experiment `number`'s."""
-    try:
-        record = msgspec.json.decode(text, type=Record)
-    except msgspec.ValidationError:
-        with suppress(msgspec.ValidationError):
-            if (version := msgspec.json.decode(text, type=_Version).version) != VERSION:
-                cause = f"runs/{number:04d}/{RECORD_NAME} has version {version}; this Nightshift reads {VERSION}"
-                raise EngineError(cause, f"Move the folder: mv runs runs-{version}") from None
-        raise
-    if record.number != number:
-        raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
-    started = datetime.fromisoformat(record.started)
-    if started.tzinfo is None or not 2000 <= started.year < 9000:
-        raise ValueError(f"it started at {record.started!r}, in no time zone, or not in our time")
-    return record
-
-
 def read_progress(run_dir: Path) -> Progress | None:
     """Return how far a run is; None if it did not say."""
     with suppress(UsageError):
         return read_json(run_dir / PROGRESS_NAME, Progress, "")
     return None
-
-
-def fixed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of FIXED_VARIABLES that are set."""
-    return {name: environ[name] for name in FIXED_VARIABLES if environ.get(name)}
 
 
 def baseline_of(records: Sequence[Record], branch: str) -> Record | None:

@@ -102,22 +102,19 @@ class Posterior:
         return self._moments(*self._factors(map(settings_of, changes), 1.0, time_hours, without))
 
     def gain(self, num_slots: int = 1) -> tuple[float, float]:
-        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval: the estimate, or
-        the difference of the final check runs if the estimate lies outside the interval of that difference."""
-        estimate, final = self.estimated_gain(num_slots), self.final_difference()
-        return final if final is not None and abs(estimate[0] - final[0]) > final[1] else estimate
+        """Return the reported gain of the incumbent over the baseline, and half of its 95 % interval.
 
-    def final_difference(self) -> tuple[float, float] | None:
-        """Return the mean score of the final check runs of the incumbent minus that of the baseline's, and half of the
-        95 % interval by Student's t, with the expected and the two configs' variance pooled. None without two runs of
-        each."""
+        It is the estimate, or the difference of the final check runs if both configs have two and the estimate lies
+        outside the difference's interval: by Student's t, with the expected and the two configs' variance pooled."""
+        estimate = self.estimated_gain(num_slots)
         sides = [self._final_scores.get(_union(kept), ()) for kept in (self._kept.values(), ())]
         if not self._kept or min(map(len, sides)) < 2:
-            return None
+            return estimate
         df = SEED_DF + sum(len(side) - 1 for side in sides)
         squares = sum((score - fmean(side)) ** 2 for side in sides for score in side)
         variance = (SEED_DF * self._expected_variance + squares) / df * sum(1 / len(side) for side in sides)
-        return fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * math.sqrt(variance)
+        difference, halfwidth = fmean(sides[0]) - fmean(sides[1]), t_quantile(0.975, df) * math.sqrt(variance)
+        return (difference, halfwidth) if abs(estimate[0] - difference) > halfwidth else estimate
 
     def estimated_gain(self, num_slots: int = 1) -> tuple[float, float]:
         """Return the estimated gain of the incumbent over the baseline, and half of its 95 % interval. The best of many

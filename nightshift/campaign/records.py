@@ -59,19 +59,16 @@ def prediction_in(description: str) -> str | None:
 
 
 class Cost(Struct, frozen=True):
-    """What one proposal cost, or the sum over `num_proposals` and their runs. `tokens_in` includes tokens from a cache,
-    `tokens_out` includes thinking. `dollars` (US) are the agent program's own figure. `seconds` is the agents'
-    wall-clock time. `gpu_seconds` multiplies the seconds of each run by its GPUs. `at_least` names the figures that are
-    lower bounds, because not every agent reported its part."""
+    """What one proposal cost, or the sum over `num_proposals` and their runs."""
 
-    tokens_in: Tokens | None = None
-    tokens_out: Tokens | None = None
-    dollars: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    seconds: _Total | None = None
-    at_least: tuple[Figure, ...] = ()
+    tokens_in: Tokens | None = None  # with tokens from a cache
+    tokens_out: Tokens | None = None  # with thinking
+    dollars: Seconds | None = None  # US, the agent program's own figure
+    seconds: _Total | None = None  # of the agents
+    at_least: tuple[Figure, ...] = ()  # lower bounds: not every agent reported its part
     num_proposals: _Count = 1
     run_seconds: _Total | None = None
-    gpu_seconds: _Total | None = None
+    gpu_seconds: _Total | None = None  # the seconds of each run times its GPUs
 
     def is_whole(self, figure: Figure) -> bool:
         """True if every agent that was asked reported `figure`."""
@@ -203,26 +200,24 @@ class Completion(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The result of `Session.train`. `cause` (one line) and `failure` are set if the outcome is no success. `log`: the
-    log, in the run's folder, whose last lines show the cause; None if no log does."""
+    """The result of `Session.train`."""
 
     outcome: Outcome
     num_steps: _Count  # policy updates
     training_seconds: Seconds | None = None
     reward_mean: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None  # of all training rollouts
     peak_memory_gb: float | None = None
-    cause: str | None = None
+    cause: str | None = None  # one line; set, as `failure`, if the outcome is no success
     failure: Failure | None = None
-    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None
+    log: Annotated[str, Meta(pattern=r"^[\w.-]+\.log$")] | None = None  # whose last lines show the cause
 
 
 class Weights(Struct, frozen=True):
-    """Which weights were evaluated: the step after which they were written, and the hash of their bytes.
-    `served_sha256`: hash of the weights that a server reported; None if the policy reads the files itself."""
+    """Which weights were evaluated."""
 
-    step: _Count
+    step: _Count  # after which they were written
     sha256: str
-    served_sha256: str | None = None
+    served_sha256: str | None = None  # as a server reported it; None if the policy reads the files itself
 
 
 class Part(Struct, frozen=True):
@@ -236,20 +231,17 @@ class Part(Struct, frozen=True):
 
 
 class Evaluation(Struct, frozen=True):
-    """Scores of one run's final policy. `scores` are JSON that is decoded on use: a campaign has thousands of records,
-    and few are looked into. `examples_sha256` hashes the keys and right answers in order: two evaluations are paired
-    only if the hashes are equal. `eval_score` accepts an answer in any format, and decides; `strict_score` accepts
-    answers in the requested format only. `eval_score` is the weighted mean of `parts`, if there are any."""
+    """Scores of one run's final policy. Two evaluations are paired only if `examples_sha256` is equal."""
 
-    eval_score: Fraction
+    eval_score: Fraction  # of answers in any format; decides. The weighted mean of `parts`, if there are any
     eval_stderr: Fraction  # over examples, by environment; of one environment: sqrt(p (1 - p) / n)
-    scores: Raw
-    examples_sha256: str
+    scores: Raw  # JSON that is decoded on use: a campaign has thousands of records, and few are looked into
+    examples_sha256: str  # of keys and right answers, in order
     truncated_share: float
     completion_tokens_mean: float
     weights: Weights
     seconds: float
-    strict_score: Fraction | None = None  # None: an environment requests no format
+    strict_score: Fraction | None = None  # of answers in the requested format; None: an environment requests no format
     format_rate: Fraction | None = None  # share of answers in the requested format, right or wrong
     parts: tuple[Part, ...] = ()  # in the order of the examples; empty for one environment
     unscored: tuple[str, ...] = ()  # a line for each environment whose reward failed for some answers, which count 0
@@ -266,17 +258,16 @@ def packed(scores: Sequence[float]) -> Raw:
 
 
 class Rollout(Struct, frozen=True):
-    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl. `environment`:
-    its package. `problem`: the text, which the page adds; None without its data."""
+    """One answer of the final policy to one problem of the validation split: a line of evaluation.jsonl."""
 
-    environment: str
+    environment: str  # its package
     key: str
     score: float
     answer: str
     completion: str
     num_tokens: int | None = None
     truncated: bool = False
-    problem: str | None = None
+    problem: str | None = None  # the page adds the text
     games: tuple[dict[str, str], ...] = ()
 
     @property
@@ -338,11 +329,10 @@ class Action(StrEnum):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a removed
-    key. `experiment`: the first one that proposed the change; 0 if a `commit` of the user's made it."""
+    """The keys of train.toml that a proposal set."""
 
-    experiment: int = 0
-    keys: dict[str, str | None] = {}
+    experiment: int = 0  # the first one that proposed the change; 0 if a `commit` of the user's made it
+    keys: dict[str, str | None] = {}  # the new values as train.toml spells them, None for a removed key
     commit: str | None = None
 
     @property
@@ -378,13 +368,12 @@ def remaining(changes: Iterable[Settings]) -> list[tuple[Settings, Settings]]:
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What was decided about one change. `effect`: posterior mean of its effect on the score, less the effect of the
-    changes that it replaces; `effect_stderr`: posterior standard deviation. None if the user decided."""
+    """What was decided about one change."""
 
     change: Change
     action: Action
-    effect: float | None = None
-    effect_stderr: float | None = None
+    effect: float | None = None  # posterior mean, less the effect of changes that it replaces; None: the user decided
+    effect_stderr: float | None = None  # posterior standard deviation
     commit: str | None = None  # the user's commit that decided this
 
     @property
@@ -404,13 +393,11 @@ class Stage(IntEnum):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """What one run measures. `kept`: the incumbent's changes in the order of adoption, or every change of a config that
-    is run again; none for the baseline. `rider`: a discarded change that is measured again. `new`: the proposed change,
-    None if it has no keys. A later change wins on a shared key; `new` is the last."""
+    """What one run measures. A later change wins on a shared key."""
 
-    kept: tuple[Change, ...] = ()
-    rider: Change | None = None
-    new: Change | None = None
+    kept: tuple[Change, ...] = ()  # of the incumbent, in the order of adoption, or all of a config that is run again
+    rider: Change | None = None  # discarded, and measured again
+    new: Change | None = None  # proposed; None if it has no keys
     stage: Stage = Stage.SEARCH
 
     @property
@@ -430,7 +417,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What run.py or a night asks of one experiment. `pairs`: how many run side by side, None: as the campaign does."""
+    """What run.py or a night asks of one experiment."""
 
     proposal: Proposal = field(default_factory=Proposal)
     engine: str | None = None
@@ -445,7 +432,7 @@ class Request:
     dry_run: bool = False
     keys: bool = False
     branch: str | None = None  # that a campaign begins on, or continues on
-    pairs: int | None = None
+    pairs: int | None = None  # how many run side by side; None: as the campaign does
     slurm: Path | None = None
 
 
@@ -463,20 +450,18 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class PlannedCommit(Struct, frozen=True, kw_only=True):
-    """The planned commit of one decision. `name`: the first words of its subject, `keep 0012`. `keys`: values of
-    train.toml before and after it, as in `Change.keys`. `reason`: its message below the subject."""
+    """The planned commit of one decision."""
 
-    name: str
-    keys: dict[str, tuple[str | None, str | None]]
-    reason: str
+    name: str  # the first words of its subject: `keep 0012`
+    keys: dict[str, tuple[str | None, str | None]]  # values of train.toml before and after it, as in `Change.keys`
+    reason: str  # its message below the subject
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What was decided after a run, and the posterior at that moment. `decisions`: in the order of their commits, about
-    the new change and each other change that joins or leaves. None if nothing was measured (crash)."""
+    """What was decided after a run, and the posterior at that moment."""
 
     why: str
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[Decision, ...] = ()  # in the order of their commits
     kept: tuple[Change, ...] = ()  # the incumbent's changes after the decisions, in the order of adoption
     expected_score: float | None = None  # before the run: of its kept changes, without rider and new change
     standing: Standing | None = None  # after the decisions
@@ -501,12 +486,12 @@ class Unavailable(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightStatus:
-    """What the page shows of night.json. `cause` is set when the night is over."""
+    """What the page shows of night.json."""
 
     branch: str
     direction: str = ""  # the user's, as the last proposal had it
     unavailable: Unavailable | None = None
-    cause: str | None = None
+    cause: str | None = None  # of the night's end
 
 
 class Record(Document, frozen=True, kw_only=True, tag="experiment"):
@@ -554,6 +539,11 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
     git_error: str | None = None  # why the planned commits are still owed
     commits: dict[str, str] = msgspec.field(default_factory=dict)  # by decision: `keep 0012` -> id
 
+    def __post_init__(self) -> None:
+        started = datetime.fromisoformat(self.started)
+        if started.tzinfo is None or not 2000 <= started.year < 9000:
+            raise ValueError(f"it started at {self.started!r}, in no time zone, or not in our time")
+
     @property
     def environments(self) -> tuple[str, ...]:
         """Names of the environments: `arithmetic+gsm8k-trl` has two."""
@@ -565,19 +555,16 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
         return self.status == Verdict.KEEP
 
     @property
-    def _decisions(self) -> tuple[Decision, ...]:
-        return self.judgement.decisions if self.judgement else ()
-
-    @property
     def decision(self) -> Decision | None:
         """The decision about its new change; None without a new change, and for a crash."""
-        new = self.run.new
-        return next((decision for decision in self._decisions if new and decision.change.keys == new.keys), None)
+        decisions = self.judgement.decisions if self.judgement and self.run.new else ()
+        return next((d for d in decisions if self.run.new and d.change.keys == self.run.new.keys), None)
 
     @property
     def moved(self) -> tuple[Decision, ...]:
         """The decisions about other changes, which joined or left."""
-        return tuple(d for d in self._decisions if d.action is not Action.DISCARD and d != self.decision)
+        decisions = self.judgement.decisions if self.judgement else ()
+        return tuple(d for d in decisions if d.action is not Action.DISCARD and d != self.decision)
 
     @property
     def is_incumbent(self) -> bool:
@@ -619,9 +606,7 @@ class Record(Document, frozen=True, kw_only=True, tag="experiment"):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker on any machine needs to make one run: `job.json`. A worker with another rules hash or hardware
-    refuses. `incumbent`: settings whose start tells whether a failed start is the config's fault; None for a baseline,
-    whose training does not end when no gradient is left."""
+    """What a worker needs to make one run: `job.json`. A worker with another rules hash or hardware refuses."""
 
     rules: Rules
     rules_hash: str
@@ -634,6 +619,8 @@ class Job:
     hardware: str | None = None  # the campaign's; None for its baseline
     gpus: str | None = None  # --gpus
     keep_all: bool = False
+    # Settings whose start tells whether a failed start is the config's fault. None for a baseline, whose training does
+    # not end when no gradient is left.
     incumbent: dict[str, Any] | None = None
     cores: tuple[int, ...] = ()  # to which the run is pinned
     layout: str = ""  # the part of its hardware that no machine reports
@@ -645,8 +632,7 @@ class Job:
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a comparison measures: `plan.json`. `configs`: hashes of train.toml. `environments`, `budget_seconds` and
-    `revisions` are the options of `nightshift certify`."""
+    """What a comparison measures: `plan.json`."""
 
     branch: str
     rules_hash: str
@@ -656,19 +642,19 @@ class Plan(Struct, frozen=True, kw_only=True):
     num_seeds: int
     first_seed_index: int
     access: int | None = None  # number of the use of the test split, counted over the checkout
-    environments: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()  # with the next two: options of `nightshift certify`
     budget_seconds: float | None = None
     revisions: dict[str, str] = {}
     night: str = ""  # `started` of the night that began it; empty for `nightshift certify`
 
 
 class FreshRun(Struct, frozen=True):
-    """One finished run of a comparison: `run.json`. `proof`: what the engine proves of the weights that were scored."""
+    """One finished run of a comparison: `run.json`."""
 
     side: str
     seed: int
     result: Result
-    proof: str | None = None
+    proof: str | None = None  # what the engine proves of the weights that were scored
     num_starts: int = 1  # of this side and seed
 
     @property
@@ -688,12 +674,12 @@ class Estimate(Struct, frozen=True):
 
 
 class ComparedRun(Struct, frozen=True):
-    """One run of a finished comparison. `score`: None for a crash."""
+    """One run of a finished comparison."""
 
     side: str
     seed: int
     num_steps: _Count
-    score: Fraction | None
+    score: Fraction | None  # None for a crash
 
     def __str__(self) -> str:
         """`81.0 (698 steps)`: the score in percent."""
@@ -701,23 +687,21 @@ class ComparedRun(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Incumbent minus baseline by fresh runs of both: `comparison.json`. `verdict` (better, worse, no significant
-    difference) tests at `level`; the interval is of 95 %. `access`: number of the use of the test split by this
-    campaign, None on the validation split. `by_environment`: the differences, not corrected for their number."""
+    """Incumbent minus baseline by fresh runs of both: `comparison.json`."""
 
     plan: Plan
     created: str  # ISO 8601, UTC
     environments: tuple[str, ...]
     budget_seconds: float
     model: str
-    verdict: str
+    verdict: str  # better, worse, or no significant difference: a test at `level`
     level: float
-    access: int | None
+    access: int | None  # number of the use of the test split by this campaign; None on the validation split
     estimate: Estimate
     runs: tuple[ComparedRun, ...]
     num_examples: int
     strict_scores: tuple[float, float] | None
-    by_environment: dict[str, Estimate]
+    by_environment: dict[str, Estimate]  # not corrected for their number
     notes: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -730,13 +714,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def scores(self, side: str) -> list[float]:
         return [run.score for run in self.runs_of(side) if run.score is not None]
 
-    @property
-    def baseline_score(self) -> float:
-        return fmean(self.scores("baseline"))
-
-    @property
-    def incumbent_score(self) -> float:
-        return fmean(self.scores("incumbent"))
+    def score(self, side: str) -> float:
+        return fmean(self.scores(side))
 
     @property
     def runs_text(self) -> str:

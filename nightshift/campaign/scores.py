@@ -58,17 +58,13 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
 
 
 class Form(NamedTuple):
-    """A surely higher format rate than the parent's.
+    """A surely higher format rate than the parent's."""
 
-    `gain`: of the score. `by_form`: what the format alone is worth; may exceed the gain. `conclusion`: a few words,
-    None if more than the format was learnt. `line`: all of it. `strict_scores`: before and after.
-    """
-
-    gain: float
-    by_form: float
-    conclusion: str | None
+    gain: float  # of the score
+    by_form: float  # what the format alone is worth; may exceed the gain
+    conclusion: str | None  # a few words; None if more than the format was learnt
     line: str
-    strict_scores: tuple[float, float]
+    strict_scores: tuple[float, float]  # before and after
 
 
 def compare(candidate: Record, parent: Record | None) -> Form | None:
@@ -77,15 +73,13 @@ def compare(candidate: Record, parent: Record | None) -> Form | None:
     The format is worth the change of the format rate, times how much more often formatted answers are right than other
     answers, on the mean of both sides (Kitagawa 1955, JASA 50, 1168).
     """
-    sides = list[tuple[float, float, float, int]]()  # score, strict score, format rate, number of answers
-    for evaluation in (parent.evaluation if parent else None, candidate.evaluation):
-        if (
-            evaluation is None
-            or (strict := evaluation.strict_score) is None
-            or (rate := evaluation.format_rate) is None
-        ):
-            return None
-        sides.append((evaluation.eval_score, strict, rate, len(evaluation.example_scores)))
+    sides = [
+        (e.eval_score, e.strict_score, e.format_rate, len(e.example_scores))
+        for record in (parent, candidate)
+        if record and (e := record.evaluation) and e.strict_score is not None and e.format_rate is not None
+    ]
+    if len(sides) < 2:
+        return None
     (score, strict, rate, n), (new_score, new_strict, new_rate, m) = sides
     if (more := new_rate - rate) <= SURE * _stderr(rate, n, new_rate, m):
         return None
@@ -131,8 +125,7 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
     sides = (split(side.example_scores, side.parts) for side in (evaluation, parent.evaluation))
     for (name, num), *scores in zip(sizes[0], *sides, strict=True):
         after, old = map(np.array, scores)
-        change = after - old
-        gain = float(change.mean())
+        change, gain = after - old, float((after - old).mean())
         stderr = math.sqrt(float(change.var()) / num + 2 * candidate.decision_rules.seed_sd**2)
         if gain < -FALL * stderr:
             lines.append(f"{name} falls: {old.mean():.3f} -> {after.mean():.3f}, {Effect(gain, stderr)}")

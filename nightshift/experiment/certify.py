@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 
 from nightshift.campaign.commits import incumbent_config
-from nightshift.campaign.journal import JOURNAL_NAME, Access
+from nightshift.campaign.journal import Access
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
 from nightshift.campaign.records import (
@@ -57,7 +57,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError,
 from nightshift.executors.gpus import num_gpus
 from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.bench import Bench
-from nightshift.experiment.estimate import Scores, estimate, level_of_access, p_value, verdicts
+from nightshift.experiment.estimate import estimate, level_of_access, p_value, verdicts
 from nightshift.experiment.experiment import Controller
 from nightshift.experiment.integrity import IntegrityError, changed_files, require_unchanged
 from nightshift.files import Document, read_json, remove_tree, write_json
@@ -74,13 +74,13 @@ _KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # files of a run that stay, with 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One comparison to make, and its number. `first`: the campaign's first experiment. `effective`: by side."""
+    """One comparison to make."""
 
     controller: Controller
-    first: Record | None
+    first: Record | None  # the campaign's first experiment
     plan: Plan
     number: int
-    effective: Mapping[str, Effective]
+    effective: Mapping[str, Effective]  # by side
 
     @property
     def bench(self) -> Bench:
@@ -115,9 +115,13 @@ class Task:
 
     def describe(self) -> list[str]:
         """Return the plan in lines for people."""
-        rules, num_slots, plan = self.bench.rules, self.bench.executor.num_slots, self.plan
+        rules, num_slots, plan, num_done = (
+            self.bench.rules,
+            self.bench.executor.num_slots,
+            self.plan,
+            len(self.finished()),
+        )
         num_examples = sum(environment.num_validation for environment in rules.environments)
-        num_done = len(self.finished())
         done = f", {num_done} of {len(self.runs())} runs are done" if num_done else ""
         at_once = f", {num_slots} runs at once" if num_slots > 1 else ""
         lines = [
@@ -135,14 +139,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of a comparison. `place`: among the others, in words. `fresh`: its result, None until it is finished."""
+    """One run of a comparison."""
 
     task: Task
     side: str
     seed: int
     folder: Path
-    place: str
-    fresh: FreshRun | None
+    place: str  # among the others, in words
+    fresh: FreshRun | None  # its result, None until it is finished
 
     def note(self, text: str) -> None:
         self.task.controller.reporter.note(f"{self.side}, seed {self.seed}: {text}")
@@ -169,7 +173,7 @@ def tasks(
     ledger, revisions = controller.ledger, dict(revisions or {})
     folders = [path for path in (ledger.runs_dir / CERTIFY_NAME).glob("[0-9]*") if path.name.isdecimal()]
     plans = {int(path.name): read_json(path / PLAN_NAME, Plan, f"Give it up: rm -r {path}") for path in folders}
-    begun = {number: plan for number, plan in sorted(plans.items()) if plan is not None}
+    begun = {number: plan for number, plan in plans.items() if plan is not None}
     if resume is not None:
         if is_new or num_seeds or environments or revisions or budget_seconds is not None:
             raise UsageError("--resume has the options with which the comparison began", "Leave the others out.")
@@ -229,7 +233,7 @@ def _same(ledger: Ledger, begun: Mapping[int, Plan], plan: Plan, resume: int | N
             if is_wanted or plan.split == "validation":
                 return number
             continue
-        lines = [line for line in ledger.journal.lines()[0] if line.access and line.access.number == old.access]
+        lines = [line for line in ledger.journal.lines() if line.access and line.access.number == old.access]
         users = {Path(line.file).parent.parent.name for line in lines}
         # A worker reads the split for a job of the last use only.
         if old.access is None or (users <= {folder.name} and old.access == last + (not users)):
@@ -258,13 +262,16 @@ def _contenders(
     if len(configs) < len(SIDES):
         if first is None:
             branch, _ = last_campaign(records)
-            fix = f"Switch to the campaign: git switch {shlex.quote(branch)}" if branch else ""
-            raise UsageError(f"{head} has no measured campaign", fix or "Run one first: uv run run.py")
-        campaign = controller.campaign()
+            fix = (
+                f"Switch to the campaign: git switch {shlex.quote(branch)}"
+                if branch
+                else "Run one first: uv run run.py"
+            )
+            raise UsageError(f"{head} has no measured campaign", fix)
+        campaign, baseline = controller.campaign(), controller.ledger.stored_config(first)
         if not campaign.kept and not configs:
             cause = "nothing was kept: the incumbent is the baseline"
             raise UsageError(cause, "Come back when an experiment was kept.")
-        baseline = controller.ledger.stored_config(first)
         configs = {"baseline": baseline, "incumbent": incumbent_config(baseline, campaign.kept)} | configs
         incumbent = f"incumbent after experiment {campaign.decided[-1].number:04d}"
         names = {"baseline": f"experiment {first.number:04d}", "incumbent": incumbent} | names
@@ -393,8 +400,7 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
             job = bench.job(task.effective[run.side].settings, run.seed, bench.hardware(task.first), split=plan.split)
             access = None
             if plan.access is not None:
-                campaign = {"branch": plan.branch, "rules_hash": plan.rules_hash}
-                access = Access(number=plan.access, configs=plan.configs, token=job.token, **campaign)
+                access = Access(plan.access, plan.branch, plan.rules_hash, plan.configs, job.token)
             controller.submit(folder, job, access)
         while not executor.is_over(folder):
             yield
@@ -403,8 +409,8 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         result = executor.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
-        evaluation = result.evaluation
-        proof = bench.engine.prove(folder, evaluation.weights, controller.reporter.note) if evaluation else None
+        scored = result.evaluation
+        proof = bench.engine.prove(folder, scored.weights, controller.reporter.note) if scored else None
     except (Interrupted, IntegrityError, GeneratorExit, EngineError) as error:
         executor.cancel([folder])
         job_path.unlink(missing_ok=True)  # no later command waits for it
@@ -416,8 +422,8 @@ def _make_run(run: _Run) -> Generator[None, None, None]:
         for path in folder.glob("*"):  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    job_name = job_path.relative_to(controller.ledger.runs_dir).as_posix()
-    num_starts = [line.file for line in controller.ledger.journal.lines()[0]].count(job_name)
+    name = job_path.relative_to(controller.ledger.runs_dir).as_posix()
+    num_starts = sum(line.file == name for line in controller.ledger.journal.lines())
     fresh = FreshRun(run.side, run.seed, result, proof, max(num_starts, 1))
     write_json(folder / RUN_NAME, fresh)
     score = f"crashed: {result.training.cause}" if fresh.score is None else f"{fresh.score:.4f}"
@@ -442,11 +448,13 @@ def _evaluations(task: Task) -> list[list[Evaluation]]:
 
 def _estimate(task: Task, sides: Sequence[Sequence[Evaluation]], index: int | None = None) -> Estimate:
     """Return the difference over all environments, or on the environment with this index."""
-
-    def scores(e: Evaluation) -> Scores:
-        return weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
-
-    baseline, incumbent = ([*map(scores, side)] for side in sides)
+    baseline, incumbent = (
+        [
+            weighted(e.example_scores, e.parts) if index is None else split(e.example_scores, e.parts)[index]
+            for e in side
+        ]
+        for side in sides
+    )
     return estimate(baseline, incumbent, task.bench.rules.decision)
 
 
@@ -468,15 +476,12 @@ def _notes(task: Task, result: Estimate) -> list[str]:
     are_isolated = [r.proposal.is_isolated for r in ledger.records() if _CAMPAIGN(r) == _CAMPAIGN(plan)]
     is_own = first and {*first.environments} & {*task.bench.rules.environment_names}
     flattered = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
-    num_damaged = ledger.journal.lines()[1] if plan.split == "test" else 0
-    skipped = f"{JOURNAL_NAME} has damaged lines ({num_damaged}): uses of the test split in them are not counted"
     notes += [
         (len({*num_scored.values()}) > 1, f"{numbers} have a score: {unequal}"),
         (num_lost, f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures"),
         (unused, f"keys of the incumbent that change nothing there: {', '.join(unused)}"),
         (not all(are_isolated), f"agent: {NOT_ISOLATED}"),
         (plan.split == "validation" and is_own, flattered),
-        (num_damaged, skipped),
     ]
     return [note for applies, note in notes if applies]
 
@@ -495,18 +500,15 @@ def _block(c: Comparison) -> list[str]:
     access = f"; access {c.access} to the test split by this campaign" if c.access else ""
     place = f"{'+'.join(c.environments)}, {c.plan.split} split, {c.budget_seconds:g} s of training"
     tested = f"p = {p_value(c.estimate):.2g}, tested at level {c.level:.3g}{access}"
-    environments = c.by_environment.items()
     return [
         "---",
         f"difference:       {c.estimate.difference:+.6f}",
         f"interval_95:      {_interval(c.estimate)}",
         f"verdict:          {c.verdict} ({tested}){'; ' * bool(c.crashes)}{c.crashes}",
-        f"baseline_score:   {c.baseline_score:.6f}",
-        f"incumbent_score:  {c.incumbent_score:.6f}",
+        *(f"{side + '_score:':18}{c.score(side):.6f}" for side in SIDES),
         f"strict_scores:    {' '.join(f'{value:.6f}' for value in c.strict_scores or ())}",
-        *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in environments),
-        f"baseline:         {c.plan.names['baseline']}",
-        f"incumbent:        {c.plan.names['incumbent']}",
+        *(f"{name + '_difference:':18}{e.difference:+.6f} ({_interval(e)})" for name, e in c.by_environment.items()),
+        *(f"{side + ':':18}{c.plan.names[side]}" for side in SIDES),
         f"where:            {place}, {c.model}",
         f"runs:             {c.runs_text}; scores in %",
         f"collapsed:        {c.collapses}",

@@ -90,7 +90,7 @@ class Controller:
         if start.files:
             names = f"{len(start.files)} files as they were" if start.files[1:] else f"{start.files[0]} as it was"
             message = "\n".join([f"{START_SUBJECT}{names}", "", *start.files, ""])
-            repo.commit_blobs(start.head, repo.working_blobs(start.files), message)
+            repo.commit_files(start.head, dict.fromkeys(start.files), message)
         if line := start.describe(is_done=True):
             self.reporter.note(line)
 

@@ -87,10 +87,12 @@ def test_a_certificate_from_new_seeds_on_the_test_split(kept: Controller) -> Non
     assert num_scored(made) == [3, 3]
     assert made.num_examples == NUM_VALIDATION
     assert (made.access, made.level, made.verdict) == (1, 0.025, "better")
-    assert made.strict_scores == pytest.approx((made.baseline_score, made.incumbent_score))  # all end with `#### n`
+    assert made.strict_scores == pytest.approx(
+        (made.score("baseline"), made.score("incumbent"))
+    )  # all end with `#### n`
     low, high = made.estimate.interval
     assert 0.1 < low < made.estimate.difference < high
-    assert made.estimate.difference == pytest.approx(made.incumbent_score - made.baseline_score)
+    assert made.estimate.difference == pytest.approx(made.score("incumbent") - made.score("baseline"))
     first = RULES.seed(FIRST_SEED_INDEX)
     assert run_names(kept) == [
         *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
